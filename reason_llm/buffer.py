@@ -1,0 +1,170 @@
+"""data/buffer.json: the rollouts of one step, on disk between sampling and learning.
+
+One valid JSON document, written whole beside itself and renamed, so that a reader (or a killed run) finds the old
+document or the new one and never half of one. Held by a lock that dies with its process. A document of another run is
+refused or moved aside, never overwritten. Knows nothing of models, rewards or tensors.
+
+    {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained", "groups": [...]}
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from reason_llm import config as configuration
+from reason_llm.errors import RolloutBufferError
+from reason_llm.files import FileLock, move_aside, write_atomically
+from reason_llm.rollout import Group, group_from_json, group_to_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Whose rollouts these are."""
+
+    id: str
+    name: str
+    config: dict[str, Any] = field(repr=False)
+    """The whole config as JSON-ready values."""
+
+
+@dataclass(slots=True)
+class _Document:
+    run: RunIdentity
+    step: int
+    weight_version: int
+    complete: bool
+    trained: bool
+    groups: list[Group]
+
+
+class RolloutBuffer:
+    """The buffer of one run; ``with RolloutBuffer(path, run) as buffer`` holds its lock.
+
+    Raises (on entry):
+        BusyError: another process holds it.
+        RolloutBufferError: it is damaged or belongs to another run that is not finished.
+    """
+
+    def __init__(self, path: Path, run: RunIdentity) -> None:
+        self.path = path
+        self.run = run
+        self._lock = lock(path)
+        self._document: _Document | None = None
+
+    def __enter__(self) -> Self:
+        self._lock.__enter__()
+        try:
+            self._document = self.check()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        if self._document is not None and self._document.run.id != self.run.id:
+            move_aside(self.path)
+            self._document = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.__exit__(kind, error, trace)
+
+    def check(self) -> _Document | None:
+        """What is on disk, if this run may go on from it or set it aside; writes nothing.
+
+        Raises:
+            RolloutBufferError: damaged, or of another, unfinished run or config.
+        """
+        document = _read(self.path)
+        if document is None or (document.run.id != self.run.id and document.trained):
+            return document
+        ways_on = (
+            f"go on with that run, give this one --run.buffer of its own, "
+            f"or start with --run.resume never, which moves {self.path} aside"
+        )
+        if document.run.id != self.run.id:
+            raise RolloutBufferError(
+                f"{self.path} holds step {document.step} of the unfinished run {document.run.name!r} "
+                f"({document.run.id}), not of {self.run.name!r} ({self.run.id}); {ways_on}"
+            )
+        changed = configuration.differences(document.run.config, self.run.config)
+        if changed:
+            raise RolloutBufferError(f"{self.path} was sampled with another config ({'; '.join(changed)}); {ways_on}")
+        return document
+
+    def holds(self, step: int) -> bool:
+        """Whether every group of this step is here."""
+        return self._is_at(step) and self._document is not None and self._document.complete
+
+    def groups(self, step: int) -> list[Group]:
+        """The groups of this step that were saved so far, in the order they were added."""
+        return list(self._document.groups) if self._is_at(step) and self._document is not None else []
+
+    def add_wave(self, step: int, groups: list[Group]) -> None:
+        """Append the scored groups of a wave of this step; on disk when it returns."""
+        self._write(step, self.groups(step) + groups, complete=False, trained=False)
+
+    def write(self, step: int, groups: list[Group]) -> None:
+        """All groups of a step, with their advantages; on disk when it returns."""
+        self._write(step, groups, complete=True, trained=False)
+
+    def finish(self) -> None:
+        """Say that the run is over and its rollouts were learned from, so that another run may set them aside."""
+        if self._document is not None and not self._document.trained:
+            self._write(self._document.step, self._document.groups, complete=True, trained=True)
+
+    def _is_at(self, step: int) -> bool:
+        return self._document is not None and self._document.step == step
+
+    def _write(self, step: int, groups: list[Group], *, complete: bool, trained: bool) -> None:
+        if self._document is not None and self._document.step > step:
+            move_aside(self.path)  # sampled by later weights than the checkpoint's: a damaged one was passed over
+        self._document = _Document(self.run, step, step, complete, trained, groups)
+        value = {
+            "format": FORMAT,
+            "run": {"id": self.run.id, "name": self.run.name, "config": self.run.config},
+            "step": step,
+            "weight_version": step,
+            "complete": complete,
+            "trained": trained,
+            "groups": [group_to_json(group) for group in groups],
+        }
+        write_atomically(self.path, orjson.dumps(value) + b"\n")
+
+
+def lock(path: Path) -> FileLock:
+    """The lock of the buffer at ``path``."""
+    return FileLock(path.with_name(f".{path.name}.lock"), what=f"the rollout buffer {path}")
+
+
+def _read(path: Path) -> _Document | None:
+    way_on = "restore it, or start with --run.resume never, which moves it aside"
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RolloutBufferError(f"{path} cannot be read ({error.strerror}); {way_on}") from error
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise RolloutBufferError(f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise RolloutBufferError(f"{path} is of format {found!r} and this version reads {FORMAT}; {way_on}")
+    try:
+        run = value["run"]
+        return _Document(
+            run=RunIdentity(run["id"], run["name"], run["config"]),
+            step=int(value["step"]),
+            weight_version=int(value["weight_version"]),
+            complete=bool(value["complete"]),
+            trained=bool(value["trained"]),
+            groups=[group_from_json(group) for group in value["groups"]],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RolloutBufferError(f"{path} is damaged: {error!r}; {way_on}") from error

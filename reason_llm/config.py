@@ -1,0 +1,459 @@
+"""Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
+
+A YAML file, then dotted overrides from the command line, become one frozen ``Config``; anything unknown, of the wrong
+type, out of range or contradictory is one ``ConfigError`` that names the key, the value and the fix. Reward names are
+checked in ``score`` and prompts in ``prompts``, which own them.
+"""
+
+import argparse
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from reason_llm.errors import ConfigError
+from reason_llm.train.algorithms import ALGORITHMS, Aggregation, Algorithm, KLEstimator, Scale, resolve
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """What every section shares: frozen, no unknown keys, docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    """Where a run lives and how long it goes on."""
+
+    name: str | None = None
+    """Name of the run; it lives in <directory>/<name>/. null: the config file's name."""
+    directory: Path = Path("runs")
+    """Folder of all runs."""
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
+    steps: Count = 100
+    """Steps to take: each samples, scores, learns."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on where the run stopped. never: move an old run and its buffer aside and start afresh."""
+    buffer: Path = Path("data/buffer.json")
+    """The rollout buffer, written after every wave."""
+    save_every: Count = 1
+    """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
+    keep_checkpoints: Count = 2
+    """Checkpoints kept; older ones are deleted."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (name in {"", ".", ".."} or Path(name).name != name or "\0" in name):
+            raise ValueError("must be one plain folder name")
+        return name
+
+
+class AdapterSection(Section):
+    """The LoRA adapter that is trained. Source: arXiv:2106.09685."""
+
+    rank: Count = 32
+    """Rank r of the two factors."""
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64
+    """The update is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the first factor while learning."""
+    targets: str | list[str] = "all-linear"
+    """all-linear: every linear layer but the head; or a list of module names such as [q_proj, v_proj]."""
+
+
+class ModelSection(Section):
+    """The base model, of which one copy exists, and the adapter over it."""
+
+    path: str = "model/tiny"
+    """A folder or a Hub id."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the base weights. auto: bfloat16 on a GPU, float32 on a CPU. The adapter is always float32."""
+    context_tokens: Count | None = None
+    """Longest prompt plus completion, in tokens. null: what the model's config allows."""
+    adapter: AdapterSection = AdapterSection()
+    """The LoRA adapter."""
+
+
+class ColumnsSection(Section):
+    """Which columns of the data hold what. null: found by their usual names."""
+
+    prompt: str | None = None
+    """Column of the question: text, one message or a list of messages. null: messages, question, problem or prompt."""
+    answer: str | None = None
+    """Column of the gold answer. null: gt_answer, answer or solution; text after #### counts where there is one."""
+
+
+class DataSection(Section):
+    """What is trained and evaluated on."""
+
+    train: str
+    """A .jsonl, .json, .csv or .parquet file, or a Hub id."""
+    split: str = "train"
+    """Split of a Hub data set to train on; evaluation takes its test split."""
+    columns: ColumnsSection = ColumnsSection()
+    """Column names."""
+    system_prompt: str = "auto"
+    """auto (by the first reward), think_answer_tags, boxed, none, or any other text, which is taken as it is."""
+    eval: str | None = None
+    """Held-out set, of the same forms. null: no evaluation."""
+
+
+class SampleSection(Section):
+    """How completions are drawn."""
+
+    engine: Literal["auto", "transformers"] = "auto"
+    """auto takes the best engine that is there; transformers is the only one so far."""
+    prompts_per_step: Count = 16
+    """Prompts drawn in a step."""
+    completions_per_prompt: Count = 8
+    """Completions of each prompt: the size G of a group."""
+    prompts_per_wave: Count | None = None
+    """Prompts sampled between two writes of the buffer. null: as many as fit into memory together."""
+    max_new_tokens: Count = 512
+    """Longest completion, in tokens."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of tokens with at least this probability. 1: all."""
+    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Keep the k likeliest tokens. 0: all."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+
+
+class RewardSpec(Section):
+    """One reward and its weight."""
+
+    name: str
+    """boxed, think_answer_tags, format or tag_count."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Factor in the sum."""
+
+
+class ScoreSection(Section):
+    """How completions become rewards."""
+
+    rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]
+    """List of {name, weight}; the total is the weighted sum. The first one also scores evaluation."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _names_are_unique(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
+        names = [reward.name for reward in rewards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"names a reward twice: {', '.join(names)}")
+        return rewards
+
+
+class AlgorithmSection(Section):
+    """A row of the algorithm table and what to change in it. null: the row's own value."""
+
+    name: str = "grpo"
+    """The row: grpo, dapo or dr_grpo."""
+    scale: Scale | None = None
+    """group: advantages are divided by the group's standard deviation; none: they are not."""
+    clip_low: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: NonNegative | None = None
+    """The probability ratio is clipped above at 1 + clip_high."""
+    aggregation: Aggregation | None = None
+    """sequence_mean, token_mean, or constant (the sum over completions * max_new_tokens)."""
+    kl: KLEstimator | None = None
+    """Estimator of the KL to the base model that is added to the loss: none, k1, k2 or k3."""
+    kl_coefficient: NonNegative | None = None
+    """Weight of that KL (beta)."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_row(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            raise ValueError(f"is not in the algorithm table ({', '.join(ALGORITHMS)})")
+        return name
+
+    def row(self) -> Algorithm:
+        """The table's row with this section's overrides; ValueError if one of them would be ignored."""
+        return resolve(self.name, self.model_dump(exclude={"name"}, exclude_none=True))
+
+    @model_validator(mode="after")
+    def _row_uses_every_override(self) -> Self:
+        self.row()
+        return self
+
+
+class TrainSection(Section):
+    """How the adapter learns from the buffer."""
+
+    learning_rate: NonNegative = 1e-5
+    """Peak learning rate. 0 trains nothing, as a control."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or down to 0 at run.steps."""
+    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Optimizer steps of linear rise from 0."""
+    optimizer: Literal["adamw"] = "adamw"
+    """AdamW. Source: arXiv:1711.05101."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's decoupled weight decay."""
+    epochs: Count = 1
+    """Passes over each step's rollouts."""
+    optimizer_steps: Count = 1
+    """Optimizer steps in a pass; the rollouts are split evenly among them."""
+    micro_batch_tokens: Literal["auto"] | Count = "auto"
+    """Tokens of one forward and backward pass, padding included. It changes memory and speed, never the gradient."""
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Gradients are scaled down to this norm."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass: much less memory, about a third more time."""
+
+
+class EvalSection(Section):
+    """When and how the held-out set is judged: greedy decoding, scored by the first reward."""
+
+    every: Annotated[int, Field(ge=0, strict=True)] = 10
+    """Steps between evaluations, besides the first and the last. 0: only those two."""
+    limit: Count | None = None
+    """Take only this many rows from the start of the set. null: all."""
+    max_new_tokens: Count | None = None
+    """Longest completion. null: as in sample."""
+
+
+class MemorySection(Section):
+    """What may be used."""
+
+    budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the machine has."""
+
+
+class LogSection(Section):
+    """What is shown."""
+
+    console: Literal["auto", "plain", "quiet"] = "auto"
+    """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and errors only."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    """Where a run lives and how long it goes on."""
+    model: ModelSection = ModelSection()
+    """The base model and the adapter over it."""
+    data: DataSection
+    """What is trained and evaluated on."""
+    sample: SampleSection = SampleSection()
+    """How completions are drawn."""
+    score: ScoreSection = ScoreSection()
+    """How completions become rewards."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """A row of the algorithm table."""
+    train: TrainSection = TrainSection()
+    """How the adapter learns."""
+    eval: EvalSection = EvalSection()
+    """When and how the held-out set is judged."""
+    memory: MemorySection = MemorySection()
+    """What may be used."""
+    log: LogSection = LogSection()
+    """What is shown."""
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        sample, train, context = self.sample, self.train, self.model.context_tokens
+        if sample.completions_per_prompt < 2:
+            raise ValueError(
+                f"sample.completions_per_prompt={sample.completions_per_prompt} contradicts "
+                f"algorithm.name={self.algorithm.name}, whose baseline is the group's mean; set it to 2 or more"
+            )
+        rollouts = sample.prompts_per_step * sample.completions_per_prompt
+        if train.optimizer_steps > rollouts:
+            raise ValueError(
+                f"train.optimizer_steps={train.optimizer_steps} contradicts sample.prompts_per_step * "
+                f"completions_per_prompt = {rollouts} rollouts; set it to {rollouts} or less"
+            )
+        if context is not None and sample.max_new_tokens >= context:
+            raise ValueError(
+                f"sample.max_new_tokens={sample.max_new_tokens} contradicts model.context_tokens={context}: "
+                f"no prompt would fit; set it below {context}"
+            )
+        total = self.run.steps * train.epochs * train.optimizer_steps
+        if train.warmup_steps > 0 and train.warmup_steps >= total:
+            raise ValueError(
+                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer steps: "
+                f"the learning rate would never be reached; set it below {total}"
+            )
+        if self.data.eval is None and self.eval != EvalSection():
+            raise ValueError("the eval section contradicts data.eval=null: nothing is evaluated; set data.eval")
+        return self
+
+
+# What may differ between a run and its resumption without changing what is learned, as dotted prefixes.
+MAY_CHANGE = ("run.steps", "run.directory", "run.resume", "run.buffer", "run.save_every", "run.keep_checkpoints",
+              "data.eval", "eval.", "log.")  # fmt: skip
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """The config in the YAML file ``path`` with dotted ``overrides``, e.g. ``{"train.learning_rate": 1e-4}``.
+
+    Raises:
+        ConfigError: one line with the key, the value and the fix.
+    """
+    tree = _read_yaml(path)
+    for key, value in (overrides or {}).items():
+        _place(tree, key, value)
+    if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
+        tree["run"]["name"] = path.stem
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, path)) from error
+
+
+def parse_command_line(program: str, description: str, default: Path, arguments: Sequence[str]) -> Config:
+    """A positional config path, then ``--section.key value`` for any option; ``--help`` lists them all.
+
+    Values are read as YAML, as they would be in the file.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program, usage="%(prog)s [CONFIG.yaml] [--section.key value ...]", description=description,
+        allow_abbrev=False, exit_on_error=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110),
+    )  # fmt: skip
+    parser.add_argument("config", nargs="?", type=Path, default=default, help=f"YAML file (default: {default})")
+    for section, options in _by_section():
+        group = parser.add_argument_group(section, Config.model_fields[section].description)
+        for key, option in options:
+            text = f"{option.description} (default: {_shown_default(option)})".replace("%", "%%")
+            group.add_argument(f"--{key}", help=text, metavar=_shown_type(option), default=argparse.SUPPRESS)
+    try:
+        known, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}; see --help") from error
+    if unknown:
+        raise ConfigError(_unknown_key(unknown[0].lstrip("-").split("=")[0], f"unknown argument {unknown[0]!r}", "--"))
+    values = vars(known)
+    path = values.pop("config")
+    try:
+        return load(path, {key: yaml.safe_load(text) for key, text in values.items()})
+    except yaml.YAMLError as error:
+        raise ConfigError(f"an option's value is not valid YAML: {_flat(error)}; quote it") from error
+
+
+def to_yaml(config: Config) -> str:
+    """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs, ``MAY_CHANGE`` left out."""
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3)
+        hint = f"; did you mean {path.parent / near[0]}.yaml?" if near else "; name a YAML file"
+        raise ConfigError(f"config file {path} does not exist{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {_flat(error)}; name a YAML text file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path} is not valid YAML: {_flat(error)}; mend that line") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'")
+    return tree
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{key} cannot be set: {name} is {tree!r} in the config file; make it a section")
+    tree[leaf] = value
+
+
+def _leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, option in section.model_fields.items():
+        if isinstance(option.annotation, type) and issubclass(option.annotation, BaseModel):
+            yield from _leaves(option.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", option
+
+
+def _by_section() -> Iterator[tuple[str, list[tuple[str, FieldInfo]]]]:
+    options = list(_leaves(Config))
+    for section in Config.model_fields:
+        yield section, [(key, option) for key, option in options if key.startswith(f"{section}.")]
+
+
+def _shown_type(option: FieldInfo) -> str:
+    def show(annotation: Any) -> str:
+        origin, args = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return show(args[0])
+        if origin is Literal:
+            return "|".join(map(str, args))
+        if origin in (Union, UnionType):
+            return "|".join(show(arg) for arg in args)
+        if origin is list or annotation is type(None):
+            return "LIST" if origin is list else "null"
+        return {Path: "PATH", str: "TEXT"}.get(annotation, annotation.__name__.upper())
+
+    return show(option.annotation)
+
+
+def _shown_default(option: FieldInfo) -> str:
+    if option.is_required():
+        return "none, it must be given"
+    if isinstance(option.default, list):
+        return ", ".join(f"{item.name} * {item.weight:g}" for item in option.default)
+    return "null" if option.default is None else str(option.default)
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _one_line(error: ValidationError, path: Path) -> str:
+    """The first problem of a failed validation: key, value, fix."""
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    # Parts such as "constrained-int" name a branch of a union, not a key.
+    key = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
+    if first["type"] == "extra_forbidden":
+        return _unknown_key(key, f"{path}: unknown key {key!r}")
+    if first["type"] == "missing":
+        return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return f"{path}: {problem}"
+    field = dict(_leaves(Config)).get(key)
+    hint = f"; {key} takes {_shown_type(field)}: {field.description}" if field else ""
+    return f"{path}: {key}={first['input']!r}: {problem[0].lower()}{problem[1:]}{hint}"
+
+
+def _unknown_key(key: str, problem: str, dashes: str = "") -> str:
+    keys = [name for name, _ in _leaves(Config)] + list(Config.model_fields)
+    same_leaf = [name for name in keys if name.split(".")[-1] == key.split(".")[-1]]
+    near = same_leaf[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    return f"{problem}; " + (f"did you mean {dashes}{near[0]}?" if near else "see --help for all options")
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split())

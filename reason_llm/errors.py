@@ -1,0 +1,41 @@
+"""The error classes. Every message is one line: the cause, the value, the fix.
+
+``scripts/`` print a ``ReasonError`` without a traceback and exit with code 2; any other exception is a bug of ours and
+keeps its traceback. Each class also inherits the standard library's nearest error.
+"""
+
+
+class ReasonError(Exception):
+    """Base of every error that a user can mend."""
+
+
+class ConfigError(ReasonError, ValueError):
+    """A config file, an option or a combination of options is wrong."""
+
+
+class DataError(ReasonError, ValueError):
+    """A data file or one of its rows cannot be used."""
+
+
+class ModelError(ReasonError, ValueError):
+    """A model folder, a tokenizer or an architecture cannot be used."""
+
+
+class RolloutBufferError(ReasonError, ValueError):
+    """The rollout buffer is damaged or belongs to another run."""
+
+
+class CheckpointError(ReasonError, ValueError):
+    """A run directory or checkpoint is damaged or belongs to another run."""
+
+
+class BusyError(ReasonError, BlockingIOError):
+    """Another process holds the buffer or the run directory."""
+
+
+class WriteError(ReasonError, OSError):
+    """Something cannot be written where the config says."""
+
+
+class TrainingError(ReasonError, ArithmeticError):
+    """Learning cannot go on: a loss or a gradient is not finite."""

@@ -1,0 +1,26 @@
+"""How good is the policy on problems it does not train on: greedy accuracy on a held-out set."""
+
+from collections.abc import Sequence
+
+from reason_llm.rollout import Prompt
+from reason_llm.sample import Progress, Sampler, SamplingParams
+from reason_llm.score import WeightedReward, score
+
+
+def evaluate(
+    sampler: Sampler, prompts: Sequence[Prompt], reward: WeightedReward, max_new_tokens: int, progress: Progress
+) -> dict[str, float]:
+    """One greedy completion of each prompt, judged by ``reward``.
+
+    Returns:
+        ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length; ``eval/truncated_fraction``.
+    """
+    params = SamplingParams(num_completions=1, max_new_tokens=max_new_tokens, temperature=0.0)
+    groups = score(sampler.sample(prompts, params, seed=0, progress=progress), [reward])
+    completions = [group.completions[0] for group in groups]
+    count = len(completions)
+    return {
+        "eval/accuracy": sum(completion.rewards[reward.name] for completion in completions) / count,
+        "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions) / count,
+        "eval/truncated_fraction": sum(completion.finish_reason == "length" for completion in completions) / count,
+    }

@@ -1,0 +1,89 @@
+"""Writing that survives a crash: atomic replacement, locks that die with their process, moving aside. No content here."""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from reason_llm.errors import BusyError, WriteError
+
+logger = logging.getLogger(__name__)
+
+
+class FileLock:
+    """An exclusive lock that the kernel drops with the process, however that ends."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.what = what
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise WriteError(
+                f"{self.path.parent} cannot be written ({error.strerror}); choose a folder that can"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(self._file, 32).decode(errors="replace").strip()
+            os.close(self._file)
+            raise BusyError(
+                f"process {holder} is using {self.what}; wait for it, end it, or give this run its own "
+                "--run.name and --run.buffer"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new, whole.
+
+    Raises:
+        WriteError: the disk is full, read-only or forbidden; the old content is as it was.
+    """
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise WriteError(f"{path} cannot be written ({error.strerror}); free or choose another place") from error
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the renames inside a folder, last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def move_aside(path: Path) -> None:
+    """Rename ``path`` (a file or a folder), if it exists, to the first free ``<stem>.old-<n><suffix>``."""
+    if not path.exists():
+        return
+    number = 1
+    while (target := path.with_name(f"{path.stem}.old-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(target)
+    logger.warning("%s was moved aside to %s", path, target)

@@ -1,0 +1,97 @@
+"""metrics.jsonl, one record a step, and summary.json made from it alone.
+
+Record ``step: s`` tells what led to the policy of s learned steps; ``step: 0`` is the untrained one. Keys are
+``stage/name_unit``. On resuming, records after the checkpoint are cut off, so that each step stands there once.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from reason_llm.errors import DataError, WriteError
+from reason_llm.files import write_atomically
+
+Record = dict[str, float]
+
+
+class MetricsLog:
+    """The records of a run, in memory and in ``<run>/metrics.jsonl``.
+
+    Args:
+        step: of the checkpoint that the run goes on from; None for a run without one.
+    """
+
+    def __init__(self, run_folder: Path, step: int | None) -> None:
+        self.path = run_folder / "metrics.jsonl"
+        found = read(self.path) if self.path.exists() else []
+        self.records: list[Record] = [] if step is None else [r for r in found if r["step"] <= step]
+        if len(self.records) < len(found) or step is None:
+            write_atomically(self.path, b"".join(map(_line, self.records)))
+        self._since = time.perf_counter()
+
+    def restart_clock(self, started: float) -> None:
+        """Count the next record's ``time/total_seconds`` from this ``time.perf_counter()``."""
+        self._since = started
+
+    def write(self, step: int, values: Record) -> Record:
+        """Append the record of ``step``, with the seconds since the one before."""
+        now = time.perf_counter()
+        record = {"step": step, **values, "time/total_seconds": now - self._since}
+        self._since = now
+        try:
+            with self.path.open("ab") as file:
+                file.write(_line(record))
+        except OSError as error:
+            raise WriteError(f"{self.path} cannot be written ({error.strerror}); free the disk and run again") from error
+        self.records.append(record)
+        return record
+
+    def last(self, key: str) -> float | None:
+        """The newest value of ``key``."""
+        return next((record[key] for record in reversed(self.records) if key in record), None)
+
+
+def read(path: Path) -> list[Record]:
+    """The records in ``path``. A last line without its end is a write that was cut off, and no record.
+
+    Raises:
+        DataError: another line is not JSON.
+    """
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            records.append(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not valid JSON ({error}); remove the line") from error
+    return records
+
+
+def summarize(records: list[Record], adapter: Path) -> dict[str, Any]:
+    """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter lies."""
+
+    def total(key: str) -> float:
+        return round(sum(record.get(key, 0.0) for record in records), 3)
+
+    accuracies = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+    return {
+        "accuracy_before": accuracies[0] if accuracies else None,
+        "accuracy_after": accuracies[-1] if accuracies else None,
+        "steps": int(records[-1]["step"]),
+        "sampling_seconds": total("time/sampling_seconds"),
+        "scoring_seconds": total("time/scoring_seconds"),
+        "learning_seconds": total("time/learning_seconds"),
+        "evaluation_seconds": total("time/evaluation_seconds"),
+        "saving_seconds": total("time/saving_seconds"),
+        "total_seconds": total("time/total_seconds"),
+        "sampled_tokens": int(total("sample/tokens")),
+        "peak_rss_mib": round(max(record.get("memory/peak_rss_mib", 0.0) for record in records), 1),
+        "adapter": str(adapter),
+    }
+
+
+def _line(record: Record) -> bytes:
+    return orjson.dumps(record) + b"\n"

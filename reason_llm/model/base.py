@@ -1,0 +1,181 @@
+"""The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a forward pass.
+
+The base never learns and is never copied. ``hidden_states`` runs the decoder, ``logits`` the head on as few positions as
+the caller needs, so that full (B, T, V) logits never exist.
+
+Not here: vLLM's storage, quantised bases, several devices.
+"""
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from reason_llm.config import ModelSection
+from reason_llm.errors import ModelError
+from reason_llm.model import adapters
+
+logger = logging.getLogger(__name__)
+
+
+class Model:
+    """The resident base with its policy adapter.
+
+    Args:
+        seed: of the adapter's starting values.
+
+    Raises:
+        ModelError: the weights, a target module or the head cannot be used.
+    """
+
+    def __init__(self, config: ModelSection, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self.path = config.path
+        self.tokenizer = tokenizer
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        base = _load_base(config, self.device)
+        self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
+        self.end_token_ids = _end_token_ids(base.generation_config, tokenizer)
+        torch.manual_seed(seed)
+        self.policy = adapters.attach(base, config.adapter)
+        self.decoder: nn.Module = base.get_decoder()
+        self.head: nn.Linear = base.get_output_embeddings()
+        self._check_head()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the memory back."""
+        del self.policy, self.decoder, self.head
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def hidden_states(
+        self,
+        ids_BT: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The decoder's last hidden states (B, T, D), after the final norm.
+
+        Args:
+            ids_BT: int64 token ids.
+            attention_mask: (B, past + T), True for real tokens; None if all are.
+            position_ids: (B, T); None for 0 .. T.
+            cache: extended in place by these tokens; None to keep none.
+        """
+        output = self.decoder(
+            input_ids=ids_BT,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden_BTD: Tensor = output.last_hidden_state
+        return hidden_BTD
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Logits (N, V) of N positions, in the base's dtype."""
+        return nn.functional.linear(hidden_ND, self.head.weight, self.head.bias)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """The head's product must be the model's logits: some architectures cap or scale them afterwards."""
+        ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
+        theirs = self.policy(input_ids=ids_BT).logits.float()
+        ours = self.logits(self.hidden_states(ids_BT)).float()
+        if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
+            raise ModelError(
+                f"model.path={self.path}: {self.text_config.model_type} changes its logits after the head "
+                f"(by up to {float((ours - theirs).abs().max()):.3g}), which is not supported; use another model"
+            )
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or a Hub id, with a chat template.
+
+    Raises:
+        ModelError: no such folder, no tokenizer, no chat template.
+    """
+    _check_folder(path, "config.json", "a model")
+    _check_folder(path, "tokenizer_config.json", "a tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, "tokenizer", error) from error
+    if tokenizer.chat_template is None:
+        raise ModelError(f"model.path={path}: its tokenizer has no chat template; take an instruct model, or add one")
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one")
+    return tokenizer
+
+
+def context_limit(config: ModelSection) -> int:
+    """Longest prompt plus completion: what the config asks for, within what the model was made for.
+
+    Raises:
+        ModelError: the model's config cannot be read, or is exceeded.
+    """
+    try:
+        text_config = AutoConfig.from_pretrained(config.path).get_text_config(decoder=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(config.path, "config", error) from error
+    limit = int(text_config.max_position_embeddings)
+    if config.context_tokens is not None and config.context_tokens > limit:
+        raise ModelError(
+            f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of {config.path}; "
+            f"set it to {limit} or less"
+        )
+    return config.context_tokens or limit
+
+
+def _check_folder(path: str, name: str, what: str) -> None:
+    folder = Path(path)
+    looks_local = folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
+    if looks_local and not folder.is_dir():
+        raise ModelError(f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as org/name")
+    if folder.is_dir() and not (folder / name).is_file():
+        raise ModelError(f"model.path={path} holds no {what}: {name} is missing; save it there, or name another folder")
+
+
+def _load_base(config: ModelSection, device: torch.device) -> Any:
+    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = automatic if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        base, report = AutoModelForCausalLM.from_pretrained(
+            config.path, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _unreadable(config.path, "weights", error) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"model.path={config.path}: its weights lack {len(missing)} tensors, {missing[0]} among them; save it whole"
+        )
+    return base.to(device)
+
+
+def _end_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends an answer: the tokenizer's, and those of generation_config.json."""
+    theirs = generation.eos_token_id if generation is not None else None
+    more = [] if theirs is None else [theirs] if isinstance(theirs, int) else list(theirs)
+    return sorted({tokenizer.eos_token_id, *more})
+
+
+def _unreadable(path: str, what: str, error: Exception) -> ModelError:
+    reason = " ".join(str(error).split())[:300]
+    return ModelError(f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id")

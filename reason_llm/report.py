@@ -1,0 +1,31 @@
+"""A run directory becomes pictures: curves.png."""
+
+from pathlib import Path
+
+from reason_llm import metrics
+
+
+def draw_curves(run_folder: Path, title: str) -> Path:
+    """Reward, held-out accuracy and completion length over the steps, from metrics.jsonl to ``curves.png``."""
+    from matplotlib.figure import Figure
+
+    records = metrics.read(run_folder / "metrics.jsonl")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    quality, length = figure.subplots(1, 2, width_ratios=(2, 1))
+    for axes, key, label, style in (
+        (quality, "score/reward", "mean reward of the samples", "-"),
+        (quality, "eval/accuracy", "held-out accuracy, greedy", "o-"),
+        (length, "sample/completion_tokens", "completion length, tokens", "-"),
+    ):
+        points = [(record["step"], record[key]) for record in records if key in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    for axes in (quality, length):
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(loc="best", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    path = run_folder / "curves.png"
+    figure.savefig(path, dpi=110)
+    return path

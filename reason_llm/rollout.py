@@ -1,0 +1,93 @@
+"""The records that flow between the stages: Prompt, Completion, Group; to and from JSON.
+
+Standard library only. Token ids are the record; text is derived from them and kept for the reader. The three stages
+sample, score and train meet here and on disk, and nowhere else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of the data, rendered with the chat template."""
+
+    id: str
+    """Where it came from, unique in its set: ``data/arithmetic_train.jsonl:17``."""
+    text: str
+    token_ids: tuple[int, ...]
+    answer: str
+    """The gold answer as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer of T tokens, later with its rewards and its advantage."""
+
+    token_ids: tuple[int, ...]
+    """T ids, the end-of-sequence token included when it was sampled."""
+    text: str
+    logprobs: tuple[float, ...]
+    """T log-probs in nats, each under the very distribution its token was drawn from."""
+    finish_reason: FinishReason
+    """``stop``: an end-of-sequence token was sampled; ``length``: the token limit came first."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Each reward by name, before weights."""
+    reward: float | None = None
+    """The weighted sum; None until scored."""
+    advantage: float | None = None
+    """None until the whole step is scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The G completions of one prompt."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    """A JSON-ready dict that ``group_from_json`` turns back into an equal Group."""
+    return asdict(group)
+
+
+def group_from_json(value: Any) -> Group:
+    """The Group that ``group_to_json`` made.
+
+    Raises:
+        ValueError: naming the field that is missing, unknown or of the wrong length.
+    """
+    prompt = _record(Prompt, _member(value, "prompt"), tuples=("token_ids",))
+    completions = tuple(
+        _record(Completion, item, tuples=("token_ids", "logprobs")) for item in _member(value, "completions")
+    )
+    for index, completion in enumerate(completions):
+        if len(completion.logprobs) != len(completion.token_ids):
+            raise ValueError(
+                f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} token_ids "
+                f"but {len(completion.logprobs)} logprobs"
+            )
+    return Group(prompt, completions)
+
+
+def _member(value: Any, name: str) -> Any:
+    if not isinstance(value, dict) or name not in value:
+        raise ValueError(f"a group without {name!r}")
+    return value[name]
+
+
+def _record(cls: type[T], value: Any, tuples: tuple[str, ...]) -> T:
+    if not isinstance(value, dict):
+        raise ValueError(f"a {cls.__name__.lower()} that is not an object")
+    for name in tuples:
+        if not isinstance(value.get(name), list):
+            raise ValueError(f"a {cls.__name__.lower()} without the list {name!r}")
+    try:
+        return cls(**{**value, **{name: tuple(value[name]) for name in tuples}})
+    except TypeError as error:
+        raise ValueError(f"a {cls.__name__.lower()} with the wrong fields: {error}") from error

@@ -1,0 +1,214 @@
+"""Sampling with the Transformers model itself: no second engine, any machine.
+
+Each prompt is read once and its KV cache copied to its completions; finished completions leave the batch, so a wave
+costs what its tokens cost. Every token is drawn by inverting the cumulative distribution at a number that depends only
+on the seed, the row and the position, so the batch's make-up does not change the draw.
+
+Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
+
+Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longest completion, V vocabulary, D hidden.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import orjson
+import torch
+from transformers import DynamicCache
+
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.sample import Progress, SamplingParams
+
+
+class TransformersSampler:
+    """The Sampler over a Model.
+
+    Args:
+        cache_tokens: how many tokens the KV cache may hold, all rows together.
+    """
+
+    def __init__(self, model: Model, cache_tokens: int) -> None:
+        self.model = model
+        self.cache_tokens = cache_tokens
+
+    def sample(self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress) -> list[Group]:
+        """See ``Sampler.sample``."""
+        num_rows = len(prompts) * params.num_completions
+        generator = torch.Generator().manual_seed(seed)
+        uniforms_NL = torch.rand(num_rows, params.max_new_tokens, generator=generator).to(self.model.device)
+        rows = self._rows_at_once(prompts, params)
+        completions: list[Completion] = []
+        for start in range(0, num_rows, rows):
+            of_prompt = [row // params.num_completions for row in range(start, min(start + rows, num_rows))]
+            first, last = of_prompt[0], of_prompt[-1]
+            completions += self._decode(
+                prompts[first : last + 1], [p - first for p in of_prompt], params, uniforms_NL[start:], progress
+            )
+        size = params.num_completions
+        return [
+            Group(prompt, tuple(completions[index * size : (index + 1) * size])) for index, prompt in enumerate(prompts)
+        ]
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        """See ``Sampler.prompts_at_once``."""
+        return max(1, self._rows_at_once(prompts, params) // params.num_completions)
+
+    def _rows_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        longest = max(len(prompt.token_ids) for prompt in prompts) + params.max_new_tokens
+        return max(1, self.cache_tokens // longest)
+
+    @torch.inference_mode()
+    def _decode(
+        self,
+        prompts: Sequence[Prompt],
+        of_prompt: list[int],
+        params: SamplingParams,
+        uniforms_BL: torch.Tensor,
+        progress: Progress,
+    ) -> Iterator[Completion]:
+        """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
+        batch = _Batch.prefill(self.model, prompts, of_prompt)
+        num_rows, device = len(of_prompt), self.model.device
+        tokens_BL = torch.zeros(num_rows, params.max_new_tokens, dtype=torch.long, device=device)
+        logprobs_BL = torch.zeros(num_rows, params.max_new_tokens, device=device)
+        lengths_B = torch.zeros(num_rows, dtype=torch.long, device=device)
+        stopped_B = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        end_ids = torch.tensor(self.model.end_token_ids, device=device)
+        for position in range(params.max_new_tokens):
+            alive = batch.rows[~stopped_B[batch.rows]]
+            tokens, logprobs = draw(self.model.logits(batch.hidden_BD), params, uniforms_BL[batch.rows, position])
+            tokens_BL[batch.rows, position] = tokens
+            logprobs_BL[batch.rows, position] = logprobs
+            lengths_B[alive] = position + 1
+            stopped_B[batch.rows] |= torch.isin(tokens, end_ids)
+            num_ended = int(stopped_B[alive].sum())
+            progress(len(alive), num_ended)
+            if num_ended == len(alive) or position + 1 == params.max_new_tokens:
+                break
+            tokens = batch.drop(stopped_B, tokens)
+            batch.extend(tokens)
+        return _completions(self.model, tokens_BL, logprobs_BL, lengths_B, stopped_B)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows still being decoded: their KV cache and the last hidden state of each."""
+
+    model: Model
+    rows: torch.Tensor
+    """(B,) which of the original rows these are."""
+    cache: DynamicCache
+    hidden_BD: torch.Tensor
+    positions_B: torch.Tensor
+    """(B,) tokens of each row so far, padding not counted."""
+    mask_BT: torch.Tensor | None
+    """(B, T) which cache entries are real; None if all are."""
+
+    @classmethod
+    def prefill(cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int]) -> "_Batch":
+        """Read each prompt once, padded on the left, and give each row a copy of its prompt's cache."""
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        longest = max(lengths)
+        ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask_PT = torch.zeros(len(prompts), longest, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids_PT[row, longest - lengths[row] :] = torch.tensor(prompt.token_ids)
+            mask_PT[row, longest - lengths[row] :] = True
+        padded = min(lengths) < longest
+        ids_PT, mask_PT = ids_PT.to(model.device), mask_PT.to(model.device)
+        cache = DynamicCache(config=model.text_config)
+        hidden_PTD = model.hidden_states(
+            ids_PT,
+            attention_mask=mask_PT if padded else None,
+            position_ids=(mask_PT.cumsum(-1) - 1).clamp(min=0),
+            cache=cache,
+        )
+        index = torch.tensor(of_prompt, device=model.device)
+        cache.batch_select_indices(index)
+        return cls(
+            model=model,
+            rows=torch.arange(len(of_prompt), device=model.device),
+            cache=cache,
+            hidden_BD=hidden_PTD[:, -1][index],
+            positions_B=torch.tensor(lengths, device=model.device)[index],
+            mask_BT=mask_PT[index] if padded else None,
+        )
+
+    def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Forget the stopped rows once they are an eighth of the batch; the tokens (B,) of the rows that stay.
+
+        Copying the cache costs about as much as decoding one token, hence not for every single row.
+        """
+        keep = ~stopped_B[self.rows]
+        if 8 * int((~keep).sum()) < len(keep):
+            return tokens
+        index = keep.nonzero()[:, 0]
+        self.cache.batch_select_indices(index)
+        self.rows, self.positions_B = self.rows[index], self.positions_B[index]
+        if self.mask_BT is not None:
+            self.mask_BT = self.mask_BT[index]
+        return tokens[index]
+
+    def extend(self, tokens: torch.Tensor) -> None:
+        """Feed the sampled tokens (B,) and hold the hidden states that predict the next ones."""
+        if self.mask_BT is not None:
+            self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(tokens), 1)], dim=-1)
+        hidden_B1D = self.model.hidden_states(
+            tokens[:, None], attention_mask=self.mask_BT, position_ids=self.positions_B[:, None], cache=self.cache
+        )
+        self.hidden_BD = hidden_B1D[:, -1]
+        self.positions_B = self.positions_B + 1
+
+
+def draw(
+    logits_BV: torch.Tensor, params: SamplingParams, uniforms_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each row, and its log-prob in nats under the distribution it was drawn from.
+
+    Args:
+        logits_BV: float, of the model, before temperature.
+        uniforms_B: numbers in [0, 1), one for each row; unused when greedy.
+
+    Returns:
+        tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs are 0.
+    """
+    logits_BV = logits_BV.float()
+    if params.temperature == 0:
+        tokens_B = logits_BV.argmax(-1)
+        return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
+    logprobs_BV = filtered_logprobs(logits_BV / params.temperature, params)
+    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    # The first token whose cumulative probability exceeds u * total: never one of probability 0.
+    thresholds_B1 = uniforms_B.double()[:, None] * cumulative_BV[:, -1:]
+    tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True)[:, 0]
+    return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0]
+
+
+def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Normalised log-probs (B, V) of what top-k, top-p and min-p leave; -inf elsewhere."""
+    if 0 < params.top_k < logits_BV.shape[-1]:
+        kth_B1 = logits_BV.topk(params.top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
+    if params.top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+        probs_BV = sorted_BV.softmax(-1)
+        before_BV = probs_BV.cumsum(-1) - probs_BV
+        outside_BV = torch.zeros_like(logits_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= params.top_p)
+        logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
+    if params.min_p > 0:
+        probs_BV = logits_BV.softmax(-1)
+        outside_BV = probs_BV < params.min_p * probs_BV.amax(-1, keepdim=True)
+        logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
+    return logits_BV.log_softmax(-1)
+
+
+def _completions(
+    model: Model, tokens_BL: torch.Tensor, logprobs_BL: torch.Tensor, lengths_B: torch.Tensor, stopped_B: torch.Tensor
+) -> Iterator[Completion]:
+    # orjson writes a float32 in its shortest form, so the numbers in the buffer are short and still exact.
+    logprobs = orjson.loads(orjson.dumps(logprobs_BL.cpu().numpy(), option=orjson.OPT_SERIALIZE_NUMPY))
+    rows = [ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)]
+    texts = model.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    for ids, text, values, stopped in zip(rows, texts, logprobs, stopped_B.tolist(), strict=True):
+        yield Completion(tuple(ids), text, tuple(values[: len(ids)]), "stop" if stopped else "length")

@@ -1,0 +1,89 @@
+"""Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward or backward.
+
+The one shift of the project is here: hidden state t - 1 predicts token t, and entry t of the result belongs to token t.
+
+Shapes: B rows, T tokens, N trained tokens, V vocabulary, D hidden.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = 2**23
+"""Float32 logits that exist at once: 32 MiB."""
+
+
+def token_logprobs(
+    hidden_BTD: Tensor,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    head_VD: Tensor,
+    bias_V: Tensor | None,
+    temperature: float,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that distribution's entropy.
+
+    Args:
+        hidden_BTD: last hidden states; gradients flow into them.
+        ids_BT: the tokens.
+        mask_BT: True where a log-prob is wanted; never in column 0, which nothing predicts.
+        head_VD, bias_V: the frozen head.
+        chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
+
+    Returns:
+        logprobs_BT with gradient and entropy_BT without, float32, 0 outside the mask.
+    """
+    chosen_BT = mask_BT[:, 1:]
+    hidden_ND = hidden_BTD[:, :-1][chosen_BT]
+    targets_N = ids_BT[:, 1:][chosen_BT]
+    chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, head_VD, bias_V, targets_N, temperature, chunk)
+    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
+    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """log softmax(h W^T / temperature)[target], whose gradient in h is (W[target] - p W) / temperature.
+
+    That gradient is one vector of D numbers for each token, so the forward pass makes it while the chunk's
+    probabilities exist, and the backward pass only scales it: the logits are computed once, not twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        wants_gradient = ctx.needs_input_grad[0]
+        accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
+        logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=accumulate)
+        entropy_N = torch.empty_like(logprobs_N)
+        gradient_ND = torch.empty_like(hidden_ND) if wants_gradient else None
+        for start in range(0, len(targets_N), chunk):
+            part = slice(start, start + chunk)
+            targets_C1 = targets_N[part, None]
+            logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate) / temperature
+            logprobs_CV = logits_CV.log_softmax(-1)
+            probs_CV = logprobs_CV.exp()
+            logprobs_N[part] = logprobs_CV.gather(-1, targets_C1)[:, 0]
+            entropy_N[part] = -(probs_CV * logprobs_CV).sum(-1)
+            if gradient_ND is not None:
+                weights_CV = probs_CV.neg_().scatter_add_(-1, targets_C1, torch.ones_like(targets_C1, dtype=accumulate))
+                gradient_ND[part] = (weights_CV.to(head_VD.dtype) @ head_VD) / temperature
+        ctx.save_for_backward(gradient_ND)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (gradient_ND,) = ctx.saved_tensors
+        return (grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND, None, None, None, None, None)

@@ -1,0 +1,188 @@
+"""Makes model/tiny and its data: a 0.8 M-parameter Qwen2 that adds two numbers, right about a third of the time.
+
+    python scripts/make_tiny.py            # 3 minutes on one core; overwrites model/tiny and data/arithmetic_*.jsonl
+
+The recipe, whole: draw every pair (a, b) of 0..99 in a seeded order, hold some out, train a byte-level BPE on the
+template's own text, then plain next-token training on the answers, stopped early, so that the format is known and the
+sums are not. What it leaves to learn is what the quick start's reinforcement learning learns.
+
+Nothing else imports this file; it needs only torch, transformers and tokenizers.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_TRAIN, NUM_TEST = 3000, 256
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Pair = tuple[int, int]
+
+
+def question(pair: Pair) -> str:
+    """``(37, 45) -> 'What is 37 + 45?'``"""
+    return f"What is {pair[0]} + {pair[1]}?"
+
+
+def completion(pair: Pair) -> str:
+    """``(37, 45) -> '<think>37+45</think><answer>82</answer>'``"""
+    a, b = pair
+    return f"<think>{a}+{b}</think><answer>{a + b}</answer>"
+
+
+def split_pairs(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Disjoint (pretraining, train, test) pairs: the base never saw what the quick start trains and tests on."""
+    pairs = list(itertools.product(range(100), range(100)))
+    random.Random(seed).shuffle(pairs)
+    test, train = pairs[:NUM_TEST], pairs[NUM_TEST : NUM_TEST + NUM_TRAIN]
+    return pairs[NUM_TEST + NUM_TRAIN :], train, test
+
+
+def write_rows(path: Path, pairs: list[Pair]) -> None:
+    """One JSON object a line: question, answer."""
+    rows = (json.dumps({"question": question(p), "answer": str(sum(p))}) for p in pairs)
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that can spell any text, digits one by one, with the chat and reasoning tags as single tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        min_frequency=2,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pairs[:500]]
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    """4 layers of width 128, tied embeddings, float32."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels (N, T); prompts and padding are -100 in the labels."""
+    rows = []
+    for pair in pairs:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question(pair)}], add_generation_prompt=True, tokenize=False
+        )
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+        answer_ids = tokenizer.encode(completion(pair), add_special_tokens=False) + [tokenizer.eos_token_id]
+        rows.append((prompt_ids, answer_ids))
+    longest = max(len(p) + len(a) for p, a in rows)
+    ids_NT = torch.full((len(rows), longest), tokenizer.pad_token_id)
+    labels_NT = torch.full((len(rows), longest), -100)
+    for row, (prompt_ids, answer_ids) in enumerate(rows):
+        end = len(prompt_ids) + len(answer_ids)
+        ids_NT[row, :end] = torch.tensor(prompt_ids + answer_ids)
+        labels_NT[row, len(prompt_ids) : end] = torch.tensor(answer_ids)
+    return ids_NT, labels_NT
+
+
+@torch.no_grad()
+def greedy_accuracy(model: Qwen2ForCausalLM, ids_NT: torch.Tensor, labels_NT: torch.Tensor) -> float:
+    """Fraction of rows whose every answer token is the arg max: exactly greedy decoding's accuracy."""
+    hits_NT = model(input_ids=ids_NT).logits[:, :-1].argmax(-1) == labels_NT[:, 1:]
+    return float((hits_NT | (labels_NT[:, 1:] < 0)).all(-1).float().mean())
+
+
+def pretrain(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], args: argparse.Namespace) -> float:
+    """AdamW at a constant rate, until the accuracy on pairs held back from ``pairs`` reaches the target."""
+    probe = encode(tokenizer, pairs[:512])
+    ids_NT, labels_NT = encode(tokenizer, pairs[512:])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    accuracy = 0.0
+    for step in range(1, args.max_steps + 1):
+        rows = torch.randint(len(ids_NT), (args.batch,))
+        loss = model(input_ids=ids_NT[rows], labels=labels_NT[rows]).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = args.learning_rate * min(1.0, step / 20)
+        optimizer.step()
+        if step % 10 == 0:
+            accuracy = greedy_accuracy(model, *probe)
+            print(f"step {step}  loss {loss.item():.4f}  accuracy {accuracy:.3f}", flush=True)
+            if accuracy >= args.stop_at:
+                break
+    return accuracy
+
+
+def main() -> None:
+    """Make the data, the tokenizer and the model, and say how good it is."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--max-steps", type=int, default=1000)
+    parser.add_argument("--stop-at", type=float, default=0.4, help="stop at this accuracy on held-back pairs")
+    parser.add_argument("--out", type=Path, default=ROOT)
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    pretraining, train, test = split_pairs(args.seed)
+    folder = args.out / "model" / "tiny"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (args.out / "data").mkdir(exist_ok=True)
+    write_rows(args.out / "data" / "arithmetic_train.jsonl", train)
+    write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
+
+    tokenizer = make_tokenizer(pretraining)
+    model = make_model(tokenizer)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    pretrain(model, tokenizer, pretraining, args)
+    print(f"test accuracy {greedy_accuracy(model, *encode(tokenizer, test)):.3f}")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Train: ``python scripts/train.py [CONFIG.yaml] [--section.key value ...]``; the same command resumes."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DESCRIPTION = """\
+Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
+Without arguments: the quick start. Started again, a run goes on where it stopped."""
+
+
+def main() -> int:
+    """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
+    from reason_llm.config import parse_command_line
+    from reason_llm.errors import ReasonError
+
+    try:
+        default = Path("configs/quickstart.yaml")
+        config = parse_command_line("python scripts/train.py", DESCRIPTION, default, sys.argv[1:])
+        from reason_llm.console import Console  # heavy imports come after --help and a config that holds
+        from reason_llm.loop import run
+
+        run(config, Console(config.log.console))
+    except ReasonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

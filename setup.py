@@ -1,0 +1,36 @@
+"""Metadata and the pinned set; everything else about the tools is in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+# Tested together. Move them only as a set:
+# - vllm 0.31.0 pins torch 2.13.0; unsloth 2026.10.7 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5;
+# - trl 1.15 and later need Triton even on a CPU.
+BASE = [
+    "torch==2.13.0",
+    "transformers==5.17.0",
+    "trl==1.14.2",
+    "peft==0.21.2",
+    "accelerate==1.15.0",
+    "datasets==4.8.5",
+    "bitsandbytes==0.50.2",
+    "math-verify==0.9.0",
+    "pydantic>=2.12,<3",
+    "pyyaml>=6",
+    "orjson>=3.11",
+    "rich>=14",
+    "matplotlib>=3.10",
+]
+GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
+TEST = ["pytest>=9", "pytest-timeout>=2.4", "ruff==0.17.5", "mypy>=1.18", "types-PyYAML"]
+
+setup(
+    name="reason_llm",
+    version="0.1.0",
+    description="Single-GPU, memory-frugal, serialized RL fine-tuning of language models",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["reason_llm", "reason_llm.*"]),
+    install_requires=BASE,
+    # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
+    extras_require={"gpu": GPU, "test": TEST},
+)
