@@ -1,10 +1,12 @@
 """data/buffer.json: the rollouts of one step, on disk between sampling and learning.
 
-One valid JSON document, written whole beside itself and renamed, so that a reader (or a killed run) finds the old
-document or the new one and never half of one. Held by a lock that dies with its process. A document of another run is
-refused or moved aside, never overwritten. Knows nothing of models, rewards or tensors.
+One valid JSON document, written whole beside itself and renamed, so that a reader (or a killed run)
+finds the old document or the new one and never half of one. Held by a lock that dies with its
+process. A document of another run is refused or moved aside, never overwritten. Knows nothing of
+models, rewards or tensors.
 
-    {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained", "groups": [...]}
+    {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained",
+    "groups": [...]}
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import Any, Self
 
 import orjson
 
-from reason_llm import config as configuration
+from reason_llm import config_file
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import FileLock, move_aside, write_atomically
 from reason_llm.rollout import Group, group_from_json, group_to_json
@@ -69,7 +71,10 @@ class RolloutBuffer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._lock.__exit__(kind, error, trace)
 
@@ -88,12 +93,15 @@ class RolloutBuffer:
         )
         if document.run.id != self.run.id:
             raise RolloutBufferError(
-                f"{self.path} holds step {document.step} of the unfinished run {document.run.name!r} "
+                f"{self.path} holds step {document.step} of the unfinished run "
+                f"{document.run.name!r} "
                 f"({document.run.id}), not of {self.run.name!r} ({self.run.id}); {ways_on}"
             )
-        changed = configuration.differences(document.run.config, self.run.config)
+        changed = config_file.differences(document.run.config, self.run.config)
         if changed:
-            raise RolloutBufferError(f"{self.path} was sampled with another config ({'; '.join(changed)}); {ways_on}")
+            raise RolloutBufferError(
+                f"{self.path} was sampled with another config ({'; '.join(changed)}); {ways_on}"
+            )
         return document
 
     def holds(self, step: int) -> bool:
@@ -102,7 +110,9 @@ class RolloutBuffer:
 
     def groups(self, step: int) -> list[Group]:
         """The groups of this step that were saved so far, in the order they were added."""
-        return list(self._document.groups) if self._is_at(step) and self._document is not None else []
+        return (
+            list(self._document.groups) if self._is_at(step) and self._document is not None else []
+        )
 
     def add_wave(self, step: int, groups: list[Group]) -> None:
         """Append the scored groups of a wave of this step; on disk when it returns."""
@@ -113,7 +123,8 @@ class RolloutBuffer:
         self._write(step, groups, complete=True, trained=False)
 
     def finish(self) -> None:
-        """Say that the run is over and its rollouts were learned from, so that another run may set them aside."""
+        """Say that the run is over and its rollouts were learned from, so that another run may set
+        them aside."""
         if self._document is not None and not self._document.trained:
             self._write(self._document.step, self._document.groups, complete=True, trained=True)
 
@@ -122,7 +133,8 @@ class RolloutBuffer:
 
     def _write(self, step: int, groups: list[Group], *, complete: bool, trained: bool) -> None:
         if self._document is not None and self._document.step > step:
-            move_aside(self.path)  # sampled by later weights than the checkpoint's: a damaged one was passed over
+            # Sampled by later weights than the checkpoint's: a damaged one was passed over.
+            move_aside(self.path)
         self._document = _Document(self.run, step, step, complete, trained, groups)
         value = {
             "format": FORMAT,
@@ -152,10 +164,14 @@ def _read(path: Path) -> _Document | None:
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise RolloutBufferError(f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}") from error
+        raise RolloutBufferError(
+            f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}"
+        ) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise RolloutBufferError(f"{path} is of format {found!r} and this version reads {FORMAT}; {way_on}")
+        raise RolloutBufferError(
+            f"{path} is of format {found!r} and this version reads {FORMAT}; {way_on}"
+        )
     try:
         run = value["run"]
         return _Document(

@@ -1,8 +1,11 @@
-"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed; the last n are kept.
+"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed; the
+last n are kept.
 
-    <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json, optimizer.safetensors, state.json}
+    <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
+    optimizer.safetensors, state.json}
 
-All randomness of a run is a function of its seed and the step, so there is no generator state to keep.
+All randomness of a run is a function of its seed and the step, so there is no generator state to
+keep.
 """
 
 import shutil
@@ -17,7 +20,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from reason_llm import config as configuration
+from reason_llm import config_file
 from reason_llm.buffer import RunIdentity
 from reason_llm.errors import CheckpointError, WriteError
 from reason_llm.files import sync, write_atomically
@@ -53,20 +56,28 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         run, step = RunIdentity(**value["run"]), int(value["step"])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{newest} is damaged ({error!r}); remove it to go on from the one before") from error
-    changed = configuration.differences(run.config, config)
+        raise CheckpointError(
+            f"{newest} is damaged ({error!r}); remove it to go on from the one before"
+        ) from error
+    changed = config_file.differences(run.config, config)
     if changed:
         raise CheckpointError(
-            f"{run_folder} holds a run with another config ({'; '.join(changed)}); set that back, give this run a "
+            f"{run_folder} holds a run with another config ({'; '.join(changed)}); set that back, "
+            f"give this run a "
             "--run.name of its own, or start with --run.resume never, which moves the old run aside"
         )
     return RunState(RunIdentity(run.id, name, config), step, newest)
 
 
 def save(
-    run_folder: Path, state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer, keep: int
+    run_folder: Path,
+    state: RunState,
+    policy: PeftModel,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
 ) -> RunState:
-    """Write ``state`` with the adapter and the optimizer; whole or not at all. The state, with its folder.
+    """Write ``state`` with the adapter and the optimizer; whole or not at all. The state, with its
+    folder.
 
     Raises:
         WriteError: the disk is full or read-only; older checkpoints are as they were.
@@ -88,12 +99,15 @@ def save(
         for old in sorted(_folder(run_folder).glob("step-*"))[:-keep]:
             shutil.rmtree(old)
     except OSError as error:
-        raise WriteError(f"{target} cannot be written ({error.strerror or error}); free or choose another place") from error
+        raise WriteError(
+            f"{target} cannot be written ({error.strerror or error}); free or choose another place"
+        ) from error
     return RunState(state.run, state.step, target)
 
 
 def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has not begun.
+    """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
+    not begun.
 
     Raises:
         CheckpointError: its files are damaged or of another adapter.
@@ -104,7 +118,9 @@ def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
         adapters.load(policy, state.folder)
         optim.load_state_tensors(optimizer, load_file(str(state.folder / "optimizer.safetensors")))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{state.folder} is damaged ({error}); remove it to go on from the one before") from error
+        raise CheckpointError(
+            f"{state.folder} is damaged ({error}); remove it to go on from the one before"
+        ) from error
 
 
 def _folder(run_folder: Path) -> Path:

@@ -1,23 +1,22 @@
 """Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
 
-A YAML file, then dotted overrides from the command line, become one frozen ``Config``; anything unknown, of the wrong
-type, out of range or contradictory is one ``ConfigError`` that names the key, the value and the fix. Reward names are
-checked in ``score`` and prompts in ``prompts``, which own them.
+Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config_file``
+turns that into one line. Reward names are checked in ``score``, prompts in ``prompts``.
 """
 
-import argparse
-import difflib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from reason_llm.errors import ConfigError
-from reason_llm.train.algorithms import ALGORITHMS, Aggregation, Algorithm, KLEstimator, Scale, resolve
+from reason_llm.train.algorithms import (
+    ALGORITHMS,
+    Aggregation,
+    Algorithm,
+    KLEstimator,
+    Scale,
+    resolve,
+)
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -41,7 +40,8 @@ class RunSection(Section):
     steps: Count = 100
     """Steps to take: each samples, scores, learns."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on where the run stopped. never: move an old run and its buffer aside and start afresh."""
+    """auto: go on where the run stopped. never: move an old run and its buffer aside and start
+    afresh."""
     buffer: Path = Path("data/buffer.json")
     """The rollout buffer, written after every wave."""
     save_every: Count = 1
@@ -52,7 +52,9 @@ class RunSection(Section):
     @field_validator("name")
     @classmethod
     def _is_one_folder(cls, name: str | None) -> str | None:
-        if name is not None and (name in {"", ".", ".."} or Path(name).name != name or "\0" in name):
+        if name is not None and (
+            name in {"", ".", ".."} or Path(name).name != name or "\0" in name
+        ):
             raise ValueError("must be one plain folder name")
         return name
 
@@ -67,7 +69,8 @@ class AdapterSection(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor while learning."""
     targets: str | list[str] = "all-linear"
-    """all-linear: every linear layer but the head; or a list of module names such as [q_proj, v_proj]."""
+    """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
+    v_proj]."""
 
 
 class ModelSection(Section):
@@ -76,7 +79,8 @@ class ModelSection(Section):
     path: str = "model/tiny"
     """A folder or a Hub id."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the base weights. auto: bfloat16 on a GPU, float32 on a CPU. The adapter is always float32."""
+    """Type of the base weights. auto: bfloat16 on a GPU, float32 on a CPU. The adapter is always
+    float32."""
     context_tokens: Count | None = None
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
     adapter: AdapterSection = AdapterSection()
@@ -87,9 +91,11 @@ class ColumnsSection(Section):
     """Which columns of the data hold what. null: found by their usual names."""
 
     prompt: str | None = None
-    """Column of the question: text, one message or a list of messages. null: messages, question, problem or prompt."""
+    """Column of the question: text, one message or a list of messages. null: messages, question,
+    problem or prompt."""
     answer: str | None = None
-    """Column of the gold answer. null: gt_answer, answer or solution; text after #### counts where there is one."""
+    """Column of the gold answer. null: gt_answer, answer or solution; text after #### counts where
+    there is one."""
 
 
 class DataSection(Section):
@@ -102,7 +108,8 @@ class DataSection(Section):
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
     system_prompt: str = "auto"
-    """auto (by the first reward), think_answer_tags, boxed, none, or any other text, which is taken as it is."""
+    """auto (by the first reward), think_answer_tags, boxed, none, or any other text, which is taken
+    as it is."""
     eval: str | None = None
     """Held-out set, of the same forms. null: no evaluation."""
 
@@ -117,7 +124,8 @@ class SampleSection(Section):
     completions_per_prompt: Count = 8
     """Completions of each prompt: the size G of a group."""
     prompts_per_wave: Count | None = None
-    """Prompts sampled between two writes of the buffer. null: as many as fit into memory together."""
+    """Prompts sampled between two writes of the buffer. null: as many as fit into memory
+    together."""
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -143,7 +151,8 @@ class ScoreSection(Section):
     """How completions become rewards."""
 
     rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]
-    """List of {name, weight}; the total is the weighted sum. The first one also scores evaluation."""
+    """List of {name, weight}; the total is the weighted sum. The first one also scores
+    evaluation."""
 
     @field_validator("rewards")
     @classmethod
@@ -180,7 +189,8 @@ class AlgorithmSection(Section):
         return name
 
     def row(self) -> Algorithm:
-        """The table's row with this section's overrides; ValueError if one of them would be ignored."""
+        """The table's row with this section's overrides; ValueError if one of them would be
+        ignored."""
         return resolve(self.name, self.model_dump(exclude={"name"}, exclude_none=True))
 
     @model_validator(mode="after")
@@ -207,7 +217,8 @@ class TrainSection(Section):
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts are split evenly among them."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
-    """Tokens of one forward and backward pass, padding included. It changes memory and speed, never the gradient."""
+    """Tokens of one forward and backward pass, padding included. It changes memory and speed, never
+    the gradient."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool = True
@@ -229,14 +240,16 @@ class MemorySection(Section):
     """What may be used."""
 
     budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
-    """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the machine has."""
+    """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
+    machine has."""
 
 
 class LogSection(Section):
     """What is shown."""
 
     console: Literal["auto", "plain", "quiet"] = "auto"
-    """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and errors only."""
+    """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
+    errors only."""
 
 
 class Config(Section):
@@ -269,191 +282,39 @@ class Config(Section):
         if sample.completions_per_prompt < 2:
             raise ValueError(
                 f"sample.completions_per_prompt={sample.completions_per_prompt} contradicts "
-                f"algorithm.name={self.algorithm.name}, whose baseline is the group's mean; set it to 2 or more"
+                f"algorithm.name={self.algorithm.name}, whose baseline is the group's mean; set it "
+                f"to 2 or more"
             )
         rollouts = sample.prompts_per_step * sample.completions_per_prompt
         if train.optimizer_steps > rollouts:
             raise ValueError(
-                f"train.optimizer_steps={train.optimizer_steps} contradicts sample.prompts_per_step * "
+                f"train.optimizer_steps={train.optimizer_steps} contradicts "
+                "sample.prompts_per_step * "
                 f"completions_per_prompt = {rollouts} rollouts; set it to {rollouts} or less"
             )
         if context is not None and sample.max_new_tokens >= context:
             raise ValueError(
-                f"sample.max_new_tokens={sample.max_new_tokens} contradicts model.context_tokens={context}: "
+                f"sample.max_new_tokens={sample.max_new_tokens} contradicts "
+                f"model.context_tokens={context}: "
                 f"no prompt would fit; set it below {context}"
             )
         total = self.run.steps * train.epochs * train.optimizer_steps
         if train.warmup_steps > 0 and train.warmup_steps >= total:
             raise ValueError(
-                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer steps: "
+                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
+                f"steps: "
                 f"the learning rate would never be reached; set it below {total}"
             )
         if self.data.eval is None and self.eval != EvalSection():
-            raise ValueError("the eval section contradicts data.eval=null: nothing is evaluated; set data.eval")
+            raise ValueError(
+                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval"
+            )
         return self
 
 
-# What may differ between a run and its resumption without changing what is learned, as dotted prefixes.
-MAY_CHANGE = ("run.steps", "run.directory", "run.resume", "run.buffer", "run.save_every", "run.keep_checkpoints",
-              "data.eval", "eval.", "log.")  # fmt: skip
-
-
-def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
-    """The config in the YAML file ``path`` with dotted ``overrides``, e.g. ``{"train.learning_rate": 1e-4}``.
-
-    Raises:
-        ConfigError: one line with the key, the value and the fix.
-    """
-    tree = _read_yaml(path)
-    for key, value in (overrides or {}).items():
-        _place(tree, key, value)
-    if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
-        tree["run"]["name"] = path.stem
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(_one_line(error, path)) from error
-
-
-def parse_command_line(program: str, description: str, default: Path, arguments: Sequence[str]) -> Config:
-    """A positional config path, then ``--section.key value`` for any option; ``--help`` lists them all.
-
-    Values are read as YAML, as they would be in the file.
-    """
-    parser = argparse.ArgumentParser(
-        prog=program, usage="%(prog)s [CONFIG.yaml] [--section.key value ...]", description=description,
-        allow_abbrev=False, exit_on_error=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110),
-    )  # fmt: skip
-    parser.add_argument("config", nargs="?", type=Path, default=default, help=f"YAML file (default: {default})")
-    for section, options in _by_section():
-        group = parser.add_argument_group(section, Config.model_fields[section].description)
-        for key, option in options:
-            text = f"{option.description} (default: {_shown_default(option)})".replace("%", "%%")
-            group.add_argument(f"--{key}", help=text, metavar=_shown_type(option), default=argparse.SUPPRESS)
-    try:
-        known, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}; see --help") from error
-    if unknown:
-        raise ConfigError(_unknown_key(unknown[0].lstrip("-").split("=")[0], f"unknown argument {unknown[0]!r}", "--"))
-    values = vars(known)
-    path = values.pop("config")
-    try:
-        return load(path, {key: yaml.safe_load(text) for key, text in values.items()})
-    except yaml.YAMLError as error:
-        raise ConfigError(f"an option's value is not valid YAML: {_flat(error)}; quote it") from error
-
-
-def to_yaml(config: Config) -> str:
-    """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs, ``MAY_CHANGE`` left out."""
-    before, after = dict(_flatten(old)), dict(_flatten(new))
-    return [
-        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
-        for key in sorted(before | after)
-        if before.get(key) != after.get(key) and not key.startswith(MAY_CHANGE)
-    ]
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        near = difflib.get_close_matches(path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3)
-        hint = f"; did you mean {path.parent / near[0]}.yaml?" if near else "; name a YAML file"
-        raise ConfigError(f"config file {path} does not exist{hint}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {_flat(error)}; name a YAML text file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config file {path} is not valid YAML: {_flat(error)}; mend that line") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'")
-    return tree
-
-
-def _place(tree: dict[str, Any], key: str, value: Any) -> None:
-    *parents, leaf = key.split(".")
-    for name in parents:
-        tree = tree.setdefault(name, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{key} cannot be set: {name} is {tree!r} in the config file; make it a section")
-    tree[leaf] = value
-
-
-def _leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, option in section.model_fields.items():
-        if isinstance(option.annotation, type) and issubclass(option.annotation, BaseModel):
-            yield from _leaves(option.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", option
-
-
-def _by_section() -> Iterator[tuple[str, list[tuple[str, FieldInfo]]]]:
-    options = list(_leaves(Config))
-    for section in Config.model_fields:
-        yield section, [(key, option) for key, option in options if key.startswith(f"{section}.")]
-
-
-def _shown_type(option: FieldInfo) -> str:
-    def show(annotation: Any) -> str:
-        origin, args = get_origin(annotation), get_args(annotation)
-        if origin is Annotated:
-            return show(args[0])
-        if origin is Literal:
-            return "|".join(map(str, args))
-        if origin in (Union, UnionType):
-            return "|".join(show(arg) for arg in args)
-        if origin is list or annotation is type(None):
-            return "LIST" if origin is list else "null"
-        return {Path: "PATH", str: "TEXT"}.get(annotation, annotation.__name__.upper())
-
-    return show(option.annotation)
-
-
-def _shown_default(option: FieldInfo) -> str:
-    if option.is_required():
-        return "none, it must be given"
-    if isinstance(option.default, list):
-        return ", ".join(f"{item.name} * {item.weight:g}" for item in option.default)
-    return "null" if option.default is None else str(option.default)
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _one_line(error: ValidationError, path: Path) -> str:
-    """The first problem of a failed validation: key, value, fix."""
-    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    # Parts such as "constrained-int" name a branch of a union, not a key.
-    key = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
-    if first["type"] == "extra_forbidden":
-        return _unknown_key(key, f"{path}: unknown key {key!r}")
-    if first["type"] == "missing":
-        return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
-    problem = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return f"{path}: {problem}"
-    field = dict(_leaves(Config)).get(key)
-    hint = f"; {key} takes {_shown_type(field)}: {field.description}" if field else ""
-    return f"{path}: {key}={first['input']!r}: {problem[0].lower()}{problem[1:]}{hint}"
-
-
-def _unknown_key(key: str, problem: str, dashes: str = "") -> str:
-    keys = [name for name, _ in _leaves(Config)] + list(Config.model_fields)
-    same_leaf = [name for name in keys if name.split(".")[-1] == key.split(".")[-1]]
-    near = same_leaf[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
-    return f"{problem}; " + (f"did you mean {dashes}{near[0]}?" if near else "see --help for all options")
-
-
-def _flat(error: Exception) -> str:
-    return " ".join(str(error).split())
+# What may differ between a run and its resumption without changing what is learned, as dotted
+# prefixes.
+MAY_CHANGE = (
+    *("run.steps", "run.directory", "run.resume", "run.buffer"),
+    *("run.save_every", "run.keep_checkpoints", "data.eval", "eval.", "log."),
+)

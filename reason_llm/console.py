@@ -1,4 +1,5 @@
-"""What a run shows: a live bar on a terminal, plain lines elsewhere. The one place where logging is set up."""
+"""What a run shows: a live bar on a terminal, plain lines elsewhere. The one place where logging is
+set up."""
 
 import logging
 import time
@@ -14,7 +15,8 @@ class Console:
     """Lines and progress bars.
 
     Args:
-        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and errors only).
+        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
+        errors only).
     """
 
     def __init__(self, mode: str) -> None:
@@ -33,13 +35,14 @@ class Console:
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
-        """A bar over ``total`` items while the phase lasts; call what it yields with (tokens, items) done."""
+        """A bar over ``total`` items while the phase lasts; call what it yields with (tokens,
+        items) done."""
         if not self._live:
             yield lambda tokens, items: None
             return
         columns = (
-            TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
         )  # fmt: skip
         with Progress(*columns, console=self._rich, transient=True) as bar:
             task = bar.add_task(name, total=total, speed="")
@@ -49,7 +52,9 @@ class Console:
                 nonlocal tokens_so_far
                 tokens_so_far += tokens
                 seconds = time.perf_counter() - started
-                speed = f"{tokens_so_far / max(seconds, 1e-9):,.0f} tokens/s" if tokens_so_far else ""
+                speed = (
+                    f"{tokens_so_far / max(seconds, 1e-9):,.0f} tokens/s" if tokens_so_far else ""
+                )
                 bar.update(task, advance=items, speed=speed)
 
             yield advance

@@ -8,12 +8,17 @@ from reason_llm.score import WeightedReward, score
 
 
 def evaluate(
-    sampler: Sampler, prompts: Sequence[Prompt], reward: WeightedReward, max_new_tokens: int, progress: Progress
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    reward: WeightedReward,
+    max_new_tokens: int,
+    progress: Progress,
 ) -> dict[str, float]:
     """One greedy completion of each prompt, judged by ``reward``.
 
     Returns:
-        ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length; ``eval/truncated_fraction``.
+        ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
+        ``eval/truncated_fraction``.
     """
     params = SamplingParams(num_completions=1, max_new_tokens=max_new_tokens, temperature=0.0)
     groups = score(sampler.sample(prompts, params, seed=0, progress=progress), [reward])
@@ -21,6 +26,10 @@ def evaluate(
     count = len(completions)
     return {
         "eval/accuracy": sum(completion.rewards[reward.name] for completion in completions) / count,
-        "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions) / count,
-        "eval/truncated_fraction": sum(completion.finish_reason == "length" for completion in completions) / count,
+        "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions)
+        / count,
+        "eval/truncated_fraction": sum(
+            completion.finish_reason == "length" for completion in completions
+        )
+        / count,
     }

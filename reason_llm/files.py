@@ -1,4 +1,5 @@
-"""Writing that survives a crash: atomic replacement, locks that die with their process, moving aside. No content here."""
+"""Writing that survives a crash: atomic replacement, locks that die with their process, moving
+aside. No content here."""
 
 import fcntl
 import logging
@@ -34,7 +35,8 @@ class FileLock:
             holder = os.read(self._file, 32).decode(errors="replace").strip()
             os.close(self._file)
             raise BusyError(
-                f"process {holder} is using {self.what}; wait for it, end it, or give this run its own "
+                f"process {holder} is using {self.what}; wait for it, end it, or give this run its "
+                f"own "
                 "--run.name and --run.buffer"
             ) from error
         os.ftruncate(self._file, 0)
@@ -42,7 +44,10 @@ class FileLock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
             os.close(self._file)
@@ -50,7 +55,8 @@ class FileLock:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new, whole.
+    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new,
+    whole.
 
     Raises:
         WriteError: the disk is full, read-only or forbidden; the old content is as it was.
@@ -66,7 +72,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise WriteError(f"{path} cannot be written ({error.strerror}); free or choose another place") from error
+        raise WriteError(
+            f"{path} cannot be written ({error.strerror}); free or choose another place"
+        ) from error
 
 
 def sync(path: Path) -> None:
@@ -79,7 +87,8 @@ def sync(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Rename ``path`` (a file or a folder), if it exists, to the first free ``<stem>.old-<n><suffix>``."""
+    """Rename ``path`` (a file or a folder), if it exists, to the first free
+    ``<stem>.old-<n><suffix>``."""
     if not path.exists():
         return
     number = 1

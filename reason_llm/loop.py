@@ -1,7 +1,9 @@
-"""The method, on one screen: sample -> score -> buffer -> train -> evaluate -> save, until the steps are done.
+"""The method, on one screen: sample -> score -> buffer -> train -> evaluate -> save, until the
+steps are done.
 
-``prepare`` checks everything that can be checked before a weight is read. ``run`` is the loop. A run that dies at any
-moment goes on from its last checkpoint and its buffer when it is started again.
+``prepare`` checks everything that can be checked before a weight is read. ``run`` is the loop. A
+run that dies at any moment goes on from its last checkpoint and its buffer when it is started
+again.
 """
 
 import logging
@@ -17,7 +19,7 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import checkpoint, config as configuration, memory, metrics, report
+from reason_llm import checkpoint, config_file, memory, metrics, report
 from reason_llm.buffer import RolloutBuffer, lock
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
@@ -45,7 +47,10 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     started = time.perf_counter()
     job = prepare(config, console)
     if job.state.step >= config.run.steps and (job.folder / "summary.json").exists():
-        console.line(f"{job.folder} is finished at step {job.state.step}: raise --run.steps to go on, or --run.resume never")
+        console.line(
+            f"{job.folder} is finished at step {job.state.step}: raise --run.steps to go on, or "
+            f"--run.resume never"
+        )
         return dict(orjson.loads((job.folder / "summary.json").read_bytes()))
     with job.held() as (buffer, log), Model(config.model, job.tokenizer, config.run.seed) as model:
         plan = Plan.of(config, model)
@@ -60,12 +65,20 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                     groups = collect(job, sampler, buffer, step, record, console)
                 with record.timed("buffer"):
                     buffer.write(step, with_advantages(groups, plan.learning.algorithm))
-            with record.timed("learning"), learning(learner), console.phase("learning", _rollouts(config)) as progress:
-                record.values |= learner.learn(step, buffer.groups(step), lambda items: progress(0, items))
+            with (
+                record.timed("learning"),
+                learning(learner),
+                console.phase("learning", _rollouts(config)) as progress,
+            ):
+                record.values |= learner.learn(
+                    step, buffer.groups(step), lambda items: progress(0, items)
+                )
             state = RunState(state.run, step + 1, None)
             if _evaluation_is_due(config, state.step):
                 _evaluate(job, model, plan, record, console)
-            record.values |= _describe(buffer.groups(step)) | {"memory/peak_rss_mib": memory.peak_rss_mib()}
+            record.values |= _describe(buffer.groups(step)) | {
+                "memory/peak_rss_mib": memory.peak_rss_mib()
+            }
             console.line(_step_line(config, log.write(state.step, record.values)))
             if state.step % config.run.save_every == 0 or state.step == config.run.steps:
                 state = checkpoint.save(
@@ -92,9 +105,13 @@ class Job:
     def held(self) -> Iterator[tuple[RolloutBuffer, MetricsLog]]:
         """The run's folder and buffer, locked, the folder's files begun."""
         with ExitStack() as stack:
-            stack.enter_context(FileLock(self.folder / ".lock", what=f"the run directory {self.folder}"))
+            stack.enter_context(
+                FileLock(self.folder / ".lock", what=f"the run directory {self.folder}")
+            )
             buffer = stack.enter_context(RolloutBuffer(self.config.run.buffer, self.state.run))
-            write_atomically(self.folder / "resolved_config.yaml", configuration.to_yaml(self.config).encode())
+            write_atomically(
+                self.folder / "resolved_config.yaml", config_file.to_yaml(self.config).encode()
+            )
             yield buffer, MetricsLog(self.folder, self.state.step if self.state.folder else None)
 
 
@@ -107,12 +124,17 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, model: Model) -> "Plan":
-        """Derived from total memory, never from what is free now: a resumed run must batch as before."""
+        """Derived from total memory, never from what is free now: a resumed run must batch as
+        before."""
         train, budget = config.train, memory.budget_bytes(config.memory.budget_gib, model.device)
         element_bytes = model.head.weight.element_size()
         if train.micro_batch_tokens == "auto":
             micro_batch = memory.micro_batch_tokens(
-                budget, model.text_config, element_bytes, train.gradient_checkpointing, model.device.type
+                budget,
+                model.text_config,
+                element_bytes,
+                train.gradient_checkpointing,
+                model.device.type,
             )
         else:
             micro_batch = train.micro_batch_tokens
@@ -129,7 +151,8 @@ class Plan:
 
 
 def prepare(config: Config, console: Console) -> Job:
-    """Check config, rewards, model folder, data, the run's folder and its buffer, in this order; write nothing.
+    """Check config, rewards, model folder, data, the run's folder and its buffer, in this order;
+    write nothing.
 
     ``run.resume: never`` moves an old run and its buffer aside once the rest is known to be good.
     """
@@ -140,12 +163,19 @@ def prepare(config: Config, console: Console) -> Job:
     data, first = config.data, config.score.rewards[0].name
     system_prompt = resolve_system_prompt(data.system_prompt, first)
     prompts = load_prompts(
-        data.train, data.split, data.columns, system_prompt, tokenizer, context - config.sample.max_new_tokens
+        data.train,
+        data.split,
+        data.columns,
+        system_prompt,
+        tokenizer,
+        context - config.sample.max_new_tokens,
     )
     held_out = []
     if data.eval is not None:
         room = context - _eval_tokens(config)
-        held_out = load_prompts(data.eval, "test", data.columns, system_prompt, tokenizer, room, config.eval.limit)
+        held_out = load_prompts(
+            data.eval, "test", data.columns, system_prompt, tokenizer, room, config.eval.limit
+        )
     folder = config.run.directory / str(config.run.name)
     if config.run.resume == "never":
         with FileLock(folder / ".lock", what=f"the run directory {folder}"):
@@ -155,20 +185,36 @@ def prepare(config: Config, console: Console) -> Job:
     state = checkpoint.find(folder, str(config.run.name), config.model_dump(mode="json"))
     RolloutBuffer(config.run.buffer, state.run).check()
     where = f"goes on after step {state.step}" if state.folder else "begins"
-    console.line(f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model {config.model.path}")
+    console.line(
+        f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model "
+        f"{config.model.path}"
+    )
     console.line("sampling with transformers, the only engine so far")
     return Job(config, folder, state, tokenizer, prompts, held_out, rewards)
 
 
 def collect(
-    job: Job, sampler: Sampler, buffer: RolloutBuffer, step: int, record: "_Record", console: Console
+    job: Job,
+    sampler: Sampler,
+    buffer: RolloutBuffer,
+    step: int,
+    record: "_Record",
+    console: Console,
 ) -> list[Group]:
-    """The scored groups of a step, wave by wave; each wave but the last is on disk before the next begins."""
+    """The scored groups of a step, wave by wave; each wave but the last is on disk before the next
+    begins."""
     config, sample = job.config, job.config.sample
     params = SamplingParams(
-        sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k, sample.top_p, sample.min_p
+        sample.completions_per_prompt,
+        sample.max_new_tokens,
+        sample.temperature,
+        sample.top_k,
+        sample.top_p,
+        sample.min_p,
     )
-    indices = order(len(job.prompts), config.run.seed, step * sample.prompts_per_step, sample.prompts_per_step)
+    indices = order(
+        len(job.prompts), config.run.seed, step * sample.prompts_per_step, sample.prompts_per_step
+    )
     prompts = [job.prompts[index] for index in indices]
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     groups = buffer.groups(step)
@@ -202,15 +248,20 @@ class _Record:
         self.values[key] = self.values.get(key, 0.0) + time.perf_counter() - started
 
 
-def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, plan: Plan, console: Console) -> RunState:
-    """Evaluate the untrained policy and save it, so that the run has an identity before it has rollouts."""
+def _begin(
+    job: Job, log: MetricsLog, model: Model, learner: Learner, plan: Plan, console: Console
+) -> RunState:
+    """Evaluate the untrained policy and save it, so that the run has an identity before it has
+    rollouts."""
     record = _Record()
     if job.held_out:
         _evaluate(job, model, plan, record, console)
         console.line(f"before training: held-out accuracy {record.values['eval/accuracy']:.1%}")
     log.write(0, record.values | {"memory/peak_rss_mib": memory.peak_rss_mib()})
     state = RunState(job.state.run, 0, None)
-    return checkpoint.save(job.folder, state, model.policy, learner.optimizer, job.config.run.keep_checkpoints)
+    return checkpoint.save(
+        job.folder, state, model.policy, learner.optimizer, job.config.run.keep_checkpoints
+    )
 
 
 def _evaluate(job: Job, model: Model, plan: Plan, record: _Record, console: Console) -> None:
@@ -219,7 +270,9 @@ def _evaluate(job: Job, model: Model, plan: Plan, record: _Record, console: Cons
         sampling(model, plan.cache_tokens) as sampler,
         console.phase("evaluating", len(job.held_out)) as progress,
     ):
-        record.values |= evaluate(sampler, job.held_out, job.rewards[0], _eval_tokens(job.config), progress)
+        record.values |= evaluate(
+            sampler, job.held_out, job.rewards[0], _eval_tokens(job.config), progress
+        )
 
 
 def _finish(job: Job, log: MetricsLog, model: Model, console: Console) -> dict[str, Any]:
@@ -227,12 +280,19 @@ def _finish(job: Job, log: MetricsLog, model: Model, console: Console) -> dict[s
     folder, adapter = job.folder, job.folder / "adapter"
     adapters.save(model.policy, adapter)
     summary = metrics.summarize(log.records, adapter)
-    write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    curves = report.draw_curves(folder, f"{job.config.run.name}: {job.config.algorithm.name} on {job.config.data.train}")
+    write_atomically(
+        folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
+    )
+    curves = report.draw_curves(
+        folder, f"{job.config.run.name}: {job.config.algorithm.name} on {job.config.data.train}"
+    )
     if summary["accuracy_before"] is not None:
-        console.line(f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%}")
+        console.line(
+            f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%}"
+        )
     console.line(
-        f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: {summary['sampling_seconds']:.0f} s sampling, "
+        f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: "
+        f"{summary['sampling_seconds']:.0f} s sampling, "
         f"{summary['learning_seconds']:.0f} s learning; adapter in {adapter}, curves in {curves}"
     )
     return summary
@@ -243,7 +303,9 @@ def _describe(groups: list[Group]) -> Record:
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
-    flat = sum(len({completion.reward for completion in group.completions}) == 1 for group in groups)
+    flat = sum(
+        len({completion.reward for completion in group.completions}) == 1 for group in groups
+    )
     rewards = {
         f"score/{name}": sum(completion.rewards[name] for completion in completions) / count
         for name in completions[0].rewards
@@ -251,7 +313,10 @@ def _describe(groups: list[Group]) -> Record:
     return {
         "sample/tokens": tokens,
         "sample/completion_tokens": tokens / count,
-        "sample/truncated_fraction": sum(completion.finish_reason == "length" for completion in completions) / count,
+        "sample/truncated_fraction": sum(
+            completion.finish_reason == "length" for completion in completions
+        )
+        / count,
         "score/reward": sum(completion.reward or 0.0 for completion in completions) / count,
         "score/groups_without_signal_fraction": flat / len(groups),
         **rewards,
@@ -260,10 +325,17 @@ def _describe(groups: list[Group]) -> Record:
 
 def _step_line(config: Config, record: Record) -> str:
     sampling_seconds = record.get("time/sampling_seconds", 0.0)
-    parts = [f"step {record['step']:.0f}/{config.run.steps}", f"reward {record['score/reward']:.3f}"]
+    parts = [
+        f"step {record['step']:.0f}/{config.run.steps}",
+        f"reward {record['score/reward']:.3f}",
+    ]
     if "eval/accuracy" in record:
         parts.append(f"held-out accuracy {record['eval/accuracy']:.1%}")
-    speed = f" ({record['sample/tokens'] / sampling_seconds:,.0f} tokens/s)" if sampling_seconds else " (from the buffer)"
+    speed = (
+        f" ({record['sample/tokens'] / sampling_seconds:,.0f} tokens/s)"
+        if sampling_seconds
+        else " (from the buffer)"
+    )
     parts.append(f"sampling {sampling_seconds:.1f} s{speed}")
     parts.append(f"learning {record['time/learning_seconds']:.1f} s")
     return "  ".join(parts)
@@ -271,7 +343,9 @@ def _step_line(config: Config, record: Record) -> str:
 
 def _evaluation_is_due(config: Config, step: int) -> bool:
     every = config.eval.every
-    return config.data.eval is not None and (step == config.run.steps or (every > 0 and step % every == 0))
+    return config.data.eval is not None and (
+        step == config.run.steps or (every > 0 and step % every == 0)
+    )
 
 
 def _eval_tokens(config: Config) -> int:

@@ -1,7 +1,8 @@
 """metrics.jsonl, one record a step, and summary.json made from it alone.
 
-Record ``step: s`` tells what led to the policy of s learned steps; ``step: 0`` is the untrained one. Keys are
-``stage/name_unit``. On resuming, records after the checkpoint are cut off, so that each step stands there once.
+Record ``step: s`` tells what led to the policy of s learned steps; ``step: 0`` is the untrained
+one. Keys are ``stage/name_unit``. On resuming, records after the checkpoint are cut off, so that
+each step stands there once.
 """
 
 import time
@@ -44,7 +45,9 @@ class MetricsLog:
             with self.path.open("ab") as file:
                 file.write(_line(record))
         except OSError as error:
-            raise WriteError(f"{self.path} cannot be written ({error.strerror}); free the disk and run again") from error
+            raise WriteError(
+                f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
+            ) from error
         self.records.append(record)
         return record
 
@@ -54,7 +57,8 @@ class MetricsLog:
 
 
 def read(path: Path) -> list[Record]:
-    """The records in ``path``. A last line without its end is a write that was cut off, and no record.
+    """The records in ``path``. A last line without its end is a write that was cut off, and no
+    record.
 
     Raises:
         DataError: another line is not JSON.
@@ -66,12 +70,15 @@ def read(path: Path) -> list[Record]:
         try:
             records.append(orjson.loads(line))
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not valid JSON ({error}); remove the line") from error
+            raise DataError(
+                f"{path}:{number}: not valid JSON ({error}); remove the line"
+            ) from error
     return records
 
 
 def summarize(records: list[Record], adapter: Path) -> dict[str, Any]:
-    """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter lies."""
+    """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter
+    lies."""
 
     def total(key: str) -> float:
         return round(sum(record.get(key, 0.0) for record in records), 3)

@@ -1,7 +1,9 @@
-"""Data rows become Prompts: files and Hub sets read, columns found, the chat template applied, an order drawn.
+"""Data rows become Prompts: files and Hub sets read, columns found, the chat template applied, an
+order drawn.
 
-No torch here. A row that cannot be used is an error with its file and line; nothing is dropped silently. The order is a
-pure function of the seed and the position, so resuming needs only a number.
+No torch here. A row that cannot be used is an error with its file and line; nothing is dropped
+silently. The order is a pure function of the seed and the position, so resuming needs only a
+number.
 """
 
 import csv
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPTS: dict[str, str | None] = {
     "think_answer_tags": (
-        "Think first, then answer. Put your reasoning between <think> and </think>, and only the final answer between "
+        "Think first, then answer. Put your reasoning between <think> and </think>, and only the "
+        "final answer between "
         "<answer> and </answer>."
     ),
     "boxed": "Reason step by step, and put your final answer within \\boxed{}.",
@@ -52,26 +55,31 @@ def load_prompts(
     """Every row of ``source`` (a file or a Hub id) as a Prompt, in the file's order.
 
     Args:
-        system_prompt: text put before each conversation that has no system message of its own; None for none.
+        system_prompt: text put before each conversation that has no system message of its own; None
+        for none.
         max_prompt_tokens: what the context leaves for a prompt.
         limit: take only this many rows; None for all.
 
     Raises:
         DataError: with file, line and what was expected.
     """
-    prompts = []
+    prompts: list[Prompt] = []
     for where, row in _rows(source, split):
         if limit is not None and len(prompts) == limit:
             break
         messages, answer = _read_row(where, row, columns)
         if system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_prompt}, *messages]
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        text = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
         token_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         if len(token_ids) > max_prompt_tokens:
             raise DataError(
-                f"{where}: the prompt has {len(token_ids)} tokens and the context leaves {max_prompt_tokens} for it; "
-                "shorten or remove the row, lower sample.max_new_tokens or raise model.context_tokens"
+                f"{where}: the prompt has {len(token_ids)} tokens and the context leaves "
+                f"{max_prompt_tokens} for it; "
+                "shorten or remove the row, lower sample.max_new_tokens or raise "
+                "model.context_tokens"
             )
         prompts.append(Prompt(id=where, text=text, token_ids=token_ids, answer=answer))
     if not prompts:
@@ -80,7 +88,8 @@ def load_prompts(
 
 
 def resolve_system_prompt(name: str, first_reward: str) -> str | None:
-    """The text that ``data.system_prompt`` names: a named default, ``auto`` by the reward, or the text itself."""
+    """The text that ``data.system_prompt`` names: a named default, ``auto`` by the reward, or the
+    text itself."""
     if name == "auto":
         name = SYSTEM_PROMPT_OF_REWARD[first_reward]
     return SYSTEM_PROMPTS.get(name, name)
@@ -89,7 +98,8 @@ def resolve_system_prompt(name: str, first_reward: str) -> str | None:
 def order(num_prompts: int, seed: int, start: int, count: int) -> list[int]:
     """Indices of the prompts at positions ``start .. start + count`` of an endless shuffled order.
 
-    Each pass over the set is a fresh permutation of it; any slice can be drawn without drawing what came before.
+    Each pass over the set is a fresh permutation of it; any slice can be drawn without drawing what
+    came before.
     """
     indices: list[int] = []
     while len(indices) < count:
@@ -102,12 +112,19 @@ def order(num_prompts: int, seed: int, start: int, count: int) -> list[int]:
 
 def _rows(source: str, split: str) -> Iterator[Row]:
     """(``where``, row) pairs; ``where`` is file:line for text files, file:row otherwise."""
-    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    readers = {
+        ".jsonl": _jsonl_rows,
+        ".json": _json_rows,
+        ".csv": _csv_rows,
+        ".parquet": _parquet_rows,
+    }
     path = Path(source)
     reader = readers.get(path.suffix.lower())
     if reader is None:
         if path.exists():
-            raise DataError(f"{source} is of no known kind; give a {', '.join(readers)} file or a Hub id")
+            raise DataError(
+                f"{source} is of no known kind; give a {', '.join(readers)} file or a Hub id"
+            )
         yield from _hub_rows(source, split)
         return
     if not path.is_file():
@@ -119,7 +136,9 @@ def _rows(source: str, split: str) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         raise DataError(f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except OSError as error:
-        raise DataError(f"data file {source} cannot be read: {error.strerror or error}; check its permissions") from error
+        raise DataError(
+            f"data file {source} cannot be read: {error.strerror or error}; check its permissions"
+        ) from error
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -132,7 +151,9 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 cut = "" if line.endswith("\n") else ", and the file ends here: it may be cut short"
-                raise DataError(f"{where}: not valid JSON ({error}){cut}; expected one JSON object a line") from error
+                raise DataError(
+                    f"{where}: not valid JSON ({error}){cut}; expected one JSON object a line"
+                ) from error
             yield where, _as_object(where, row)
 
 
@@ -155,10 +176,15 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             for row in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
-                    raise DataError(f"{where}: not {len(reader.fieldnames or [])} fields as in the header; mend the row")
+                    raise DataError(
+                        f"{where}: not {len(reader.fieldnames or [])} fields as in the header; "
+                        "mend the row"
+                    )
                 yield where, row
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error}); mend the row") from error
+            raise DataError(
+                f"{path}:{reader.line_num}: not valid CSV ({error}); mend the row"
+            ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -173,7 +199,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield f"{path}:row {number}", row
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a whole Parquet file ({' '.join(str(error).split())}); write it again") from error
+        raise DataError(
+            f"{path}: not a whole Parquet file ({' '.join(str(error).split())}); write it again"
+        ) from error
 
 
 def _hub_rows(source: str, split: str) -> Iterator[Row]:
@@ -202,8 +230,15 @@ def _read_row(where: str, row: dict[str, Any], columns: ColumnsSection) -> tuple
     prompt_column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
     answer_column = _column(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
     answer = row[answer_column]
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        raise DataError(f"{where}: {answer_column!r} is {answer!r}; expected text or a number that is the gold answer")
+    if (
+        isinstance(answer, bool)
+        or not isinstance(answer, str | int | float)
+        or not str(answer).strip()
+    ):
+        raise DataError(
+            f"{where}: {answer_column!r} is {answer!r}; expected text or a number that is the gold "
+            f"answer"
+        )
     return _messages(where, prompt_column, row[prompt_column]), gold_answer(str(answer))
 
 
@@ -216,13 +251,17 @@ def gold_answer(text: str) -> str:
     return final.strip().replace(",", "") if mark else text.strip()
 
 
-def _column(where: str, row: dict[str, Any], named: str | None, usual: Sequence[str], option: str) -> str:
+def _column(
+    where: str, row: dict[str, Any], named: str | None, usual: Sequence[str], option: str
+) -> str:
     candidates = (named,) if named is not None else usual
     for name in candidates:
         if name in row:
             return name
     wanted = f"column {named!r}" if named is not None else f"any of the columns {', '.join(usual)}"
-    raise DataError(f"{where}: lacks {wanted}; it has {', '.join(map(str, row))}; set {option} to one of these")
+    raise DataError(
+        f"{where}: lacks {wanted}; it has {', '.join(map(str, row))}; set {option} to one of these"
+    )
 
 
 def _messages(where: str, column: str, value: Any) -> Messages:
@@ -231,7 +270,8 @@ def _messages(where: str, column: str, value: Any) -> Messages:
     messages = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise DataError(
-            f'{where}: {column!r} is {str(value)[:60]!r}; expected text, {{"role": …, "content": …}} or a list of such'
+            f"{where}: {column!r} is {str(value)[:60]!r}; expected text, a message "
+            '{"role": …, "content": …} or a list of such'
         )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 

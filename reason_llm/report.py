@@ -6,7 +6,8 @@ from reason_llm import metrics
 
 
 def draw_curves(run_folder: Path, title: str) -> Path:
-    """Reward, held-out accuracy and completion length over the steps, from metrics.jsonl to ``curves.png``."""
+    """Reward, held-out accuracy and completion length over the steps, from metrics.jsonl to
+    ``curves.png``."""
     from matplotlib.figure import Figure
 
     records = metrics.read(run_folder / "metrics.jsonl")

@@ -1,7 +1,7 @@
 """The records that flow between the stages: Prompt, Completion, Group; to and from JSON.
 
-Standard library only. Token ids are the record; text is derived from them and kept for the reader. The three stages
-sample, score and train meet here and on disk, and nowhere else.
+Standard library only. Token ids are the record; text is derived from them and kept for the reader.
+The three stages sample, score and train meet here and on disk, and nowhere else.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,8 @@ def group_from_json(value: Any) -> Group:
     """
     prompt = _record(Prompt, _member(value, "prompt"), tuples=("token_ids",))
     completions = tuple(
-        _record(Completion, item, tuples=("token_ids", "logprobs")) for item in _member(value, "completions")
+        _record(Completion, item, tuples=("token_ids", "logprobs"))
+        for item in _member(value, "completions")
     )
     for index, completion in enumerate(completions):
         if len(completion.logprobs) != len(completion.token_ids):

@@ -1,4 +1,5 @@
-"""Train: ``python scripts/train.py [CONFIG.yaml] [--section.key value ...]``; the same command resumes."""
+"""Train: ``python scripts/train.py [CONFIG.yaml] [--section.key value ...]``; the same command
+resumes."""
 
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ Without arguments: the quick start. Started again, a run goes on where it stoppe
 
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.config import parse_command_line
+    from reason_llm.command_line import parse_command_line
     from reason_llm.errors import ReasonError
 
     try:
         default = Path("configs/quickstart.yaml")
         config = parse_command_line("python scripts/train.py", DESCRIPTION, default, sys.argv[1:])
-        from reason_llm.console import Console  # heavy imports come after --help and a config that holds
+        from reason_llm.console import (
+            Console,
+        )  # heavy imports come after --help and a config that holds
         from reason_llm.loop import run
 
         run(config, Console(config.log.console))

@@ -1,0 +1,1 @@
+"""The one base copy and the adapters over it."""

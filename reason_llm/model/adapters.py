@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors.torch import load_file
 
 from reason_llm.config import AdapterSection
@@ -19,14 +25,15 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
-    """The base (not copied) with a fresh LoRA adapter in float32; its start comes from torch's global seed.
+    """The base (not copied) with a fresh LoRA adapter in float32; its start comes from torch's
+    global seed.
 
     Raises:
         ModelError: a target that the model lacks, or its head.
     """
     lora = LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # annotated int, used as a factor
+        lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
         task_type="CAUSAL_LM",
@@ -34,15 +41,25 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
     try:
         policy = get_peft_model(base, lora)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, m in base.named_modules() if isinstance(m, torch.nn.Linear)})
+        names = sorted(
+            {
+                name.rpartition(".")[2]
+                for name, m in base.named_modules()
+                if isinstance(m, torch.nn.Linear)
+            }
+        )
         raise ModelError(
-            f"model.adapter.targets={config.targets!r} fits nothing in the model; its linear layers are {', '.join(names)}"
+            f"model.adapter.targets={config.targets!r} fits nothing in the model; "
+            f"its linear layers are {', '.join(names)}"
         ) from error
     if not isinstance(base.get_output_embeddings(), torch.nn.Linear) or hasattr(
         base.get_output_embeddings(), "lora_A"
     ):
-        raise ModelError(f"model.adapter.targets={config.targets!r} includes the head, which stays frozen; leave it out")
-    return policy  # type: ignore[return-value]  # a PeftModel for one adapter
+        raise ModelError(
+            f"model.adapter.targets={config.targets!r} includes the head, which stays frozen; "
+            "leave it out"
+        )
+    return policy
 
 
 @contextmanager
@@ -53,7 +70,8 @@ def reference(policy: PeftModel) -> Iterator[None]:
 
 
 def save(policy: PeftModel, folder: Path) -> None:
-    """Write the adapter in PEFT's own form, as ``PeftModel.from_pretrained(base, folder)`` reads it."""
+    """Write the adapter in PEFT's own form, as ``PeftModel.from_pretrained(base, folder)`` reads
+    it."""
     policy.save_pretrained(str(folder))
 
 
@@ -66,5 +84,7 @@ def load(policy: PeftModel, folder: Path) -> None:
     state = load_file(str(folder / WEIGHTS))
     expected = {name: tensor.shape for name, tensor in get_peft_model_state_dict(policy).items()}
     if {name: tensor.shape for name, tensor in state.items()} != expected:
-        raise CheckpointError(f"{folder / WEIGHTS} does not fit the model's adapter; start with --run.resume never")
+        raise CheckpointError(
+            f"{folder / WEIGHTS} does not fit the model's adapter; start with --run.resume never"
+        )
     set_peft_model_state_dict(policy, state)

@@ -1,7 +1,8 @@
-"""The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a forward pass.
+"""The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a
+forward pass.
 
-The base never learns and is never copied. ``hidden_states`` runs the decoder, ``logits`` the head on as few positions as
-the caller needs, so that full (B, T, V) logits never exist.
+The base never learns and is never copied. ``hidden_states`` runs the decoder, ``logits`` the head
+on as few positions as the caller needs, so that full (B, T, V) logits never exist.
 
 Not here: vLLM's storage, quantised bases, several devices.
 """
@@ -57,7 +58,10 @@ class Model:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Give the memory back."""
         del self.policy, self.decoder, self.head
@@ -95,14 +99,17 @@ class Model:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """The head's product must be the model's logits: some architectures cap or scale them afterwards."""
+        """The head's product must be the model's logits: some architectures cap or scale them
+        afterwards."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
         theirs = self.policy(input_ids=ids_BT).logits.float()
         ours = self.logits(self.hidden_states(ids_BT)).float()
         if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
             raise ModelError(
-                f"model.path={self.path}: {self.text_config.model_type} changes its logits after the head "
-                f"(by up to {float((ours - theirs).abs().max()):.3g}), which is not supported; use another model"
+                f"model.path={self.path}: {self.text_config.model_type} changes its logits after "
+                f"the head "
+                f"(by up to {float((ours - theirs).abs().max()):.3g}), which is not supported; use "
+                f"another model"
             )
 
 
@@ -119,9 +126,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, "tokenizer", error) from error
     if tokenizer.chat_template is None:
-        raise ModelError(f"model.path={path}: its tokenizer has no chat template; take an instruct model, or add one")
+        raise ModelError(
+            f"model.path={path}: its tokenizer has no chat template; "
+            "take an instruct model, or add one"
+        )
     if tokenizer.eos_token_id is None:
-        raise ModelError(f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one")
+        raise ModelError(
+            f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one"
+        )
     return tokenizer
 
 
@@ -138,7 +150,8 @@ def context_limit(config: ModelSection) -> int:
     limit = int(text_config.max_position_embeddings)
     if config.context_tokens is not None and config.context_tokens > limit:
         raise ModelError(
-            f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of {config.path}; "
+            f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of "
+            f"{config.path}; "
             f"set it to {limit} or less"
         )
     return config.context_tokens or limit
@@ -146,11 +159,19 @@ def context_limit(config: ModelSection) -> int:
 
 def _check_folder(path: str, name: str, what: str) -> None:
     folder = Path(path)
-    looks_local = folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
+    looks_local = (
+        folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
+    )
     if looks_local and not folder.is_dir():
-        raise ModelError(f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as org/name")
+        raise ModelError(
+            f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as "
+            f"org/name"
+        )
     if folder.is_dir() and not (folder / name).is_file():
-        raise ModelError(f"model.path={path} holds no {what}: {name} is missing; save it there, or name another folder")
+        raise ModelError(
+            f"model.path={path} holds no {what}: {name} is missing; save it there, or name another "
+            f"folder"
+        )
 
 
 def _load_base(config: ModelSection, device: torch.device) -> Any:
@@ -164,12 +185,15 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
         raise _unreadable(config.path, "weights", error) from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
-            f"model.path={config.path}: its weights lack {len(missing)} tensors, {missing[0]} among them; save it whole"
+            f"model.path={config.path}: its weights lack {len(missing)} tensors, "
+            f"{missing[0]} among them; save it whole"
         )
     return base.to(device)
 
 
-def _end_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _end_token_ids(
+    generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
     """Every id that ends an answer: the tokenizer's, and those of generation_config.json."""
     theirs = generation.eos_token_id if generation is not None else None
     more = [] if theirs is None else [theirs] if isinstance(theirs, int) else list(theirs)
@@ -178,4 +202,6 @@ def _end_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTok
 
 def _unreadable(path: str, what: str, error: Exception) -> ModelError:
     reason = " ".join(str(error).split())[:300]
-    return ModelError(f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id")
+    return ModelError(
+        f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id"
+    )

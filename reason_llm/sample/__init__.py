@@ -34,7 +34,9 @@ Progress = Callable[[int, int], None]
 class Sampler(Protocol):
     """One engine over the resident base and its current adapter."""
 
-    def sample(self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress) -> list[Group]:
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
         """A Group of ``params.num_completions`` completions for each prompt, in the prompts' order.
 
         The same prompts, params, seed and weights give the same tokens on the same machine.
@@ -42,7 +44,8 @@ class Sampler(Protocol):
         ...
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """How many of these prompts fit into memory together with all their completions; at least 1."""
+        """How many of these prompts fit into memory together with all their completions; at least
+        1."""
         ...
 
 

@@ -1,12 +1,14 @@
 """Sampling with the Transformers model itself: no second engine, any machine.
 
-Each prompt is read once and its KV cache copied to its completions; finished completions leave the batch, so a wave
-costs what its tokens cost. Every token is drawn by inverting the cumulative distribution at a number that depends only
-on the seed, the row and the position, so the batch's make-up does not change the draw.
+Each prompt is read once and its KV cache copied to its completions; finished completions leave the
+batch, so a wave costs what its tokens cost. Every token is drawn by inverting the cumulative
+distribution at a number that depends only on the seed, the row and the position, so the batch's
+make-up does not change the draw.
 
 Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
 
-Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longest completion, V vocabulary, D hidden.
+Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longest completion, V
+vocabulary, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,22 +34,33 @@ class TransformersSampler:
         self.model = model
         self.cache_tokens = cache_tokens
 
-    def sample(self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress) -> list[Group]:
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
         """See ``Sampler.sample``."""
         num_rows = len(prompts) * params.num_completions
         generator = torch.Generator().manual_seed(seed)
-        uniforms_NL = torch.rand(num_rows, params.max_new_tokens, generator=generator).to(self.model.device)
+        uniforms_NL = torch.rand(num_rows, params.max_new_tokens, generator=generator).to(
+            self.model.device
+        )
         rows = self._rows_at_once(prompts, params)
         completions: list[Completion] = []
         for start in range(0, num_rows, rows):
-            of_prompt = [row // params.num_completions for row in range(start, min(start + rows, num_rows))]
+            of_prompt = [
+                row // params.num_completions for row in range(start, min(start + rows, num_rows))
+            ]
             first, last = of_prompt[0], of_prompt[-1]
             completions += self._decode(
-                prompts[first : last + 1], [p - first for p in of_prompt], params, uniforms_NL[start:], progress
+                prompts[first : last + 1],
+                [p - first for p in of_prompt],
+                params,
+                uniforms_NL[start:],
+                progress,
             )
         size = params.num_completions
         return [
-            Group(prompt, tuple(completions[index * size : (index + 1) * size])) for index, prompt in enumerate(prompts)
+            Group(prompt, tuple(completions[index * size : (index + 1) * size]))
+            for index, prompt in enumerate(prompts)
         ]
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
@@ -77,7 +90,9 @@ class TransformersSampler:
         end_ids = torch.tensor(self.model.end_token_ids, device=device)
         for position in range(params.max_new_tokens):
             alive = batch.rows[~stopped_B[batch.rows]]
-            tokens, logprobs = draw(self.model.logits(batch.hidden_BD), params, uniforms_BL[batch.rows, position])
+            tokens, logprobs = draw(
+                self.model.logits(batch.hidden_BD), params, uniforms_BL[batch.rows, position]
+            )
             tokens_BL[batch.rows, position] = tokens
             logprobs_BL[batch.rows, position] = logprobs
             lengths_B[alive] = position + 1
@@ -107,7 +122,8 @@ class _Batch:
 
     @classmethod
     def prefill(cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int]) -> "_Batch":
-        """Read each prompt once, padded on the left, and give each row a copy of its prompt's cache."""
+        """Read each prompt once, padded on the left, and give each row a copy of its prompt's
+        cache."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         longest = max(lengths)
         ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -136,7 +152,8 @@ class _Batch:
         )
 
     def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Forget the stopped rows once they are an eighth of the batch; the tokens (B,) of the rows that stay.
+        """Forget the stopped rows once they are an eighth of the batch; the tokens (B,) of the rows
+        that stay.
 
         Copying the cache costs about as much as decoding one token, hence not for every single row.
         """
@@ -155,7 +172,10 @@ class _Batch:
         if self.mask_BT is not None:
             self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(tokens), 1)], dim=-1)
         hidden_B1D = self.model.hidden_states(
-            tokens[:, None], attention_mask=self.mask_BT, position_ids=self.positions_B[:, None], cache=self.cache
+            tokens[:, None],
+            attention_mask=self.mask_BT,
+            position_ids=self.positions_B[:, None],
+            cache=self.cache,
         )
         self.hidden_BD = hidden_B1D[:, -1]
         self.positions_B = self.positions_B + 1
@@ -171,7 +191,8 @@ def draw(
         uniforms_B: numbers in [0, 1), one for each row; unused when greedy.
 
     Returns:
-        tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs are 0.
+        tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs
+        are 0.
     """
     logits_BV = logits_BV.float()
     if params.temperature == 0:
@@ -194,7 +215,9 @@ def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.
         sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
         probs_BV = sorted_BV.softmax(-1)
         before_BV = probs_BV.cumsum(-1) - probs_BV
-        outside_BV = torch.zeros_like(logits_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= params.top_p)
+        outside_BV = torch.zeros_like(logits_BV, dtype=torch.bool).scatter(
+            -1, order_BV, before_BV >= params.top_p
+        )
         logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
     if params.min_p > 0:
         probs_BV = logits_BV.softmax(-1)
@@ -204,11 +227,22 @@ def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.
 
 
 def _completions(
-    model: Model, tokens_BL: torch.Tensor, logprobs_BL: torch.Tensor, lengths_B: torch.Tensor, stopped_B: torch.Tensor
+    model: Model,
+    tokens_BL: torch.Tensor,
+    logprobs_BL: torch.Tensor,
+    lengths_B: torch.Tensor,
+    stopped_B: torch.Tensor,
 ) -> Iterator[Completion]:
-    # orjson writes a float32 in its shortest form, so the numbers in the buffer are short and still exact.
-    logprobs = orjson.loads(orjson.dumps(logprobs_BL.cpu().numpy(), option=orjson.OPT_SERIALIZE_NUMPY))
-    rows = [ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)]
+    # orjson writes a float32 in its shortest form, so the numbers in the buffer are short and still
+    # exact.
+    logprobs = orjson.loads(
+        orjson.dumps(logprobs_BL.cpu().numpy(), option=orjson.OPT_SERIALIZE_NUMPY)
+    )
+    rows = [
+        ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
+    ]
     texts = model.tokenizer.batch_decode(rows, skip_special_tokens=True)
     for ids, text, values, stopped in zip(rows, texts, logprobs, stopped_B.tolist(), strict=True):
-        yield Completion(tuple(ids), text, tuple(values[: len(ids)]), "stop" if stopped else "length")
+        yield Completion(
+            tuple(ids), text, tuple(values[: len(ids)]), "stop" if stopped else "length"
+        )

@@ -1,4 +1,5 @@
-"""Completions become rewards: the table of rewards and the weighted sum. Meets the other stages in ``rollout.py`` only."""
+"""Completions become rewards: the table of rewards and the weighted sum. Meets the other stages in
+``rollout.py`` only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,18 +37,32 @@ def find_rewards(specs: Sequence[RewardSpec]) -> list[WeightedReward]:
     """
     for spec in specs:
         if spec.name not in REWARDS:
-            raise ConfigError(f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; name one of these")
+            raise ConfigError(
+                f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; name "
+                f"one of these"
+            )
     return [WeightedReward(spec.name, spec.weight, REWARDS[spec.name]) for spec in specs]
 
 
 def score(groups: Sequence[Group], rewards: Sequence[WeightedReward]) -> list[Group]:
     """The same groups with every completion's rewards by name and their weighted sum."""
     return [
-        replace(group, completions=tuple(_scored(group.prompt, completion, rewards) for completion in group.completions))
+        replace(
+            group,
+            completions=tuple(
+                _scored(group.prompt, completion, rewards) for completion in group.completions
+            ),
+        )
         for group in groups
     ]
 
 
-def _scored(prompt: Prompt, completion: Completion, rewards: Sequence[WeightedReward]) -> Completion:
+def _scored(
+    prompt: Prompt, completion: Completion, rewards: Sequence[WeightedReward]
+) -> Completion:
     values = {reward.name: float(reward.function(prompt, completion)) for reward in rewards}
-    return replace(completion, rewards=values, reward=sum(reward.weight * values[reward.name] for reward in rewards))
+    return replace(
+        completion,
+        rewards=values,
+        reward=sum(reward.weight * values[reward.name] for reward in rewards),
+    )

@@ -1,4 +1,5 @@
-"""Is the final answer right? The answer is found in the text here; math-verify decides whether it equals the gold one.
+"""Is the final answer right? The answer is found in the text here; math-verify decides whether it
+equals the gold one.
 
 Not here: step-by-step marking, partial credit, several answers in one box.
 """
@@ -20,13 +21,15 @@ def boxed(prompt: Prompt, completion: Completion) -> float:
 
 
 def think_answer_tags(prompt: Prompt, completion: Completion) -> float:
-    """1 if the text between the last ``<answer>`` and ``</answer>`` equals the gold answer, else 0."""
+    """1 if the text between the last ``<answer>`` and ``</answer>`` equals the gold answer, else
+    0."""
     answers = _ANSWER_TAGS.findall(completion.text)
     return float(bool(answers) and equivalent(prompt.answer, answers[-1].strip()))
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed{...}``, nested braces kept; None if there is none or it is not closed.
+    """The content of the last ``\\boxed{...}``, nested braces kept; None if there is none or it is
+    not closed.
 
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
@@ -45,7 +48,8 @@ def last_boxed(text: str) -> str | None:
 
 @functools.lru_cache(maxsize=65536)
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether two answers are the same mathematical object. Integers are compared here, all else by math-verify.
+    """Whether two answers are the same mathematical object. Integers are compared here, all else by
+    math-verify.
 
     math-verify's own time limit (5 s, by a signal) needs the main thread.
     """
@@ -56,12 +60,15 @@ def equivalent(gold: str, answer: str) -> bool:
     import math_verify
 
     parsed = _parse(answer)
-    return bool(parsed) and bool(math_verify.verify(list(_parse(gold)), list(parsed), timeout_seconds=_TIMEOUT_SECONDS))
+    return bool(parsed) and bool(
+        math_verify.verify(list(_parse(gold)), list(parsed), timeout_seconds=_TIMEOUT_SECONDS)
+    )
 
 
 @functools.lru_cache(maxsize=65536)
 def _parse(answer: str) -> tuple[object, ...]:
-    """What math-verify reads in an answer, given as LaTeX mathematics and, failing that, as plain text."""
+    """What math-verify reads in an answer, given as LaTeX mathematics and, failing that, as plain
+    text."""
     import math_verify
 
     if "$" not in answer and "\\boxed" not in answer:

@@ -10,10 +10,12 @@ _WHOLE = re.compile(rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\
 
 
 def think_answer_format(prompt: Prompt, completion: Completion) -> float:
-    """1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag once, in this order; else 0."""
+    """1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag once, in this order;
+    else 0."""
     return float(_WHOLE.fullmatch(completion.text) is not None)
 
 
 def tag_count(prompt: Prompt, completion: Completion) -> float:
-    """A quarter for each of the four tags that stands exactly once: a gentler slope towards ``format``."""
+    """A quarter for each of the four tags that stands exactly once: a gentler slope towards
+    ``format``."""
     return sum(completion.text.count(tag) == 1 for tag in TAGS) / len(TAGS)

@@ -9,8 +9,11 @@ from torch import Tensor
 from reason_llm.train.algorithms import Scale
 
 
-def group_advantages(rewards_N: Tensor, group_size: int, scale: Scale, ddof: int = 1, epsilon: float = 1e-4) -> Tensor:
-    """How much better each completion is than its group: ``(r - mean) / (std + epsilon)``, or ``r - mean``.
+def group_advantages(
+    rewards_N: Tensor, group_size: int, scale: Scale, ddof: int = 1, epsilon: float = 1e-4
+) -> Tensor:
+    """How much better each completion is than its group: ``(r - mean) / (std + epsilon)``, or ``r -
+    mean``.
 
     Args:
         rewards_N: total rewards.
@@ -28,7 +31,11 @@ def group_advantages(rewards_N: Tensor, group_size: int, scale: Scale, ddof: int
     rewards_PG = rewards_N.view(-1, group_size)
     centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
     # A mean of equal numbers can be off by a rounding; such a group must teach nothing at all.
-    centred_PG = centred_PG.masked_fill((rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True), 0.0)
+    centred_PG = centred_PG.masked_fill(
+        (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True), 0.0
+    )
     if scale == "group":
-        centred_PG = centred_PG / (torch.std(rewards_PG, dim=1, correction=ddof, keepdim=True) + epsilon)
+        centred_PG = centred_PG / (
+            torch.std(rewards_PG, dim=1, correction=ddof, keepdim=True) + epsilon
+        )
     return centred_PG.view(-1)

@@ -1,7 +1,7 @@
 """Every algorithm is one row of this table; adding one is a row and a test.
 
-Standard library only, so that the config can check names and columns without torch. What each column does is in
-``advantages.py`` (baseline, scale) and ``losses.py`` (clip, aggregation, KL).
+Standard library only, so that the config can check names and columns without torch. What each
+column does is in ``advantages.py`` (baseline, scale) and ``losses.py`` (clip, aggregation, KL).
 """
 
 from dataclasses import dataclass, replace
@@ -14,16 +14,19 @@ KLEstimator = Literal["none", "k1", "k2", "k3"]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row. Every column but ``source`` can be overridden in the config's ``algorithm`` section."""
+    """One row. Every column but ``source`` can be overridden in the config's ``algorithm``
+    section."""
 
     scale: Scale
-    """Divide the group's centred rewards by their standard deviation (``group``) or leave them (``none``)."""
+    """Divide the group's centred rewards by their standard deviation (``group``) or leave them
+    (``none``)."""
     clip_low: float
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float
     """The ratio is clipped above at 1 + clip_high."""
     aggregation: Aggregation
-    """How token losses become one: mean of sequence means, mean over all tokens, or sum over N * max_new_tokens."""
+    """How token losses become one: mean of sequence means, mean over all tokens, or sum over N *
+    max_new_tokens."""
     kl: KLEstimator
     """The estimator of KL(policy || reference) added to the loss."""
     kl_coefficient: float
@@ -34,15 +37,18 @@ class Algorithm:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm(
-        scale="group", clip_low=0.2, clip_high=0.2, aggregation="sequence_mean", kl="k3", kl_coefficient=0.04,
-        source="DeepSeekMath, arXiv:2402.03300 eq. 3 and 4; beta 0.04 from section 4.2",
+        scale="group", clip_low=0.2, clip_high=0.2, aggregation="sequence_mean",
+        kl="k3", kl_coefficient=0.04,
+        source="DeepSeekMath, arXiv:2402.03300 eq. 3 and 4; beta from section 4.2",
     ),
     "dapo": Algorithm(
-        scale="group", clip_low=0.2, clip_high=0.28, aggregation="token_mean", kl="none", kl_coefficient=0.0,
-        source="DAPO, arXiv:2503.14476 eq. 8 (clip-higher and token-level loss; section 3.2 and 3.3)",
+        scale="group", clip_low=0.2, clip_high=0.28, aggregation="token_mean",
+        kl="none", kl_coefficient=0.0,
+        source="DAPO, arXiv:2503.14476 eq. 8: clip-higher and token-level loss",
     ),
     "dr_grpo": Algorithm(
-        scale="none", clip_low=0.2, clip_high=0.2, aggregation="constant", kl="none", kl_coefficient=0.0,
+        scale="none", clip_low=0.2, clip_high=0.2, aggregation="constant",
+        kl="none", kl_coefficient=0.0,
         source="Dr. GRPO, arXiv:2503.20783 section 3.2",
     ),
 }  # fmt: skip
@@ -59,8 +65,8 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
         row = replace(row, kl_coefficient=0.0)
     if row.kl == "none" and row.kl_coefficient > 0:
         raise ValueError(
-            f"algorithm.kl_coefficient={row.kl_coefficient} would be ignored because algorithm.kl is none for {name}; "
-            "set algorithm.kl to k3, or leave kl_coefficient out"
+            f"algorithm.kl_coefficient={row.kl_coefficient} would be ignored because "
+            f"algorithm.kl is none for {name}; set algorithm.kl to k3, or leave kl_coefficient out"
         )
     if row.kl != "none" and row.kl_coefficient == 0:
         raise ValueError(

@@ -1,6 +1,8 @@
-"""Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward or backward.
+"""Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward
+or backward.
 
-The one shift of the project is here: hidden state t - 1 predicts token t, and entry t of the result belongs to token t.
+The one shift of the project is here: hidden state t - 1 predicts token t, and entry t of the result
+belongs to token t.
 
 Shapes: B rows, T tokens, N trained tokens, V vocabulary, D hidden.
 """
@@ -24,7 +26,8 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that distribution's entropy.
+    """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that
+    distribution's entropy.
 
     Args:
         hidden_BTD: last hidden states; gradients flow into them.
@@ -40,16 +43,20 @@ def token_logprobs(
     hidden_ND = hidden_BTD[:, :-1][chosen_BT]
     targets_N = ids_BT[:, 1:][chosen_BT]
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, head_VD, bias_V, targets_N, temperature, chunk)
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(
+        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk
+    )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(h W^T / temperature)[target], whose gradient in h is (W[target] - p W) / temperature.
+    """log softmax(h W^T / temperature)[target], whose gradient in h is (W[target] - p W) /
+    temperature.
 
-    That gradient is one vector of D numbers for each token, so the forward pass makes it while the chunk's
-    probabilities exist, and the backward pass only scales it: the logits are computed once, not twice.
+    That gradient is one vector of D numbers for each token, so the forward pass makes it while the
+    chunk's probabilities exist, and the backward pass only scales it: the logits are computed once,
+    not twice.
     """
 
     @staticmethod
@@ -70,13 +77,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
             targets_C1 = targets_N[part, None]
-            logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate) / temperature
+            logits_CV = (
+                torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
+                / temperature
+            )
             logprobs_CV = logits_CV.log_softmax(-1)
             probs_CV = logprobs_CV.exp()
             logprobs_N[part] = logprobs_CV.gather(-1, targets_C1)[:, 0]
             entropy_N[part] = -(probs_CV * logprobs_CV).sum(-1)
             if gradient_ND is not None:
-                weights_CV = probs_CV.neg_().scatter_add_(-1, targets_C1, torch.ones_like(targets_C1, dtype=accumulate))
+                weights_CV = probs_CV.neg_().scatter_add_(
+                    -1, targets_C1, torch.ones_like(targets_C1, dtype=accumulate)
+                )
                 gradient_ND[part] = (weights_CV.to(head_VD.dtype) @ head_VD) / temperature
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(entropy_N)
@@ -84,6 +96,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_ND,) = ctx.saved_tensors
-        return (grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND, None, None, None, None, None)
+        return (
+            grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )

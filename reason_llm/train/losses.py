@@ -1,10 +1,10 @@
 """The policy-gradient losses: pure functions of tensors and numbers.
 
-Every loss is a masked sum; the caller divides once by ``denominator`` over the whole optimizer batch, so that no split
-into micro-batches changes the gradient. Losses are minimised.
+Every loss is a masked sum; the caller divides once by ``denominator`` over the whole optimizer
+batch, so that no split into micro-batches changes the gradient. Losses are minimised.
 
-Shapes: B rows, T tokens, N completions of the optimizer batch. ``mask_BT`` is True where a token is trained; entry t
-of every (B, T) tensor belongs to token t.
+Shapes: B rows, T tokens, N completions of the optimizer batch. ``mask_BT`` is True where a token is
+trained; entry t of every (B, T) tensor belongs to token t.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,14 @@ from reason_llm.train.algorithms import Aggregation, KLEstimator
 
 
 def clipped_surrogate(
-    logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_B: Tensor, clip_low: float, clip_high: float
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_B: Tensor,
+    clip_low: float,
+    clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprobs - old_logprobs)``, token by token.
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprobs -
+    old_logprobs)``, token by token.
 
     Returns:
         loss_BT, and clipped_BT: True where the clip took the token's gradient away.
@@ -37,9 +42,11 @@ def clipped_surrogate(
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
     """An estimate of KL(policy || reference) at each token, from tokens that the policy drew.
 
-    With ``log_ratio = ref - policy``: k1 = -log_ratio, k2 = log_ratio^2 / 2, k3 = expm1(log_ratio) - log_ratio.
+    With ``log_ratio = ref - policy``: k1 = -log_ratio, k2 = log_ratio^2 / 2, k3 = expm1(log_ratio)
+    - log_ratio.
 
-    Source: k3 is arXiv:2402.03300 eq. 4; all three, J. Schulman, "Approximating KL Divergence" (2020).
+    Source: k3 is arXiv:2402.03300 eq. 4; all three, J. Schulman, "Approximating KL Divergence"
+    (2020).
     """
     log_ratio_BT = ref_logprobs_BT - logprobs_BT
     if estimator == "k1":
@@ -52,9 +59,11 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstima
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """The rows' losses added up; with ``sequence_mean`` each row is first divided by its number of trained tokens.
+    """The rows' losses added up; with ``sequence_mean`` each row is first divided by its number of
+    trained tokens.
 
-    Divide by ``denominator`` of the optimizer batch to get the loss. A row with no trained token adds 0.
+    Divide by ``denominator`` of the optimizer batch to get the loss. A row with no trained token
+    adds 0.
     """
     row_sums_B = (loss_BT * mask_BT).sum(dim=1)
     if aggregation == "sequence_mean":
@@ -68,9 +77,11 @@ def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_toke
     Args:
         lengths_N: trained tokens of each completion, those whose advantage is 0 included.
 
-    Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean, arXiv:2503.14476 eq. 8 (all
-    tokens alike); constant, arXiv:2503.20783 section 3.2 (no division by the sampled length).
-    Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant open.
+    Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean,
+    arXiv:2503.14476 eq. 8 (all tokens alike); constant, arXiv:2503.20783 section 3.2 (no division
+    by the sampled length).
+    Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant
+    open.
     """
     if aggregation == "sequence_mean":
         return float(max(1, len(lengths_N)))

@@ -1,4 +1,5 @@
-"""The optimizer and its schedule; its state as plain tensors, so that no pickle is ever written or read."""
+"""The optimizer and its schedule; its state as plain tensors, so that no pickle is ever written or
+read."""
 
 import math
 from collections.abc import Iterable
@@ -9,13 +10,18 @@ from torch import Tensor
 from reason_llm.config import TrainSection
 
 
-def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: TrainSection) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: Iterable[torch.nn.Parameter], config: TrainSection
+) -> torch.optim.Optimizer:
     """AdamW, fused. Source: arXiv:1711.05101."""
-    return torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
-    """The rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then the schedule.
+    """The rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then the
+    schedule.
 
     linear and cosine reach 0 just after the last step.
     """
@@ -33,7 +39,9 @@ def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """``{"3.exp_avg": tensor, ...}``: every tensor of the state by parameter number and name."""
     states = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": value for index, state in states.items() for name, value in state.items()}
+    return {
+        f"{index}.{name}": value for index, state in states.items() for name, value in state.items()
+    }
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -42,4 +50,6 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for key, value in tensors.items():
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )

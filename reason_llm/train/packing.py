@@ -30,7 +30,8 @@ class Rollout:
 def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Indices grouped so that rows * longest row <= budget, longest rows first.
 
-    A row longer than the budget is a micro-batch of its own. Longest first: if memory does not suffice, it shows at once.
+    A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
+    suffice, it shows at once.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -48,6 +49,8 @@ def collate(rollouts: Sequence[Rollout], device: torch.device) -> tuple[Tensor, 
     ids_BT = torch.zeros(len(rollouts), longest, dtype=torch.long)
     mask_BT = torch.zeros(len(rollouts), longest, dtype=torch.bool)
     for row, rollout in enumerate(rollouts):
-        ids_BT[row, : rollout.num_tokens] = torch.tensor(rollout.prompt_ids + rollout.completion_ids)
+        ids_BT[row, : rollout.num_tokens] = torch.tensor(
+            rollout.prompt_ids + rollout.completion_ids
+        )
         mask_BT[row, len(rollout.prompt_ids) : rollout.num_tokens] = True
     return ids_BT.to(device), mask_BT.to(device)

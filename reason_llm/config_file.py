@@ -1,0 +1,152 @@
+"""The config as a file: read, overridden, written, compared; every mistake in it as one line."""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from reason_llm.config import MAY_CHANGE, Config
+from reason_llm.errors import ConfigError
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """The config in the YAML file ``path`` with dotted ``overrides``, e.g.
+    ``{"train.learning_rate": 1e-4}``.
+
+    Raises:
+        ConfigError: one line with the key, the value and the fix.
+    """
+    tree = _read_yaml(path)
+    for key, value in (overrides or {}).items():
+        _place(tree, key, value)
+    if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
+        tree["run"]["name"] = path.stem
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, path)) from error
+
+
+def to_yaml(config: Config) -> str:
+    """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs, ``MAY_CHANGE``
+    left out."""
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(
+            path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
+        )
+        hint = f"; did you mean {path.parent / near[0]}.yaml?" if near else "; name a YAML file"
+        raise ConfigError(f"config file {path} does not exist{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
+        ) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'"
+        )
+    return tree
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(
+                f"{key} cannot be set: {name} is {tree!r} in the config file; make it a section"
+            )
+    tree[leaf] = value
+
+
+def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """``("train.learning_rate", its field)`` for every option."""
+    for name, option in section.model_fields.items():
+        if isinstance(option.annotation, type) and issubclass(option.annotation, BaseModel):
+            yield from leaves(option.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", option
+
+
+def shown_type(option: FieldInfo) -> str:
+    """An option's type for a reader: ``none|k1|k2|k3``, ``INT|null``, ``PATH``."""
+
+    def show(annotation: Any) -> str:
+        origin, args = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return show(args[0])
+        if origin is Literal:
+            return "|".join(map(str, args))
+        if origin in (Union, UnionType):
+            return "|".join(map(show, args))
+        if origin is list or annotation is type(None):
+            return "LIST" if origin is list else "null"
+        return {Path: "PATH", str: "TEXT"}.get(annotation) or str(annotation.__name__).upper()
+
+    return show(option.annotation)
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _first_problem(error: ValidationError, path: Path) -> str:
+    """The first problem of a failed validation: key, value, fix."""
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    # Parts such as "constrained-int" name a branch of a union, not a key.
+    key = ".".join(
+        str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
+    )
+    if first["type"] == "extra_forbidden":
+        return unknown_key(key, f"{path}: unknown key {key!r}")
+    if first["type"] == "missing":
+        return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return f"{path}: {problem}"
+    field = dict(leaves(Config)).get(key)
+    hint = f"; {key} takes {shown_type(field)}: {field.description}" if field else ""
+    return f"{path}: {key}={first['input']!r}: {problem[0].lower()}{problem[1:]}{hint}"
+
+
+def unknown_key(key: str, problem: str, dashes: str = "") -> str:
+    """``problem``, with the option that ``key`` may have meant."""
+    keys = [name for name, _ in leaves(Config)] + list(Config.model_fields)
+    same_leaf = [name for name in keys if name.split(".")[-1] == key.split(".")[-1]]
+    near = same_leaf[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    return f"{problem}; " + (
+        f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """An exception's text without line breaks."""
+    return " ".join(str(error).split())
