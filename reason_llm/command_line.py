@@ -8,7 +8,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import Config
-from reason_llm.config_file import leaves, load, one_line, shown_type, unknown_key
+from reason_llm.config_file import docstring, leaves, load, one_line, shown_type, unknown_key
 from reason_llm.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def parse_command_line(
     for section, options in _by_section():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:
-            text = f"{option.description} (default: {_shown_default(option)})".replace("%", "%%")
+            text = f"{docstring(option)} (default: {_shown_default(option)})".replace("%", "%%")
             group.add_argument(
                 f"--{key}", help=text, metavar=shown_type(option), default=argparse.SUPPRESS
             )

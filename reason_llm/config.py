@@ -169,7 +169,7 @@ class AlgorithmSection(Section):
     name: str = "grpo"
     """The row: grpo, dapo or dr_grpo."""
     scale: Scale | None = None
-    """group: advantages are divided by the group's standard deviation; none: they are not."""
+    """group, batch: advantages are divided by that one's standard deviation; none: they are not."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] | None = None
     """The probability ratio is clipped below at 1 - clip_low."""
     clip_high: NonNegative | None = None

@@ -92,6 +92,11 @@ def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
             yield f"{prefix}{name}", option
 
 
+def docstring(option: FieldInfo) -> str:
+    """An option's docstring on one line."""
+    return " ".join((option.description or "").split())
+
+
 def shown_type(option: FieldInfo) -> str:
     """An option's type for a reader: ``none|k1|k2|k3``, ``INT|null``, ``PATH``."""
 
@@ -133,8 +138,12 @@ def _first_problem(error: ValidationError, path: Path) -> str:
     if not first["loc"]:
         return f"{path}: {problem}"
     field = dict(leaves(Config)).get(key)
-    hint = f"; {key} takes {shown_type(field)}: {field.description}" if field else ""
-    return f"{path}: {key}={first['input']!r}: {problem[0].lower()}{problem[1:]}{hint}"
+    if problem == first["msg"]:
+        problem = problem[0].lower() + problem[1:]
+    elif field is None:  # a check of a whole section, which names its keys itself
+        return f"{path}: {problem}"
+    hint = f"; {key} takes {shown_type(field)}: {docstring(field)}" if field else ""
+    return f"{path}: {key}={first['input']!r} {problem}{hint}"
 
 
 def unknown_key(key: str, problem: str, dashes: str = "") -> str:

@@ -28,8 +28,7 @@ class MetricsLog:
         self.path = run_folder / "metrics.jsonl"
         found = read(self.path) if self.path.exists() else []
         self.records: list[Record] = [] if step is None else [r for r in found if r["step"] <= step]
-        if len(self.records) < len(found) or step is None:
-            write_atomically(self.path, b"".join(map(_line, self.records)))
+        write_atomically(self.path, b"".join(map(_line, self.records)))
         self._since = time.perf_counter()
 
     def restart_clock(self, started: float) -> None:

@@ -155,7 +155,7 @@ def pretrain(
     pairs: list[Pair],
     args: argparse.Namespace,
 ) -> None:
-    """AdamW with a short warm-up and, in the second half, a linear decay to 0; stopped before the sums are learned."""
+    """AdamW: a short warm-up, a linear decay in the second half, over before the sums are known."""
     probe = encode(tokenizer, pairs[:512])
     ids_NT, labels_NT = encode(tokenizer, pairs[512:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)

@@ -12,13 +12,13 @@ from reason_llm.train.algorithms import Scale
 def group_advantages(
     rewards_N: Tensor, group_size: int, scale: Scale, ddof: int = 1, epsilon: float = 1e-4
 ) -> Tensor:
-    """How much better each completion is than its group: ``(r - mean) / (std + epsilon)``, or ``r -
-    mean``.
+    """How much better each completion is than its group: ``(r - group mean) / (std + epsilon)``.
 
     Args:
         rewards_N: total rewards.
         group_size: G.
-        scale: ``group`` divides by the group's standard deviation, ``none`` does not.
+        scale: ``group`` takes the group's standard deviation, ``batch`` that of all N rewards;
+            ``none`` divides by nothing.
         ddof: 1 for the sample's standard deviation, 0 for the population's.
         epsilon: keeps a group of equal rewards finite; its advantages are 0.
 
@@ -34,8 +34,8 @@ def group_advantages(
     centred_PG = centred_PG.masked_fill(
         (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True), 0.0
     )
-    if scale == "group":
-        centred_PG = centred_PG / (
-            torch.std(rewards_PG, dim=1, correction=ddof, keepdim=True) + epsilon
-        )
-    return centred_PG.view(-1)
+    if scale == "none":
+        return centred_PG.view(-1)
+    over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
+    std = torch.std(over, dim=1, correction=ddof, keepdim=True)
+    return (centred_PG / (std + epsilon)).view(-1)

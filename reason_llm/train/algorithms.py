@@ -7,7 +7,7 @@ column does is in ``advantages.py`` (baseline, scale) and ``losses.py`` (clip, a
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Scale = Literal["group", "none"]
+Scale = Literal["group", "batch", "none"]
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 KLEstimator = Literal["none", "k1", "k2", "k3"]
 
@@ -18,8 +18,8 @@ class Algorithm:
     section."""
 
     scale: Scale
-    """Divide the group's centred rewards by their standard deviation (``group``) or leave them
-    (``none``)."""
+    """What the group's centred rewards are divided by: the standard deviation of the group's or
+    the whole step's (``batch``) rewards, or nothing."""
     clip_low: float
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float

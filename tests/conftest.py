@@ -1,0 +1,79 @@
+"""What several tests share: one torch thread, the tiny model, a small run in its own folder."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower beside any other process
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.model.base import Model, load_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ROOT / "model" / "tiny"
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return load_tokenizer(str(TINY))
+
+
+@pytest.fixture(scope="session")
+def shared_model(tokenizer: Any) -> Iterator[Model]:
+    section = ModelSection(
+        path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=16)
+    )
+    with Model(section, tokenizer, seed=0) as model:
+        yield model
+
+
+@pytest.fixture
+def model(shared_model: Model) -> Model:
+    """The tiny model with an adapter that changes something, the same for every test."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in shared_model.policy.parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+            parameter.grad = None
+    shared_model.policy.eval()
+    return shared_model
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Callable[..., Config]:
+    """A config for a run of seconds in ``tmp_path``; dotted overrides as keywords with ``__``."""
+
+    def make(**overrides: Any) -> Config:
+        tree: dict[str, Any] = {
+            "run": {
+                "name": "small",
+                "directory": str(tmp_path / "runs"),
+                "buffer": str(tmp_path / "buffer.json"),
+                "steps": 3,
+            },
+            "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
+            "data": {
+                "train": str(ROOT / "data" / "arithmetic_train.jsonl"),
+                "system_prompt": "none",
+            },
+            "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 20},
+            "score": {"rewards": [{"name": "think_answer_tags"}]},
+            "algorithm": {"name": "grpo", "kl": "none"},
+            "train": {"learning_rate": 1e-3, "gradient_checkpointing": False},
+        }
+        for key, value in overrides.items():
+            *sections, leaf = key.split("__")
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[leaf] = value
+        return Config.model_validate(tree)
+
+    return make

@@ -1,0 +1,199 @@
+"""No split of an optimizer batch into micro-batches changes its gradient, for any row of the table.
+
+Also: rollouts without signal may be left out, several optimizer steps partition the rollouts, and a
+loss that is not finite stops before it reaches the weights.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import TINY
+from reason_llm.config import AdapterSection, ModelSection, TrainSection
+from reason_llm.errors import TrainingError
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.train.algorithms import ALGORITHMS, Algorithm
+from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+
+
+def groups(seed: int = 0, flat: bool = False) -> list[Group]:
+    """Four groups of four completions of 1 to 30 random tokens, with random rewards."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low: int, high: int, count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(low, high, (count,), generator=generator).tolist())
+
+    made = []
+    for p in range(4):
+        completions = []
+        for i in range(4):
+            ids = integers(3, 250, integers(1, 31, 1)[0])
+            reward = 1.0 if flat and p > 0 else float(integers(0, 4, 1)[0]) + i
+            completions.append(Completion(ids, "", (-1.0,) * len(ids), "stop", {}, reward))
+        made.append(Group(Prompt(f"p{p}", "", integers(3, 250, 5 + 3 * p), ""), tuple(completions)))
+    return made
+
+
+def learner(model: Model, row: Algorithm, budget: int = 4096, **train: Any) -> Learner:
+    section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False, **train})
+    settings = LearningSettings(
+        algorithm=row,
+        train=section,
+        temperature=0.9,
+        max_new_tokens=32,
+        micro_batch_tokens=budget,
+        seed=0,
+        total_optimizer_steps=10,
+    )
+    return Learner(model, settings)
+
+
+def gradient(model: Model, row: Algorithm, budget: int, data: list[Group], **train: Any) -> Any:
+    """The gradient that one optimizer step saw, before clipping."""
+    made = learner(model, row, budget, max_grad_norm=1e9, learning_rate=0.0, **train)
+    seen: list[torch.Tensor] = []
+    made.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
+    )
+    with learning(made):
+        metrics = made.learn(0, with_advantages(data, row), lambda items: None)
+    return seen[-1], metrics
+
+
+def sampled_groups(model: Model, tokenizer: Any) -> list[Group]:
+    """Real rollouts of the tiny model, rewarded by their length."""
+    texts = [
+        f"<|im_start|>user\nWhat is {7 * i} + {i}?<|im_end|>\n<|im_start|>assistant\n"
+        for i in range(6)
+    ]
+    prompts = [
+        Prompt(t, t, tuple(tokenizer.encode(t, add_special_tokens=False)), "") for t in texts
+    ]
+    with sampling(model, 10**6) as sampler:
+        made = sampler.sample(prompts, SamplingParams(8, 24, 0.9), 0, lambda tokens, items: None)
+    return [
+        replace(
+            g,
+            completions=tuple(replace(c, reward=float(i % 3)) for i, c in enumerate(g.completions)),
+        )
+        for g in made
+    ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_split_gives_the_same_gradient(model: Model, tokenizer: Any, name: str) -> None:
+    data, row = sampled_groups(model, tokenizer), ALGORITHMS[name]
+    whole, whole_metrics = gradient(model, row, 10**6, data)
+    assert whole.norm() > 1e-3
+    for budget in (1, 60, 150, 400):
+        split, metrics = gradient(model, row, budget, data)
+        assert (split - whole).norm() / whole.norm() < 1e-6, budget
+        for key in ("train/loss", "train/entropy", "train/kl", "train/grad_norm"):
+            assert metrics[key] == pytest.approx(whole_metrics[key], rel=1e-5, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_in_double_precision_the_split_is_exact(tokenizer: Any, name: str) -> None:
+    """What is left in float32 is rounding: on rollouts of any shape, in float64, it is gone."""
+    section = ModelSection(path=str(TINY), dtype="float32", adapter=AdapterSection(rank=4))
+    with Model(section, tokenizer, seed=0) as model:
+        model.policy.double()
+        for parameter in model.policy.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.05)
+        whole, _ = gradient(model, ALGORITHMS[name], 10**6, groups())
+        for budget in (1, 60, 150, 400):
+            split, _ = gradient(model, ALGORITHMS[name], budget, groups())
+            assert (split - whole).norm() / whole.norm() < 1e-12, budget
+
+
+def test_checkpointing_gives_the_same_gradient(model: Model) -> None:
+    row = ALGORITHMS["grpo"]
+    plain, _ = gradient(model, row, 200, groups())
+    recomputed, _ = gradient(model, row, 200, groups(), gradient_checkpointing=True)
+    model.policy.gradient_checkpointing_disable()
+    assert (plain - recomputed).norm() / plain.norm() < 1e-6
+
+
+def test_groups_without_signal_are_left_out_and_still_count(model: Model) -> None:
+    """Their passes are saved; the mean is over all rollouts as if they had been computed."""
+    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+    short, metrics = gradient(model, row, 10**6, groups(flat=True))
+    assert metrics["train/trained_fraction"] == 0.25
+    # A KL weight too small to matter makes every rollout take part.
+    full_row = replace(row, kl="k3", kl_coefficient=1e-12)
+    full, full_metrics = gradient(model, full_row, 10**6, groups(flat=True))
+    assert full_metrics["train/trained_fraction"] == 1.0
+    assert (short - full).norm() / full.norm() < 1e-6
+
+
+def test_gradient_points_to_the_better_answer(model: Model) -> None:
+    """After a few steps the rewarded completion is likelier and the other one less likely."""
+    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+    prompt = Prompt("p", "", (5, 6, 7), "")
+    good = Completion((20, 21, 22), "", (-1.0,) * 3, "stop", {}, 1.0)
+    bad = Completion((30, 31, 32, 33), "", (-1.0,) * 4, "stop", {}, 0.0)
+    data = with_advantages([Group(prompt, (good, bad))], row)
+    made = learner(model, row)
+
+    def likelihoods() -> list[float]:
+        from reason_llm.train.phase import to_rollouts
+
+        return [float(t.sum()) for t in made._logprobs_of(to_rollouts(data))]
+
+    before = likelihoods()
+    with learning(made):
+        for step in range(3):
+            made.learn(step, data, lambda items: None)
+    after = likelihoods()
+    assert after[0] > before[0] + 0.1
+    assert after[1] < before[1] - 0.1
+
+
+def test_kl_holds_the_policy_to_the_base(model: Model) -> None:
+    """With no reward signal, the KL term alone moves the policy back towards the reference."""
+    row = replace(ALGORITHMS["grpo"], kl="k3", kl_coefficient=1.0)
+    data = [
+        replace(g, completions=tuple(replace(c, reward=1.0) for c in g.completions))
+        for g in groups()
+    ]
+    made = learner(model, row)
+    with learning(made):
+        first = made.learn(0, with_advantages(data, row), lambda items: None)
+        for step in range(1, 6):
+            last = made.learn(step, with_advantages(data, row), lambda items: None)
+    assert 0 < last["train/kl"] < 0.7 * first["train/kl"]
+
+
+def test_several_optimizer_steps_use_each_rollout_once_an_epoch(model: Model) -> None:
+    made = learner(model, ALGORITHMS["dapo"], optimizer_steps=3, epochs=2)
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    made.optimizer.register_step_pre_hook(count)
+    told: list[int] = []
+    with learning(made):
+        made.learn(0, with_advantages(groups(), ALGORITHMS["dapo"]), told.append)
+    assert steps == 6
+    assert sum(told) == 2 * 16
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights(model: Model) -> None:
+    row = ALGORITHMS["dapo"]
+    data = with_advantages(groups(), row)
+    broken = replace(data[2].completions[1], advantage=float("nan"))
+    completions = (data[2].completions[0], broken, *data[2].completions[2:])
+    data[2] = replace(data[2], completions=completions)
+    made = learner(model, row, budget=60)
+    before = [p.detach().clone() for p in made.parameters]
+    with pytest.raises(TrainingError, match=r"step 4: the loss is nan on .*p2#1"), learning(made):
+        made.learn(4, data, lambda items: None)
+    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
+    assert not model.policy.training

@@ -1,0 +1,70 @@
+"""What the sampler reports is what the learner computes, for the policy and for the reference."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from reason_llm.model import adapters
+from reason_llm.model.base import Model
+from reason_llm.rollout import Group, Prompt
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.train import packing
+from reason_llm.train.phase import policy_logprobs, to_rollouts
+
+
+def sampled(model: Model, tokenizer: Any, temperature: float) -> list[Group]:
+    prompts = []
+    for index, question in enumerate(["What is 3 + 4?", "What is 57 + 68?", "Why?"]):
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        prompts.append(Prompt(f"q:{index}", text, ids, "7"))
+    with sampling(model, 10**6) as sampler:
+        return sampler.sample(
+            prompts, SamplingParams(6, 40, temperature), 3, lambda tokens, items: None
+        )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.5])
+def test_sampler_and_learner_agree(model: Model, tokenizer: Any, temperature: float) -> None:
+    rollouts = to_rollouts(sampled(model, tokenizer, temperature))
+    ids, mask = packing.collate(rollouts, model.device)
+    with torch.no_grad():
+        logprobs, _ = policy_logprobs(model, ids, mask, temperature)
+    reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+    assert (logprobs[mask] - reported).abs().max() < 1e-4
+    assert reported.min() < -0.5, "nothing but certain tokens proves nothing"
+
+
+def test_a_sampler_without_the_adapter_would_be_noticed(model: Model, tokenizer: Any) -> None:
+    rollouts = to_rollouts(sampled(model, tokenizer, 1.0))
+    ids, mask = packing.collate(rollouts, model.device)
+    with adapters.reference(model.policy):
+        logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
+    reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+    assert (logprobs[mask] - reported).abs().max() > 1e-2
+
+
+def test_adapter_off_is_the_base(model: Model, tokenizer: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+    ids = torch.tensor([tokenizer.encode("What is 12 + 34?")])
+    with torch.no_grad():
+        expected = base(input_ids=ids).logits
+    with adapters.reference(model.policy):
+        found = model.logits(model.hidden_states(ids))
+    assert torch.equal(found, expected)
+    with torch.no_grad():
+        assert not torch.allclose(model.logits(model.hidden_states(ids)), expected, atol=1e-3)
+
+
+def test_padding_changes_no_logprob(model: Model, tokenizer: Any) -> None:
+    rollouts = to_rollouts(sampled(model, tokenizer, 1.0))
+    ids, mask = packing.collate(rollouts, model.device)
+    with torch.no_grad():
+        together, _ = policy_logprobs(model, ids, mask, 1.0)
+        for row, rollout in enumerate(rollouts):
+            one_ids, one_mask = packing.collate([rollout], model.device)
+            alone, _ = policy_logprobs(model, one_ids, one_mask, 1.0)
+            assert torch.allclose(alone[one_mask], together[row][mask[row]], atol=1e-5)

@@ -1,0 +1,183 @@
+"""The sampler: what it draws, what it reports, and what finished rows cost.
+
+1. Frequencies equal the filtered distribution.      2. Reported log-probs belong to it.
+3. Greedy equals ``generate``.                       4. Batching changes nothing.
+5. Finished rows leave.                              6. Same seed, same tokens.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from reason_llm.model.base import Model
+from reason_llm.rollout import Group, Prompt
+from reason_llm.sample import SamplingParams
+from reason_llm.sample.transformers_sampler import TransformersSampler, draw, filtered_logprobs
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf]])
+
+
+def params(**options: Any) -> SamplingParams:
+    return SamplingParams(**{"num_completions": 4, "max_new_tokens": 20, **options})
+
+
+def quiet(tokens: int, items: int) -> None:
+    pass
+
+
+def prompts_of(tokenizer: Any, *questions: str) -> list[Prompt]:
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True
+        )
+        for q in questions
+    ]
+    return [
+        Prompt(f"q:{i}", text, tuple(tokenizer.encode(text, add_special_tokens=False)), "0")
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture
+def prompts(tokenizer: Any) -> list[Prompt]:
+    return prompts_of(tokenizer, "What is 3 + 4?", "What is 57 + 68?", "What is 9 + 85?")
+
+
+def ids(groups: list[Group]) -> list[list[tuple[int, ...]]]:
+    return [[c.token_ids for c in group.completions] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"temperature": 0.5}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.7}, [0, 1]),  # probabilities .56 .21 .13 .08 .03
+        ({"top_p": 0.5}, [0]),
+        ({"min_p": 0.2}, [0, 1, 2]),
+        ({"temperature": 2.0, "top_k": 4, "top_p": 0.8, "min_p": 0.1}, [0, 1, 2]),
+    ],
+)
+def test_draws_follow_the_filtered_distribution(options: dict, kept: list[int]) -> None:
+    chosen = params(**options)
+    count = 40_000
+    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = draw(LOGITS.expand(count, -1), chosen, uniforms)
+    weights = (LOGITS[0] / chosen.temperature).exp()
+    expected = torch.zeros(6)
+    expected[kept] = weights[kept] / weights[kept].sum()
+    frequencies = torch.bincount(tokens, minlength=6) / count
+    assert torch.allclose(frequencies, expected, atol=0.01)
+    assert torch.allclose(logprobs.exp(), expected[tokens], atol=1e-6)
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    edges = torch.tensor([0.0, 1e-12, 1 - 2**-24, 0.999999])
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]).expand(4, -1)
+    tokens, logprobs = draw(logits, params(), edges)
+    assert tokens.tolist() == [1, 1, 2, 2]
+    assert torch.isfinite(logprobs).all()
+
+
+def test_top_k_larger_than_the_vocabulary_keeps_all() -> None:
+    assert torch.equal(
+        filtered_logprobs(LOGITS, params(top_k=100)), filtered_logprobs(LOGITS, params())
+    )
+
+
+def test_greedy_equals_generate(model: Model, prompts: list[Prompt]) -> None:
+    sampler = TransformersSampler(model, cache_tokens=10**6)
+    groups = sampler.sample(prompts, params(num_completions=1, temperature=0.0), 0, quiet)
+    for group, prompt in zip(groups, prompts, strict=True):
+        output = model.policy.generate(
+            input_ids=torch.tensor([prompt.token_ids]),
+            attention_mask=torch.ones(1, len(prompt.token_ids), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=20,
+        )
+        expected = output[0, len(prompt.token_ids) :].tolist()
+        (completion,) = group.completions
+        assert list(completion.token_ids) == expected
+        assert completion.finish_reason == ("stop" if expected[-1] == 2 else "length")
+
+
+def test_text_is_the_tokens_decoded_without_the_end(
+    model: Model, prompts: list[Prompt], tokenizer: Any
+) -> None:
+    for group in TransformersSampler(model, 10**6).sample(prompts, params(), 0, quiet):
+        for completion in group.completions:
+            assert "<|im_end|>" not in completion.text
+            whole = tokenizer.decode(completion.token_ids)
+            assert whole == completion.text + ("<|im_end|>" if whole.endswith("|>") else "")
+
+
+@pytest.mark.parametrize("cache_tokens", [40, 100, 200])
+def test_batching_changes_neither_tokens_nor_order(
+    model: Model, prompts: list[Prompt], cache_tokens: int
+) -> None:
+    whole = TransformersSampler(model, 10**6).sample(prompts, params(), 5, quiet)
+    parts = TransformersSampler(model, cache_tokens).sample(prompts, params(), 5, quiet)
+    assert ids(parts) == ids(whole)
+    for a, b in zip(whole, parts, strict=True):
+        assert a.prompt == b.prompt
+        for x, y in zip(a.completions, b.completions, strict=True):
+            assert x.logprobs == pytest.approx(y.logprobs, abs=1e-5)
+
+
+def test_seeds(model: Model, prompts: list[Prompt]) -> None:
+    sampler = TransformersSampler(model, 10**6)
+    first = sampler.sample(prompts, params(), 1, quiet)
+    torch.manual_seed(99)  # the global generator has no say
+    assert sampler.sample(prompts, params(), 1, quiet) == first
+    assert ids(sampler.sample(prompts, params(), 2, quiet)) != ids(first)
+    completions = [c.token_ids for group in first for c in group.completions]
+    assert len(set(completions)) > len(completions) / 2
+
+
+def test_finish_reasons_and_lengths(model: Model, prompts: list[Prompt]) -> None:
+    (group, *_) = TransformersSampler(model, 10**6).sample(
+        prompts, params(max_new_tokens=3), 0, quiet
+    )
+    assert {c.finish_reason for c in group.completions} == {"length"}
+    assert {len(c.token_ids) for c in group.completions} == {3}
+    for group in TransformersSampler(model, 10**6).sample(
+        prompts, params(max_new_tokens=60), 0, quiet
+    ):
+        for completion in group.completions:
+            ended = completion.token_ids[-1] in model.end_token_ids
+            assert (completion.finish_reason == "stop") == ended
+            assert not set(completion.token_ids[:-1]) & set(model.end_token_ids)
+
+
+def test_progress_counts_every_token_and_completion(model: Model, prompts: list[Prompt]) -> None:
+    told: list[tuple[int, int]] = []
+    groups = TransformersSampler(model, 100).sample(
+        prompts, params(), 0, lambda tokens, items: told.append((tokens, items))
+    )
+    completions = [c for group in groups for c in group.completions]
+    assert sum(tokens for tokens, _ in told) == sum(len(c.token_ids) for c in completions)
+    assert sum(items for _, items in told) == len(completions)
+
+
+def test_finished_rows_cost_nothing(
+    model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that the decoder is given, summed over steps: at most an eighth more than tokens."""
+    rows_given = 0
+    original = model.hidden_states
+
+    def counting(ids_BT: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal rows_given
+        rows_given += ids_BT.shape[0] if ids_BT.shape[1] == 1 else 0
+        return original(ids_BT, *args, **kwargs)
+
+    monkeypatch.setattr(model, "hidden_states", counting)
+    groups = TransformersSampler(model, 10**6).sample(
+        prompts, params(num_completions=16, max_new_tokens=200, temperature=1.6), 0, quiet
+    )
+    lengths = [len(c.token_ids) for group in groups for c in group.completions]
+    assert max(lengths) > 3 * sum(lengths) / len(lengths), "the wave is not of mixed lengths"
+    assert rows_given <= 1.15 * sum(lengths)
+    assert rows_given < 0.4 * len(lengths) * max(lengths)

@@ -1,0 +1,105 @@
+"""The shape of the package, held by reading its imports.
+
+1. Stages never import each other.           2. Imports point down.
+3. A heavy library has one owner.            4. The config loads without torch.
+5. No module and no function outgrows a reader.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
+
+# Lowest first; a module may import from its own layer's package and from layers below.
+LAYERS = [
+    {"errors", "rollout", "train.algorithms"},
+    {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
+     "console"},
+    {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
+    {"model.base", "model.adapters", "memory", "checkpoint"},
+    {"sample", "sample.transformers_sampler", "score", "score.boxed_math", "score.tags",
+     "train.phase"},
+    {"evaluate"},
+    {"loop"},
+]  # fmt: skip
+PACKAGES_WITHOUT_CODE = {"", "model", "train"}
+NO_TORCH = LAYERS[0] | LAYERS[1]
+OWNERS = {
+    "peft": {"model.adapters", "checkpoint"},
+    "datasets": {"prompts"},
+    "math_verify": {"score.boxed_math"},
+    "matplotlib": {"report"},
+    "rich": {"console"},
+}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT / "reason_llm").with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    known = {name_of(module) for module in MODULES}
+    names = {n.removeprefix("reason_llm.") for n in imports_of(path) if n.startswith("reason_llm.")}
+    return (names & known) - PACKAGES_WITHOUT_CODE
+
+
+def layer(name: str) -> int:
+    return next(index for index, names in enumerate(LAYERS) if name in names)
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {name_of(m) for m in MODULES} - PACKAGES_WITHOUT_CODE == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down_and_stages_are_apart(path: Path) -> None:
+    name = name_of(path)
+    if name in PACKAGES_WITHOUT_CODE:
+        return
+    stages = ("sample", "score", "train")
+    for other in ours(path):
+        assert layer(other) <= layer(name), f"{name} imports {other} from above"
+        mine, theirs = name.split(".")[0], other.split(".")[0]
+        both = mine in stages and theirs in stages
+        assert not both or mine == theirs, f"stage {mine} imports stage {theirs}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_heavy_libraries_have_one_owner(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports_of(path)}
+    for library, owners in OWNERS.items():
+        assert library not in roots or name_of(path) in owners
+    if name_of(path) in NO_TORCH:
+        assert "torch" not in roots
+
+
+@pytest.mark.parametrize("module", ["config", "config_file", "command_line", "buffer", "prompts"])
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    code = f"import sys, reason_llm.{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_outgrows_a_reader(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 80, node.name

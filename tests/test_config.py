@@ -1,0 +1,153 @@
+"""Options: files, overrides, and every kind of mistake as one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reason_llm import config_file
+from reason_llm.command_line import parse_command_line
+from reason_llm.config import Config
+from reason_llm.config_file import differences, leaves, load, to_yaml
+from reason_llm.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "my_run.yaml"
+    path.write_text(text)
+    return path
+
+
+def parse(*arguments: str) -> Config:
+    return parse_command_line("train.py", "", ROOT / "configs" / "quickstart.yaml", arguments)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_loads_and_comes_back_the_same(path: Path, tmp_path: Path) -> None:
+    config = load(path)
+    assert config.run.name == path.stem
+    again = load(write(tmp_path, to_yaml(config)))
+    assert again == config
+
+
+def test_overrides_win_and_are_read_as_yaml(tmp_path: Path) -> None:
+    config = parse("--train.learning_rate", "1e-4", "--run.steps=7", "--data.eval", "null",
+                   "--eval.every", "10", "--model.adapter.targets", "[q_proj, v_proj]")  # fmt: skip
+    assert config.train.learning_rate == 1e-4
+    assert config.run.steps == 7
+    assert config.data.eval is None
+    assert config.model.adapter.targets == ["q_proj", "v_proj"]
+
+
+def test_positional_config_path(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {train: x.jsonl}\nrun: {steps: 3}\n")
+    assert parse(str(path)).run.steps == 3
+    assert parse(str(path), "--run.steps", "4").run.steps == 4
+
+
+def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for key, option in leaves(Config):
+        assert option.description, key
+        assert f"--{key} " in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("data: {train: x}\ntrain: {lerning_rate: 1}\n", ["lerning_rate", "train.learning_rate"]),
+        ("data: {train: x}\nsteps: 3\n", ["'steps'", "run.steps"]),
+        ("run: {steps: 3}\n", ["data", "missing"]),
+        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "integer"]),
+        ("data: {train: x}\nrun: {steps: 2.5}\n", ["run.steps=2.5"]),
+        ("data: {train: x}\nrun: {steps: true}\n", ["run.steps=True"]),
+        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "greater than or equal to 1"]),
+        ("data: {train: x}\ntrain: {learning_rate: -1}\n", ["learning_rate=-1", "0"]),
+        ("data: {train: x}\ntrain: {learning_rate: .nan}\n", ["learning_rate=nan"]),
+        ("data: {train: x}\nsample: {top_p: 1.5}\n", ["sample.top_p=1.5"]),
+        ("data: {train: x}\ntrain: {micro_batch_tokens: lots}\n", ["micro_batch_tokens='lots'"]),
+        ("data: {train: x}\nrun: {name: ../up}\n", ["run.name='../up'", "folder name"]),
+        ("data: {train: x}\nalgorithm: {name: grpoo}\n", ["algorithm.name='grpoo'", "grpo, dapo"]),
+        ("data: {train: x}\nscore: {rewards: []}\n", ["score.rewards"]),
+        ("data: {train: x}\nscore: {rewards: [{name: boxed}, {name: boxed}]}\n", ["twice"]),
+        ("data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n", ["score.rewards.0.nam"]),
+        (
+            "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
+            ["kl_coefficient=0.1", "algorithm.kl"],
+        ),
+        (
+            "data: {train: x}\nsample: {completions_per_prompt: 1}\n",
+            ["sample.completions_per_prompt=1", "algorithm.name=grpo"],
+        ),
+        (
+            "data: {train: x}\ntrain: {optimizer_steps: 1000}\n",
+            ["train.optimizer_steps=1000", "128 rollouts"],
+        ),
+        (
+            "data: {train: x}\nmodel: {context_tokens: 512}\n",
+            ["sample.max_new_tokens=512", "model.context_tokens=512"],
+        ),
+        ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval"]),
+        ("data: {train: x}\nrun: {steps: 5}\ntrain: {warmup_steps: 5}\n", ["warmup_steps=5"]),
+        ("data: [\n", ["not valid YAML", "my_run.yaml"]),
+        ("- 1\n", ["holds list"]),
+        ("", ["holds NoneType"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_key_and_value(
+    text: str, named: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in named:
+        assert part in message
+
+
+def test_a_config_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.yaml"):
+        load(ROOT / "configs" / "quickstrat.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--train.lerning_rate", "1"], "--train.learning_rate"),
+        (["--learning_rate", "1"], "--train.learning_rate"),
+        (["--run.steps"], "expected one argument"),
+        (["--run.steps", "["], "not valid YAML"),
+        (["a.yaml", "b.yaml"], "b.yaml"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: list[str], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_differences_leave_out_what_may_change() -> None:
+    def dump(**options: Any) -> dict[str, Any]:
+        return Config.model_validate({"data": {"train": "x"}, **options}).model_dump(mode="json")
+
+    assert differences(dump(), dump(run={"steps": 9}, log={"console": "quiet"})) == []
+    assert differences(dump(), dump(run={"seed": 3})) == ["run.seed: 0 -> 3"]
+    assert differences(dump(), dump(train={"learning_rate": 0.5}, model={"path": "y"})) == [
+        "model.path: 'model/tiny' -> 'y'",
+        "train.learning_rate: 1e-05 -> 0.5",
+    ]
+
+
+def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        config_file.load(path)
+    assert all(yaml.safe_load(path.read_text()) for path in CONFIGS)

@@ -1,0 +1,53 @@
+"""metrics.jsonl holds each step once, and the summary follows from it alone."""
+
+from pathlib import Path
+
+import pytest
+
+from reason_llm import metrics
+from reason_llm.errors import DataError
+from reason_llm.metrics import MetricsLog
+
+
+def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, None)
+    for step in range(4):
+        log.write(step, {"score/reward": step / 10})
+    resumed = MetricsLog(tmp_path, 2)
+    resumed.write(3, {"score/reward": 9.0})
+    steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path / "metrics.jsonl")]
+    assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
+
+
+def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:
+    MetricsLog(tmp_path, None).write(0, {})
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 1, "scor')
+    assert [r["step"] for r in metrics.read(path)] == [0]
+    MetricsLog(tmp_path, 0).write(1, {})
+    assert [r["step"] for r in metrics.read(path)] == [0, 1]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\nnonsense\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
+        metrics.read(path)
+
+
+def test_summary_adds_up_the_records() -> None:
+    records = [
+        {"step": 0, "eval/accuracy": 0.25, "time/total_seconds": 1.0, "memory/peak_rss_mib": 10.0},
+        {"step": 1, "time/sampling_seconds": 2.0, "time/total_seconds": 3.5, "sample/tokens": 7},
+        {"step": 2, "eval/accuracy": 0.5, "time/sampling_seconds": 1.0, "time/total_seconds": 2.0,
+         "memory/peak_rss_mib": 30.0, "sample/tokens": 5},
+    ]  # fmt: skip
+    summary = metrics.summarize(records, Path("runs/x/adapter"))
+    assert summary["accuracy_before"] == 0.25
+    assert summary["accuracy_after"] == 0.5
+    assert summary["steps"] == 2
+    assert summary["sampling_seconds"] == 3.0
+    assert summary["total_seconds"] == 6.5
+    assert summary["peak_rss_mib"] == 30.0
+    assert summary["sampled_tokens"] == 12
+    assert summary["adapter"] == "runs/x/adapter"

@@ -1,0 +1,91 @@
+"""Chunked log-probs equal the plain ones, forward and backward, and never hold all logits."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reason_llm.train.logprobs import token_logprobs
+
+
+def case(dtype: torch.dtype, bias: bool) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 11, 16, generator=generator).to(dtype).requires_grad_()
+    head = torch.randn(37, 16, generator=generator).to(dtype)
+    bias_V = torch.randn(37, generator=generator).to(dtype) if bias else None
+    ids = torch.randint(37, (3, 11), generator=generator)
+    mask = torch.rand(3, 11, generator=generator) < 0.6
+    mask[:, 0] = False
+    return hidden, head, bias_V, ids, mask
+
+
+def plain(hidden, head, bias, ids, mask, temperature):
+    """Entry t from hidden state t - 1, over full logits."""
+    logits = torch.nn.functional.linear(hidden, head, bias).to(torch.float64) / temperature
+    full = logits.log_softmax(-1)
+    logprobs = torch.zeros(ids.shape, dtype=torch.float64)
+    entropy = torch.zeros(ids.shape, dtype=torch.float64)
+    for row in range(ids.shape[0]):
+        for t in range(1, ids.shape[1]):
+            if mask[row, t]:
+                logprobs[row, t] = full[row, t - 1, ids[row, t]]
+                entropy[row, t] = -(full[row, t - 1].exp() * full[row, t - 1]).sum()
+    return logprobs, entropy
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("bias", [False, True])
+def test_equal_to_full_logits(chunk: int, temperature: float, bias: bool) -> None:
+    hidden, head, bias_V, ids, mask = case(torch.float32, bias)
+    logprobs, entropy = token_logprobs(hidden, ids, mask, head, bias_V, temperature, chunk)
+    weights = torch.linspace(-1, 1, ids.numel()).view(ids.shape)
+    (logprobs * weights).sum().backward()
+    found = hidden.grad.clone()
+    hidden.grad = None
+    expected, expected_entropy = plain(hidden, head, bias_V, ids, mask, temperature)
+    (expected * weights).sum().backward()
+    assert torch.allclose(logprobs.double(), expected, atol=1e-5)
+    assert torch.allclose(entropy.double(), expected_entropy, atol=1e-5)
+    assert torch.allclose(found, hidden.grad, atol=1e-5)
+    assert hidden.grad.abs().max() > 0.1
+
+
+def test_double_precision_gradient_is_exact() -> None:
+    hidden, head, _, ids, mask = case(torch.float64, bias=False)
+
+    def total(h: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(h, ids, mask, head, None, 0.9, 5)[0].square().sum()
+
+    assert torch.autograd.gradcheck(total, (hidden,))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(item, torch.Tensor):
+                self.elements = max(self.elements, item.numel())
+        return result
+
+
+def test_logits_never_exist_as_a_whole() -> None:
+    tokens, vocabulary, width, chunk = 512, 4096, 8, 16
+    hidden = torch.randn(1, tokens + 1, width, requires_grad=True)
+    head = torch.randn(vocabulary, width)
+    ids = torch.randint(vocabulary, (1, tokens + 1))
+    mask = torch.ones(1, tokens + 1, dtype=torch.bool)
+    mask[:, 0] = False
+    with LargestTensor() as watch:
+        token_logprobs(hidden, ids, mask, head, None, 1.0, chunk)[0].sum().backward()
+    assert watch.elements == chunk * vocabulary
+
+
+def test_no_gradient_is_made_where_none_is_wanted() -> None:
+    hidden, head, _, ids, mask = case(torch.float32, bias=False)
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(hidden, ids, mask, head, None, 1.0)
+    assert not logprobs.requires_grad

@@ -1,0 +1,174 @@
+"""Each loss against its equation, on numbers worked by hand, and the direction of its gradient.
+
+1. Value and gradient of the clipped surrogate.   2. Where the clip bites, by sign of advantage.
+3. The three aggregations, and their invariance to micro-batches.
+4. GRPO's length bias, absent from Dr. GRPO.       5. KL estimators against an exact KL.
+"""
+
+import math
+
+import pytest
+import torch
+
+from reason_llm.train import losses
+from reason_llm.train.algorithms import ALGORITHMS
+
+# Known vectors: 2 and 3 tokens, advantages 1 and -1 (float64 of the papers' formulas).
+LOGPROBS = [[-2.04415, -0.85025, -2.69], [-0.41683, -2.34914, -1.57985]]
+OLD = [[-1.99529, -0.88674, -6.183], [-0.42273, -2.42634, -1.62856]]
+MASK = [[True, True, False], [True, True, True]]
+PER_TOKEN = [
+    [-0.952314444388473, -1.037163932326568, 0.0],
+    [1.005917439280382, 1.0802581064101608, 1.0499158309958108],
+]
+DAPO_LOSS = 0.22932259999426252
+DAPO_GRADIENT = [
+    [-0.1904628888776946, -0.2074327864653136, 0.0],
+    [0.20118348785607643, 0.21605162128203217, 0.20998316619916216],
+]
+DR_GRPO_LOSS = 0.08190092856937944  # with 7 tokens at most
+
+
+def tensor(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def loss_and_gradient(
+    aggregation: str, clip_low: float, clip_high: float, max_new_tokens: int = 7
+) -> tuple[float, torch.Tensor, torch.Tensor]:
+    logprobs = tensor(LOGPROBS).requires_grad_()
+    mask = torch.tensor(MASK)
+    loss, _ = losses.clipped_surrogate(
+        logprobs, tensor(OLD), tensor([1.0, -1.0]), clip_low, clip_high
+    )
+    count = losses.denominator(mask.sum(1).tolist(), aggregation, max_new_tokens)
+    total = losses.masked_sum(loss, mask, aggregation) / count
+    total.backward()
+    assert logprobs.grad is not None
+    return total.item(), (loss * mask).detach(), logprobs.grad
+
+
+def test_dapo_row_equals_the_known_vector() -> None:
+    row = ALGORITHMS["dapo"]
+    loss, per_token, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high)
+    assert loss == pytest.approx(DAPO_LOSS, abs=1e-12)
+    assert torch.allclose(per_token, tensor(PER_TOKEN), atol=1e-12)
+    assert torch.allclose(gradient, tensor(DAPO_GRADIENT), atol=1e-12)
+
+
+def test_dr_grpo_row_equals_the_known_vector() -> None:
+    row = ALGORITHMS["dr_grpo"]
+    loss, _, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high, 7)
+    assert loss == pytest.approx(DR_GRPO_LOSS, abs=1e-12)
+    assert torch.allclose(gradient, tensor(DAPO_GRADIENT) * 5 / 14, atol=1e-12)
+
+
+def test_grpo_row_is_the_mean_of_sequence_means() -> None:
+    row = ALGORITHMS["grpo"]
+    loss, _, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high)
+    by_hand = (sum(PER_TOKEN[0]) / 2 + sum(PER_TOKEN[1]) / 3) / 2
+    assert loss == pytest.approx(by_hand, abs=1e-12)
+    lengths = tensor([[2.0], [3.0]])
+    assert torch.allclose(gradient, tensor(DAPO_GRADIENT) * 5 / lengths / 2, atol=1e-12)
+
+
+def test_first_step_gradient_is_minus_the_advantage() -> None:
+    logprobs = tensor([[-1.0, -2.0]]).requires_grad_()
+    loss, clipped = losses.clipped_surrogate(logprobs, logprobs.detach(), tensor([0.7]), 0.2, 0.2)
+    loss.sum().backward()
+    assert not clipped.any()
+    assert torch.allclose(logprobs.grad, tensor([[-0.7, -0.7]]))  # descending raises the log-prob
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gradient_lives"),
+    [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False), (1.1, 1.0, True)],
+)
+def test_clip_takes_the_gradient_only_where_it_would_go_further(
+    ratio: float, advantage: float, gradient_lives: bool
+) -> None:
+    logprobs = tensor([[math.log(ratio)]]).requires_grad_()
+    loss, clipped = losses.clipped_surrogate(
+        logprobs, tensor([[0.0]]), tensor([advantage]), 0.2, 0.28
+    )
+    loss.sum().backward()
+    assert (logprobs.grad.item() != 0) == gradient_lives
+    assert clipped.item() == (not gradient_lives)
+    if gradient_lives:
+        assert logprobs.grad.item() == pytest.approx(-advantage * ratio)
+
+
+def test_clip_high_is_the_upper_bound_and_clip_low_the_lower() -> None:
+    logprobs, old = tensor([[math.log(1.25), math.log(0.75)]]), tensor([[0.0, 0.0]])
+    _, up = losses.clipped_surrogate(logprobs, old, tensor([1.0]), 0.2, 0.28)
+    _, down = losses.clipped_surrogate(logprobs, old, tensor([-1.0]), 0.2, 0.28)
+    assert up.tolist() == [[False, False]]
+    assert down.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_micro_batches_add_up_to_the_whole(aggregation: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.randn(6, 9, dtype=torch.float64, generator=generator)
+    lengths = [9, 1, 4, 7, 2, 5]
+    mask = torch.arange(9)[None] < torch.tensor(lengths)[:, None]
+    whole = losses.masked_sum(loss, mask, aggregation)
+    parts = sum(losses.masked_sum(loss[i : i + 2], mask[i : i + 2], aggregation) for i in (0, 2, 4))
+    assert torch.allclose(whole, parts, atol=1e-12)
+
+
+def test_denominators_by_hand() -> None:
+    assert losses.denominator([2, 3], "sequence_mean", 10) == 2
+    assert losses.denominator([2, 3], "token_mean", 10) == 5
+    assert losses.denominator([2, 3], "constant", 10) == 20
+
+
+@pytest.mark.parametrize(("name", "is_biased"), [("grpo", True), ("dr_grpo", False)])
+def test_only_grpo_lets_a_long_wrong_answer_off(name: str, is_biased: bool) -> None:
+    """The push on each token of a wrong answer must not shrink with the answer's length."""
+    row = ALGORITHMS[name]
+
+    def push(length: int) -> float:
+        logprobs = torch.zeros(1, length, dtype=torch.float64, requires_grad=True)
+        loss, _ = losses.clipped_surrogate(
+            logprobs, logprobs.detach(), tensor([-1.0]), row.clip_low, row.clip_high
+        )
+        mask = torch.ones(1, length, dtype=torch.bool)
+        count = losses.denominator([length], row.aggregation, 16)
+        (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
+        return logprobs.grad[0, 0].item()
+
+    assert (push(16) < push(2) * 0.99) == is_biased
+
+
+def test_masked_tokens_weigh_nothing_and_an_empty_row_is_zero() -> None:
+    loss = tensor([[1.0, 100.0], [50.0, 50.0]])
+    mask = torch.tensor([[True, False], [False, False]])
+    for aggregation in ("sequence_mean", "token_mean", "constant"):
+        assert losses.masked_sum(loss, mask, aggregation).item() == 1.0
+    assert losses.denominator([0], "token_mean", 8) == 1.0  # finite, nothing to divide
+
+
+def test_kl_estimators_by_hand() -> None:
+    policy, ref = tensor([[-1.0]]), tensor([[-1.5]])
+    assert losses.kl_penalty(policy, ref, "k1").item() == pytest.approx(0.5)
+    assert losses.kl_penalty(policy, ref, "k2").item() == pytest.approx(0.125)
+    assert losses.kl_penalty(policy, ref, "k3").item() == pytest.approx(math.exp(-0.5) - 1 + 0.5)
+
+
+def test_kl_estimators_agree_with_an_exact_categorical_kl() -> None:
+    policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    ref = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+    exact = (policy * (policy.log() - ref.log())).sum().item()
+    assert exact > 0
+    for estimator, tolerance in (("k1", 1e-12), ("k3", 1e-12), ("k2", 2e-3)):
+        values = losses.kl_penalty(policy.log()[None], ref.log()[None], estimator)
+        assert (policy * values[0]).sum().item() == pytest.approx(exact, abs=tolerance)
+
+
+def test_kl_pulls_the_policy_towards_the_reference() -> None:
+    for ref, sign in ((-0.5, -1), (-2.0, 1)):  # reference likes the token more, then less
+        for estimator in ("k2", "k3"):
+            policy = tensor([[-1.0]]).requires_grad_()
+            losses.kl_penalty(policy, tensor([[ref]]), estimator).sum().backward()
+            assert math.copysign(1, policy.grad.item()) == sign
