@@ -8,8 +8,8 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import Config
-from reason_llm.config_file import docstring, leaves, load, one_line, shown_type, unknown_key
-from reason_llm.errors import ConfigError
+from reason_llm.config_file import docstring, leaves, load, shown_type, unknown_key
+from reason_llm.errors import ConfigError, one_line
 
 
 def parse_command_line(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import MAY_CHANGE, Config
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, one_line
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
@@ -154,8 +154,3 @@ def unknown_key(key: str, problem: str, dashes: str = "") -> str:
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
     )
-
-
-def one_line(error: Exception) -> str:
-    """An exception's text without line breaks."""
-    return " ".join(str(error).split())

@@ -40,3 +40,8 @@ class WriteError(ReasonError, OSError):
 
 class TrainingError(ReasonError, ArithmeticError):
     """Learning cannot go on: a loss or a gradient is not finite."""
+
+
+def one_line(error: Exception) -> str:
+    """An exception's text without line breaks."""
+    return " ".join(str(error).split())

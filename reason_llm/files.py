@@ -54,6 +54,17 @@ class FileLock:
             self._file = None
 
 
+def check_writable(folder: Path) -> None:
+    """Whether ``folder`` could be made and written, without trying.
+
+    Raises:
+        WriteError: with the part of the path that stands in the way.
+    """
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise WriteError(f"{folder} cannot be written: {there} forbids it; choose another place")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new,
     whole.

@@ -25,7 +25,7 @@ from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.evaluate import evaluate
-from reason_llm.files import FileLock, move_aside, write_atomically
+from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
 from reason_llm.metrics import MetricsLog, Record
 from reason_llm.model import adapters, base
 from reason_llm.model.base import Model
@@ -105,10 +105,10 @@ class Job:
     def held(self) -> Iterator[tuple[RolloutBuffer, MetricsLog]]:
         """The run's folder and buffer, locked, the folder's files begun."""
         with ExitStack() as stack:
+            buffer = stack.enter_context(RolloutBuffer(self.config.run.buffer, self.state.run))
             stack.enter_context(
                 FileLock(self.folder / ".lock", what=f"the run directory {self.folder}")
             )
-            buffer = stack.enter_context(RolloutBuffer(self.config.run.buffer, self.state.run))
             write_atomically(
                 self.folder / "resolved_config.yaml", config_file.to_yaml(self.config).encode()
             )
@@ -159,6 +159,7 @@ def prepare(config: Config, console: Console) -> Job:
     _quiet_libraries()
     rewards = find_rewards(config.score.rewards)
     tokenizer = base.load_tokenizer(config.model.path)
+    base.check_weights(config.model.path)
     context = base.context_limit(config.model)
     data, first = config.data, config.score.rewards[0].name
     system_prompt = resolve_system_prompt(data.system_prompt, first)
@@ -177,6 +178,8 @@ def prepare(config: Config, console: Console) -> Job:
             data.eval, "test", data.columns, system_prompt, tokenizer, room, config.eval.limit
         )
     folder = config.run.directory / str(config.run.name)
+    check_writable(folder)
+    check_writable(config.run.buffer.parent)
     if config.run.resume == "never":
         with FileLock(folder / ".lock", what=f"the run directory {folder}"):
             move_aside(folder)

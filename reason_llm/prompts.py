@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from reason_llm.config import ColumnsSection
-from reason_llm.errors import DataError
+from reason_llm.errors import DataError, one_line
 from reason_llm.rollout import Prompt
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     yield f"{path}:row {number}", row
     except pyarrow.ArrowException as error:
         raise DataError(
-            f"{path}: not a whole Parquet file ({' '.join(str(error).split())}); write it again"
+            f"{path}: not a whole Parquet file ({one_line(error)}); write it again"
         ) from error
 
 
@@ -211,9 +211,9 @@ def _hub_rows(source: str, split: str) -> Iterator[Row]:
         name, _, subset = source.partition(":")
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())
         raise DataError(
-            f"{source} is neither a file here nor a Hub data set that can be read ({reason}); "
+            f"{source} is neither a file here nor a Hub data set that can be read "
+            f"({one_line(error)}); "
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
     for number, row in enumerate(rows, start=1):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -25,7 +26,7 @@ from transformers import (
 )
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError
+from reason_llm.errors import ModelError, one_line
 from reason_llm.model import adapters
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,29 @@ def context_limit(config: ModelSection) -> int:
     return config.context_tokens or limit
 
 
+def check_weights(path: str) -> None:
+    """Read the header of every safetensors file of a local folder; a Hub id is left to loading.
+
+    Raises:
+        ModelError: there is none, or one is cut short.
+    """
+    if not Path(path).is_dir():
+        return
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"model.path={path} holds no weights: no .safetensors file; save the model with them"
+        )
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                opened.keys()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} is damaged ({one_line(error)}); copy or download it again"
+            ) from error
+
+
 def _check_folder(path: str, name: str, what: str) -> None:
     folder = Path(path)
     looks_local = (
@@ -201,7 +225,7 @@ def _end_token_ids(
 
 
 def _unreadable(path: str, what: str, error: Exception) -> ModelError:
-    reason = " ".join(str(error).split())[:300]
+    reason = one_line(error)[:300]
     return ModelError(
         f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id"
     )

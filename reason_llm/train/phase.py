@@ -162,8 +162,8 @@ class Learner:
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"step {step}: the loss is {loss.item()} on {', '.join(r.name for r in rollouts)} "
-                f"(largest log ratio "
-                f"{float((logprobs_BT.detach() - old_BT).abs().max()):.3g}); lower train.learning_rate"
+                f"(largest log ratio {float((logprobs_BT.detach() - old_BT).abs().max()):.3g}); "
+                "lower train.learning_rate"
             )
         loss.backward()
         sampler_BT = _spread(

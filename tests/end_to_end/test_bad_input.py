@@ -1,0 +1,230 @@
+"""Bad input: one line with cause, value and fix, exit code 2, nothing written, nothing lost.
+
+The command is ``scripts/train.py`` itself, called in this process; two cases run as a real process.
+"""
+
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from conftest import ROOT, TINY
+from reason_llm.buffer import RolloutBuffer, RunIdentity, lock
+
+TRAIN = ROOT / "scripts" / "train.py"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A good config in a folder of its own, which the cases below spoil."""
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
+    tree = {
+        "run": {"directory": str(tmp_path / "runs"), "buffer": str(tmp_path / "buffer.json"),
+                "steps": 1},
+        "model": {"path": str(TINY), "adapter": {"rank": 4}},
+        "data": {"train": str(tmp_path / "rows.jsonl")},
+        "sample": {"prompts_per_step": 1, "completions_per_prompt": 2, "max_new_tokens": 4},
+    }  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> Callable[..., tuple[int, str]]:
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [str(TRAIN), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(TRAIN), run_name="__main__")
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return call
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def tiny_copy(folder: Path, **changes: Any) -> Path:
+    """model/tiny without some files, or with some replaced."""
+    names = {
+        "tokenizer": "tokenizer_config.json",
+        "config": "config.json",
+        "weights": "model.safetensors",
+        "template": "chat_template.jinja",
+    }
+    shutil.copytree(TINY, folder)
+    for name, content in changes.items():
+        path = folder / names[name]
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+    return folder
+
+
+def rows(folder: Path, text: str) -> list[str]:
+    (folder / "rows.jsonl").write_text(text)
+    return []
+
+
+def model(folder: Path, **changes: Any) -> list[str]:
+    return ["--model.path", str(tiny_copy(folder / "my_model", **changes))]
+
+
+def empty_model(folder: Path) -> list[str]:
+    (folder / "my_model").mkdir()
+    return ["--model.path", str(folder / "my_model")]
+
+
+def own_config(folder: Path, text: str) -> list[str]:
+    (folder / "config.yaml").write_text(text)
+    return []
+
+
+def buffer_of_another_run(folder: Path, keep: int | None = None) -> list[str]:
+    with RolloutBuffer(folder / "buffer.json", RunIdentity("other-id", "other", {})) as buffer:
+        buffer.write(0, [])
+    content = (folder / "buffer.json").read_bytes()
+    (folder / "buffer.json").write_bytes(content[:keep])
+    return []
+
+
+def file_in_the_way(folder: Path) -> list[str]:
+    (folder / "runs").write_text("a file, not a folder")
+    return []
+
+
+CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
+    "broken YAML": (lambda f: own_config(f, "data: [1\n"), ["config.yaml", "not valid YAML"]),
+    "unknown key": (
+        lambda f: own_config(f, "data: {train: x}\nsampel: {top_p: 1}\n"),
+        ["'sampel'", "did you mean sample?"],
+    ),
+    "unknown option": (lambda f: ["--train.lr", "1"], ["--train.lr"]),
+    "wrong type": (lambda f: ["--run.steps", "ten"], ["run.steps='ten'", "INT"]),
+    "out of range": (lambda f: ["--sample.temperature", "0"], ["sample.temperature=0"]),
+    "contradiction": (
+        lambda f: ["--sample.completions_per_prompt", "1"],
+        ["completions_per_prompt=1", "algorithm.name=grpo"],
+    ),
+    "unknown reward": (
+        lambda f: ["--score.rewards", "[{name: boxt}]"],
+        ["'boxt'", "think_answer_tags"],
+    ),
+    "no such model": (lambda f: ["--model.path", str(f / "none")], ["none does not exist"]),
+    "empty model folder": (empty_model, ["my_model", "config.json"]),
+    "no tokenizer": (lambda f: model(f, tokenizer=None), ["my_model", "tokenizer"]),
+    "no chat template": (lambda f: model(f, template=None), ["my_model", "chat template"]),
+    "no weights": (lambda f: model(f, weights=None), ["my_model", "safetensors"]),
+    "weights cut short": (
+        lambda f: model(f, weights=(TINY / "model.safetensors").read_bytes()[:100_000]),
+        ["model.safetensors", "damaged"],
+    ),
+    "damaged model config": (lambda f: model(f, config=b"{"), ["my_model"]),
+    "unknown architecture": (
+        lambda f: model(f, config=b'{"model_type": "nonesuch"}'),
+        ["my_model", "nonesuch"],
+    ),
+    "no such data": (lambda f: ["--data.train", str(f / "no.jsonl")], ["no.jsonl does not exist"]),
+    "empty data": (lambda f: rows(f, ""), ["rows.jsonl is empty"]),
+    "data cut in mid-line": (
+        lambda f: rows(f, '{"question": "a", "answer": "1"}\n{"question": "b'),
+        ["rows.jsonl:2", "cut short"],
+    ),
+    "no such column": (
+        lambda f: ["--data.columns.answer", "solution"],
+        ["rows.jsonl:1", "'solution'", "question, answer"],
+    ),
+    "prompt longer than the context": (
+        lambda f: ["--model.context_tokens", "20"],
+        ["rows.jsonl:1", "model.context_tokens"],
+    ),
+    "context beyond the model": (
+        lambda f: ["--model.context_tokens", "100000"],
+        ["model.context_tokens=100000", "4096"],
+    ),
+    "bad held-out set": (lambda f: ["--data.eval", str(f / "no.csv")], ["no.csv"]),
+    "buffer of another run": (buffer_of_another_run, ["'other'", "--run.resume never"]),
+    "buffer cut short": (
+        lambda f: buffer_of_another_run(f, keep=50),
+        ["buffer.json is cut short", "--run.resume never"],
+    ),
+    "output folder in a file": (file_in_the_way, ["runs", "cannot be written"]),
+    "buffer in a file": (
+        lambda f: ["--run.buffer", str(f / "rows.jsonl" / "buffer.json")],
+        ["cannot be written"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_nothing_changes(
+    name: str, config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    spoil, named = CASES[name]
+    arguments = [str(config), *spoil(tmp_path)]
+    before = tree_of(tmp_path)
+    code, shown = call(*arguments)
+    assert code == 2
+    assert shown.startswith("error: ")
+    assert shown.count("\n") == 1
+    assert "Traceback" not in shown
+    for part in named:
+        assert part in shown
+    assert tree_of(tmp_path) == before
+
+
+def test_a_missing_config_and_a_busy_buffer_as_real_processes(config: Path, tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(TRAIN), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+    missing = run(str(tmp_path / "confg.yaml"))
+    assert missing.returncode == 2
+    assert "confg.yaml does not exist" in missing.stderr
+    assert "config.yaml?" in missing.stderr
+    with lock(tmp_path / "buffer.json"):
+        before = tree_of(tmp_path)
+        busy = run(str(config), "--data.system_prompt", "none")
+        assert busy.returncode == 2
+        assert "is using the rollout buffer" in busy.stderr
+        assert "Traceback" not in missing.stderr + busy.stderr
+        assert tree_of(tmp_path) == before
+
+
+def test_another_config_for_the_same_run(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    assert call(str(config))[0] == 0
+    before = tree_of(tmp_path)
+    code, shown = call(str(config), "--run.seed", "7")
+    assert code == 2
+    assert "run.seed: 0 -> 7" in shown
+    assert "--run.name" in shown
+    assert tree_of(tmp_path) == before
+
+
+def test_a_damaged_checkpoint(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    assert call(str(config))[0] == 0
+    newest = tmp_path / "runs" / "config" / "checkpoints" / "step-00000001"
+    (newest / "state.json").write_bytes(b"{")
+    code, shown = call(str(config), "--run.steps", "2")
+    assert code == 2
+    assert "step-00000001" in shown
+    value = orjson.loads((newest.with_name("step-00000000") / "state.json").read_bytes())
+    assert value["step"] == 0

@@ -1,0 +1,146 @@
+"""kill -9 anywhere, run the same command, and the final adapter is the uninterrupted run's.
+
+The same bit by bit, and so are the optimizer, the metrics and the rollouts.
+
+Real processes that are really killed. One run dies at every place in turn; three others once each.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from conftest import ROOT, TINY
+from reason_llm import metrics
+
+TRAIN = ROOT / "scripts" / "train.py"
+DIE_AT = Path(__file__).parent / "die_at.py"
+
+SAMPLING = "reason_llm.sample.transformers_sampler:_Batch.extend"
+SCORING = "reason_llm.loop:score"
+WRITING = "reason_llm.files:sync"
+BETWEEN = "reason_llm.train.phase:Learner.learn"
+LEARNING = "reason_llm.train.phase:Learner._update"
+SAVING = "reason_llm.checkpoint:save_file"
+EVALUATING = "reason_llm.loop:evaluate"
+FINISHING = "reason_llm.report:draw_curves"
+
+
+def write_config(folder: Path) -> Path:
+    """Two steps of two waves, two optimizer steps each, with dropout, a KL and an evaluation."""
+    data = ROOT / "data"
+    tree = {
+        "run": {"directory": str(folder / "runs"), "buffer": str(folder / "buffer.json"),
+                "steps": 2, "name": "run", "seed": 3},
+        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8, "dropout": 0.1}},
+        "data": {"train": str(data / "arithmetic_train.jsonl"), "system_prompt": "none",
+                 "eval": str(data / "arithmetic_test.jsonl")},
+        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "prompts_per_wave": 2,
+                   "max_new_tokens": 20},
+        "score": {"rewards": [{"name": "think_answer_tags"}, {"name": "tag_count", "weight": 0.1}]},
+        "algorithm": {"name": "grpo"},
+        "train": {"learning_rate": 1e-3, "optimizer_steps": 2, "micro_batch_tokens": 128,
+                  "gradient_checkpointing": False},
+        "eval": {"every": 1, "limit": 8},
+        "log": {"console": "plain"},
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TRAIN), str(config), *arguments], capture_output=True, text=True
+    )
+
+
+def die(config: Path, place: str, count: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(DIE_AT), place, str(count), str(config)],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == -9, f"{place} #{count} was not reached: {ended.stderr}"
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """Everything that must not depend on interruptions."""
+    run = folder / "runs" / "run"
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    records = metrics.read(run / "metrics.jsonl")
+    timeless = [
+        {k: v for k, v in record.items() if not k.startswith(("time/", "memory/"))}
+        for record in records
+    ]
+    return {
+        "adapter": (run / "adapter" / "adapter_model.safetensors").read_bytes(),
+        "optimizer": (newest / "optimizer.safetensors").read_bytes(),
+        "metrics": timeless,
+        "rollouts": orjson.loads((folder / "buffer.json").read_bytes())["groups"],
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = train(write_config(folder))
+    assert done.returncode == 0, done.stderr
+    result = outcome(folder)
+    assert [record["step"] for record in result["metrics"]] == [0, 1, 2]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [(SAMPLING, 33), (BETWEEN, 1), (LEARNING, 2)],
+    ids=["in the middle of sampling", "between the phases", "in the middle of learning"],
+)
+def test_killed_once(
+    place: str, count: int, tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    config = write_config(tmp_path)
+    die(config, place, count)
+    if place == SAMPLING:  # the wave that had ended is kept
+        kept = orjson.loads((tmp_path / "buffer.json").read_bytes())
+        assert (kept["complete"], len(kept["groups"])) == (False, 2)
+    resumed = train(config)
+    assert resumed.returncode == 0, resumed.stderr
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_killed_at_every_place_in_turn(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
+    config = write_config(tmp_path)
+    for place, count in [
+        (SAMPLING, 5),  # the evaluation before training
+        (SAVING, 1),  # the checkpoint before training
+        (SCORING, 2),
+        (BETWEEN, 1),
+        (LEARNING, 1),
+        (EVALUATING, 1),
+        (SAVING, 1),
+        (WRITING, 9),
+        (LEARNING, 2),
+        (FINISHING, 1),
+    ]:
+        die(config, place, count)
+    resumed = train(config)
+    assert resumed.returncode == 0, resumed.stderr
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert train(config, "--run.steps", "1").returncode == 0
+    run = tmp_path / "runs" / "run"
+    before = (run / "adapter" / "adapter_model.safetensors").read_bytes()
+    again = train(config, "--run.steps", "1")
+    assert again.returncode == 0
+    assert "finished at step 1" in again.stdout
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == before
+    assert train(config).returncode == 0
+    assert orjson.loads((run / "summary.json").read_bytes())["steps"] == 2
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before

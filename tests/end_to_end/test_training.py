@@ -1,0 +1,129 @@
+"""The real loop on the tiny model: it learns, or does not when it must not; what it leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from conftest import ROOT, TINY
+from reason_llm import loop, metrics
+from reason_llm.config import Config
+from reason_llm.config_file import load
+from reason_llm.console import Console
+
+QUIET = Console("quiet")
+
+
+def run(config: Config) -> dict[str, Any]:
+    return loop.run(config, QUIET)
+
+
+def folder_of(config: Config) -> Path:
+    return config.run.directory / str(config.run.name)
+
+
+def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> None:
+    """A shortened quick start: held-out accuracy rises well beyond its 95 % interval."""
+    config = small_run(
+        run__steps=12,
+        model__adapter={"rank": 64, "alpha": 64},
+        data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
+        sample={"prompts_per_step": 32, "completions_per_prompt": 8, "max_new_tokens": 24},
+        train={"learning_rate": 1e-3, "gradient_checkpointing": False, "optimizer_steps": 2},
+        eval={"every": 0},
+    )
+    summary = run(config)
+    assert 0.2 <= summary["accuracy_before"] <= 0.5
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.08
+
+
+def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config]) -> None:
+    config = small_run(
+        train__learning_rate=0.0, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl")
+    )
+    summary = run(config)
+    assert summary["accuracy_after"] == summary["accuracy_before"]
+    before = folder_of(config) / "checkpoints" / "step-00000002" / "adapter_model.safetensors"
+    after = folder_of(config) / "adapter" / "adapter_model.safetensors"
+    assert before.read_bytes() == after.read_bytes()
+
+
+def test_what_a_run_leaves_behind(small_run: Callable[..., Config]) -> None:
+    config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
+    summary = run(config)
+    folder = folder_of(config)
+    assert load(folder / "resolved_config.yaml") == config
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert orjson.loads((folder / "summary.json").read_bytes()) == summary
+    for key in ("accuracy_before", "accuracy_after", "steps", "sampling_seconds",
+                "learning_seconds", "total_seconds", "peak_rss_mib", "adapter"):  # fmt: skip
+        assert summary[key] is not None
+    assert summary["total_seconds"] > summary["sampling_seconds"] + summary["learning_seconds"]
+    records = metrics.read(folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    for record in records[1:]:
+        assert record["train/sampler_mismatch_max"] < 1e-4
+        assert record["score/reward"] == record["score/think_answer_tags"]
+        assert 0 < record["train/entropy"] < 3
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == ["step-00000002", "step-00000003"]
+    buffer = orjson.loads(config.run.buffer.read_bytes())
+    assert (buffer["step"], buffer["complete"], buffer["trained"]) == (2, True, True)
+    for group in buffer["groups"]:
+        assert len(group["completions"]) == 4
+        total = sum(completion["advantage"] for completion in group["completions"])
+        assert total == pytest.approx(0, abs=1e-9)
+
+
+def test_the_adapter_loads_with_peft_on_the_base(small_run: Callable[..., Config]) -> None:
+    summary = run(small_run())
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        plain = base(input_ids=ids).logits
+        tuned = PeftModel.from_pretrained(base, summary["adapter"])(input_ids=ids).logits
+    assert not torch.equal(plain, tuned)
+
+
+@pytest.mark.parametrize("name", ["dapo", "dr_grpo", "grpo"])
+@pytest.mark.parametrize("kl", ["none", "k1", "k2", "k3"])
+def test_every_row_and_kl_runs(small_run: Callable[..., Config], name: str, kl: str) -> None:
+    algorithm = {"name": name, "kl": kl} | ({"kl_coefficient": 0.05} if kl != "none" else {})
+    config = small_run(run__steps=2, algorithm=algorithm)
+    run(config)
+    last = metrics.read(folder_of(config) / "metrics.jsonl")[-1]
+    assert (last["train/kl"] != 0) == (kl != "none")
+
+
+def test_the_same_seed_gives_the_same_adapter_and_another_a_different_one(
+    small_run: Callable[..., Config],
+) -> None:
+    def adapter(**overrides: Any) -> bytes:
+        summary = run(small_run(run__steps=2, run__resume="never", **overrides))
+        return (Path(summary["adapter"]) / "adapter_model.safetensors").read_bytes()
+
+    first = adapter()
+    assert adapter() == first
+    assert adapter(run__seed=1) != first
+
+
+def test_start_afresh_moves_the_old_run_and_buffer_aside(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    run(small_run(run__steps=1))
+    run(small_run(run__steps=1, run__resume="never", run__seed=5))
+    assert (tmp_path / "runs" / "small.old-1" / "adapter").is_dir()
+    assert (tmp_path / "buffer.old-1.json").is_file()
+
+
+def test_a_second_run_takes_over_the_buffer_of_a_finished_one(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    run(small_run(run__steps=1))
+    run(small_run(run__steps=1, run__name="second"))
+    assert (tmp_path / "buffer.old-1.json").is_file()
