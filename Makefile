@@ -1,0 +1,31 @@
+# make train and make test set everything up by themselves; a second call installs nothing again.
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: train test check format clean
+
+train: $(INSTALLED)
+	$(VENV)/bin/python scripts/train.py
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+check: $(INSTALLED)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(INSTALLED): setup.py
+	$(PYTHON) -c 'import sys; sys.exit("reason_llm needs Python 3.11 or later, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	touch $(INSTALLED)
