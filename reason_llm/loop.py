@@ -19,7 +19,7 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import checkpoint, config_file, memory, metrics, report
+from reason_llm import checkpoint, config_file, memory, report
 from reason_llm.buffer import RolloutBuffer, lock
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
@@ -58,8 +58,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         log.restart_clock(started)
         state = job.state if job.state.folder else _begin(job, log, model, learner, plan, console)
+        record = _Record()
         for step in range(state.step, config.run.steps):
-            record = _Record()
             if not buffer.holds(step):  # a killed run goes on between the phases
                 with sampling(model, plan.cache_tokens) as sampler:
                     groups = collect(job, sampler, buffer, step, record, console)
@@ -80,10 +80,10 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 "memory/peak_rss_mib": memory.peak_rss_mib()
             }
             console.line(_step_line(config, log.write(state.step, record.values)))
+            record = _Record()
             if state.step % config.run.save_every == 0 or state.step == config.run.steps:
-                state = checkpoint.save(
-                    job.folder, state, model.policy, learner.optimizer, config.run.keep_checkpoints
-                )
+                with record.timed("saving"):  # stands in the next step's record
+                    state = _save(job, state, model, learner)
         summary = _finish(job, log, model, console)
         buffer.finish()
     return summary
@@ -261,10 +261,12 @@ def _begin(
         _evaluate(job, model, plan, record, console)
         console.line(f"before training: held-out accuracy {record.values['eval/accuracy']:.1%}")
     log.write(0, record.values | {"memory/peak_rss_mib": memory.peak_rss_mib()})
-    state = RunState(job.state.run, 0, None)
-    return checkpoint.save(
-        job.folder, state, model.policy, learner.optimizer, job.config.run.keep_checkpoints
-    )
+    return _save(job, RunState(job.state.run, 0, None), model, learner)
+
+
+def _save(job: Job, state: RunState, model: Model, learner: Learner) -> RunState:
+    keep = job.config.run.keep_checkpoints
+    return checkpoint.save(job.folder, state, model.policy, learner.optimizer, keep)
 
 
 def _evaluate(job: Job, model: Model, plan: Plan, record: _Record, console: Console) -> None:
@@ -282,7 +284,7 @@ def _finish(job: Job, log: MetricsLog, model: Model, console: Console) -> dict[s
     """Write adapter/, summary.json and curves.png."""
     folder, adapter = job.folder, job.folder / "adapter"
     adapters.save(model.policy, adapter)
-    summary = metrics.summarize(log.records, adapter)
+    summary = log.summary(adapter)
     write_atomically(
         folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
     )
@@ -362,3 +364,4 @@ def _rollouts(config: Config) -> int:
 def _quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a notice about optional CPU kernels

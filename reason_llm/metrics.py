@@ -50,9 +50,9 @@ class MetricsLog:
         self.records.append(record)
         return record
 
-    def last(self, key: str) -> float | None:
-        """The newest value of ``key``."""
-        return next((record[key] for record in reversed(self.records) if key in record), None)
+    def summary(self, adapter: Path) -> dict[str, Any]:
+        """``summarize`` over all records, with the seconds since the last one."""
+        return summarize(self.records, adapter, time.perf_counter() - self._since)
 
 
 def read(path: Path) -> list[Record]:
@@ -75,7 +75,7 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def summarize(records: list[Record], adapter: Path) -> dict[str, Any]:
+def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[str, Any]:
     """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter
     lies."""
 
@@ -92,7 +92,8 @@ def summarize(records: list[Record], adapter: Path) -> dict[str, Any]:
         "learning_seconds": total("time/learning_seconds"),
         "evaluation_seconds": total("time/evaluation_seconds"),
         "saving_seconds": total("time/saving_seconds"),
-        "total_seconds": total("time/total_seconds"),
+        "buffer_seconds": total("time/buffer_seconds"),
+        "total_seconds": round(total("time/total_seconds") + since_last, 3),
         "sampled_tokens": int(total("sample/tokens")),
         "peak_rss_mib": round(max(record.get("memory/peak_rss_mib", 0.0) for record in records), 1),
         "adapter": str(adapter),

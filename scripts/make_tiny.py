@@ -1,10 +1,10 @@
 """Makes model/tiny and its data: a 0.8 M-parameter Qwen2 that adds two numbers, right about a third
 of the time.
 
-    python scripts/make_tiny.py            # 3 minutes on one core; overwrites model/tiny and
-    data/arithmetic_*.jsonl
+    python scripts/make_tiny.py            # a minute and a half on one core
+    git diff --stat                        # the same files again, on the same kind of machine
 
-The recipe, whole: draw every pair (a, b) of 0..99 in a seeded order, hold some out, train a
+It overwrites model/tiny and data/arithmetic_*.jsonl. The recipe, whole: draw every pair (a, b) of 0..99 in a seeded order, hold some out, train a
 byte-level BPE on the template's own text, then plain next-token training on the answers, stopped
 early, so that the format is known and the sums are not. What it leaves to learn is what the quick
 start's reinforcement learning learns.
@@ -42,9 +42,12 @@ def question(pair: Pair) -> str:
 
 
 def completion(pair: Pair) -> str:
-    """``(37, 45) -> '<think>37+45</think><answer>82</answer>'``"""
-    a, b = pair
-    return f"<think>{a}+{b}</think><answer>{a + b}</answer>"
+    """Ones, then tens with the carry: ``<think>7+5=12 3+4+1=8</think><answer>82</answer>``."""
+    (a_tens, a_ones), (b_tens, b_ones) = (divmod(number, 10) for number in pair)
+    ones = a_ones + b_ones
+    carry = ones // 10
+    thoughts = f"{a_ones}+{b_ones}={ones} {a_tens}+{b_tens}+{carry}={a_tens + b_tens + carry}"
+    return f"<think>{thoughts}</think><answer>{sum(pair)}</answer>"
 
 
 def split_pairs(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
@@ -186,7 +189,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--max-steps", type=int, default=1000)
-    parser.add_argument("--stop-at", type=float, default=0.4, help="accuracy to stop at")
+    parser.add_argument("--stop-at", type=float, default=0.37, help="accuracy to stop at")
     parser.add_argument("--out", type=Path, default=ROOT)
     args = parser.parse_args()
 

@@ -42,12 +42,12 @@ def test_summary_adds_up_the_records() -> None:
         {"step": 2, "eval/accuracy": 0.5, "time/sampling_seconds": 1.0, "time/total_seconds": 2.0,
          "memory/peak_rss_mib": 30.0, "sample/tokens": 5},
     ]  # fmt: skip
-    summary = metrics.summarize(records, Path("runs/x/adapter"))
+    summary = metrics.summarize(records, Path("runs/x/adapter"), 0.5)
     assert summary["accuracy_before"] == 0.25
     assert summary["accuracy_after"] == 0.5
     assert summary["steps"] == 2
     assert summary["sampling_seconds"] == 3.0
-    assert summary["total_seconds"] == 6.5
+    assert summary["total_seconds"] == 7.0
     assert summary["peak_rss_mib"] == 30.0
     assert summary["sampled_tokens"] == 12
     assert summary["adapter"] == "runs/x/adapter"
