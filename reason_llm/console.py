@@ -24,6 +24,8 @@ class Console:
         self._quiet = mode == "quiet"
         self._live = mode == "auto" and self._rich.is_terminal
         handler = RichHandler(console=self._rich, show_time=False, show_path=False, markup=False)
+        # On import it tells of CPU kernels that are nowhere asked for.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         logger = logging.getLogger("reason_llm")
         logger.handlers = [handler]
         logger.setLevel(logging.WARNING if self._quiet else logging.INFO)

@@ -68,7 +68,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             with (
                 record.timed("learning"),
                 learning(learner),
-                console.phase("learning", _rollouts(config)) as progress,
+                console.phase("learning", _rollouts(config) * config.train.epochs) as progress,
             ):
                 record.values |= learner.learn(
                     step, buffer.groups(step), lambda items: progress(0, items)
@@ -364,4 +364,3 @@ def _rollouts(config: Config) -> int:
 def _quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a notice about optional CPU kernels

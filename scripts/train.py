@@ -4,8 +4,6 @@ resumes."""
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
 DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
 Without arguments: the quick start. Started again, a run goes on where it stopped."""
@@ -19,12 +17,12 @@ def main() -> int:
     try:
         default = Path("configs/quickstart.yaml")
         config = parse_command_line("python scripts/train.py", DESCRIPTION, default, sys.argv[1:])
-        from reason_llm.console import (
-            Console,
-        )  # heavy imports come after --help and a config that holds
-        from reason_llm.loop import run
+        from reason_llm.console import Console
 
-        run(config, Console(config.log.console))
+        console = Console(config.log.console)
+        from reason_llm.loop import run  # heavy: after --help, and after a config that holds
+
+        run(config, console)
     except ReasonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

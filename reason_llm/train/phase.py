@@ -62,7 +62,7 @@ class Learner:
         """All epochs and optimizer steps over these groups; the step's metrics.
 
         Args:
-            progress: told the number of rollouts after each micro-batch.
+            progress: told how many rollouts were passed, or could be left out, as it happens.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
@@ -90,6 +90,7 @@ class Learner:
                 [lengths[i] for i in rows], settings.algorithm.aggregation, settings.max_new_tokens
             )
             self.optimizer.zero_grad(set_to_none=False)
+            progress(len(rows) - len(trained))
             for batch in packing.micro_batches(
                 [rollouts[i].num_tokens for i in trained], settings.micro_batch_tokens
             ):
