@@ -5,8 +5,8 @@ of the time.
     git diff --stat                        # the same files again, on the same kind of machine
 
 It overwrites model/tiny and data/arithmetic_*.jsonl. The recipe, whole: draw every pair (a, b) of
-0..99 in a seeded order, hold some out, train a byte-level BPE on the template's own text, then plain
-next-token training on the answers, stopped early, so that the format is known and the sums are not.
+0..99 in a seeded order, hold some out, train a byte-level BPE on the template's own text, then
+plain next-token training on the answers, stopped early: the format is known and the sums are not.
 What it leaves to learn is what the quick start's reinforcement learning learns.
 
 Nothing else imports this file; it needs only torch, transformers and tokenizers.
