@@ -63,7 +63,7 @@ def small_run(tmp_path: Path) -> Callable[..., Config]:
                 "train": str(ROOT / "data" / "arithmetic_train.jsonl"),
                 "system_prompt": "none",
             },
-            "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 20},
+            "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
             "score": {"rewards": [{"name": "think_answer_tags"}]},
             "algorithm": {"name": "grpo", "kl": "none"},
             "train": {"learning_rate": 1e-3, "gradient_checkpointing": False},

@@ -97,9 +97,10 @@ class TransformersSampler:
             logprobs_BL[batch.rows, position] = logprobs
             lengths_B[alive] = position + 1
             stopped_B[batch.rows] |= torch.isin(tokens, end_ids)
-            num_ended = int(stopped_B[alive].sum())
+            is_last = position + 1 == params.max_new_tokens
+            num_ended = len(alive) if is_last else int(stopped_B[alive].sum())
             progress(len(alive), num_ended)
-            if num_ended == len(alive) or position + 1 == params.max_new_tokens:
+            if num_ended == len(alive):
                 break
             tokens = batch.drop(stopped_B, tokens)
             batch.extend(tokens)

@@ -33,7 +33,7 @@ def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> Non
         run__steps=12,
         model__adapter={"rank": 64, "alpha": 64},
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
-        sample={"prompts_per_step": 32, "completions_per_prompt": 8, "max_new_tokens": 24},
+        sample={"prompts_per_step": 32, "completions_per_prompt": 8, "max_new_tokens": 32},
         train={"learning_rate": 1e-3, "gradient_checkpointing": False, "optimizer_steps": 2},
         eval={"every": 0},
     )
