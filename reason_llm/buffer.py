@@ -47,27 +47,29 @@ class _Document:
 class RolloutBuffer:
     """The buffer of one run; ``with RolloutBuffer(path, run) as buffer`` holds its lock.
 
+    Args:
+        discard: whatever is there is to be moved aside, unread.
+
     Raises (on entry):
         BusyError: another process holds it.
         RolloutBufferError: it is damaged or belongs to another run that is not finished.
     """
 
-    def __init__(self, path: Path, run: RunIdentity) -> None:
+    def __init__(self, path: Path, run: RunIdentity, *, discard: bool = False) -> None:
         self.path = path
         self.run = run
+        self._discard = discard
         self._lock = lock(path)
         self._document: _Document | None = None
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
         try:
-            self._document = self.check()
+            document = self.check()
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
-        if self._document is not None and self._document.run.id != self.run.id:
-            move_aside(self.path)
-            self._document = None
+        self._document = document if document and document.run.id == self.run.id else None
         return self
 
     def __exit__(
@@ -84,6 +86,8 @@ class RolloutBuffer:
         Raises:
             RolloutBufferError: damaged, or of another, unfinished run or config.
         """
+        if self._discard:
+            return None
         document = _read(self.path)
         if document is None or (document.run.id != self.run.id and document.trained):
             return document
@@ -132,8 +136,8 @@ class RolloutBuffer:
         return self._document is not None and self._document.step == step
 
     def _write(self, step: int, groups: list[Group], *, complete: bool, trained: bool) -> None:
-        if self._document is not None and self._document.step > step:
-            # Sampled by later weights than the checkpoint's: a damaged one was passed over.
+        if self._document is None or self._document.step > step:
+            # Another run's, or sampled by later weights than the checkpoint's.
             move_aside(self.path)
         self._document = _Document(self.run, step, step, complete, trained, groups)
         value = {
@@ -174,6 +178,8 @@ def _read(path: Path) -> _Document | None:
         )
     try:
         run = value["run"]
+        if not isinstance(run["config"], dict):
+            raise ValueError("its run has no config")
         return _Document(
             run=RunIdentity(run["id"], run["name"], run["config"]),
             step=int(value["step"]),

@@ -8,6 +8,7 @@ All randomness of a run is a function of its seed and the step, so there is no g
 keep.
 """
 
+import logging
 import shutil
 import uuid
 from dataclasses import asdict, dataclass
@@ -22,12 +23,14 @@ from safetensors.torch import load_file, save_file
 
 from reason_llm import config_file
 from reason_llm.buffer import RunIdentity
-from reason_llm.errors import CheckpointError, WriteError
-from reason_llm.files import sync, write_atomically
+from reason_llm.errors import CheckpointError
+from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
 from reason_llm.train import optim
 
 FORMAT = 1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +49,44 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: the run there has another config, or its state cannot be read.
     """
-    folders = sorted(_folder(run_folder).glob("step-*"))
+    folders = sorted(_checkpoints(run_folder).glob("step-*"))
+    if not folders and (run_folder / "summary.json").exists():
+        raise CheckpointError(
+            f"{run_folder} holds a finished run without its checkpoints; give this run "
+            "a --run.name of its own, or start with --run.resume never, which moves the old run "
+            "aside"
+        )
     if not folders:
-        return RunState(RunIdentity(uuid.uuid4().hex[:12], name, config), step=0, folder=None)
+        return fresh(name, config)
     newest = folders[-1]
     try:
         value = orjson.loads((newest / "state.json").read_bytes())
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         run, step = RunIdentity(**value["run"]), int(value["step"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        changed = config_file.differences(run.config, config)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{newest} is damaged ({error!r}); remove it to go on from the one before"
         ) from error
-    changed = config_file.differences(run.config, config)
     if changed:
         raise CheckpointError(
             f"{run_folder} holds a run with another config ({'; '.join(changed)}); set that back, "
-            f"give this run a "
-            "--run.name of its own, or start with --run.resume never, which moves the old run aside"
+            "give this run a --run.name of its own, or start with --run.resume never, which moves "
+            "the old run aside"
+        )
+    old_steps, new_steps = run.config["run"]["steps"], config["run"]["steps"]
+    if old_steps != new_steps and config["train"]["schedule"] != "constant":
+        logger.warning(
+            "run.steps %s -> %s stretches the %s schedule: the learning rate goes on from there",
+            *(old_steps, new_steps, config["train"]["schedule"]),
         )
     return RunState(RunIdentity(run.id, name, config), step, newest)
+
+
+def fresh(name: str, config: dict[str, Any]) -> RunState:
+    """The beginning of a new run."""
+    return RunState(RunIdentity(uuid.uuid4().hex[:12], name, config), step=0, folder=None)
 
 
 def save(
@@ -82,26 +102,14 @@ def save(
     Raises:
         WriteError: the disk is full or read-only; older checkpoints are as they were.
     """
-    target = _folder(run_folder) / f"step-{state.step:08d}"
-    beside = target.with_name(f".writing-{target.name}")
-    try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        adapters.save(policy, beside)
-        save_file(optim.state_tensors(optimizer), str(beside / "optimizer.safetensors"))
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
+    with replacing_folder(target) as folder:
+        adapters.save(policy, folder)
+        save_file(optim.state_tensors(optimizer), str(folder / "optimizer.safetensors"))
         value = {"format": FORMAT, "step": state.step, "run": asdict(state.run)}
-        write_atomically(beside / "state.json", orjson.dumps(value, option=orjson.OPT_INDENT_2))
-        for file in beside.iterdir():
-            sync(file)
-        shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
-        sync(target.parent)
-        for old in sorted(_folder(run_folder).glob("step-*"))[:-keep]:
-            shutil.rmtree(old)
-    except OSError as error:
-        raise WriteError(
-            f"{target} cannot be written ({error.strerror or error}); free or choose another place"
-        ) from error
+        (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+    for old in sorted(_checkpoints(run_folder).glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
     return RunState(state.run, state.step, target)
 
 
@@ -123,5 +131,5 @@ def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
         ) from error
 
 
-def _folder(run_folder: Path) -> Path:
+def _checkpoints(run_folder: Path) -> Path:
     return run_folder / "checkpoints"

@@ -7,7 +7,7 @@ turns that into one line. Reward names are checked in ``score``, prompts in ``pr
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reason_llm.train.algorithms import (
     ALGORITHMS,
@@ -27,6 +27,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation is not bool:
+            raise ValueError("is a truth value; give what the option takes")
+        return value
+
 
 class RunSection(Section):
     """Where a run lives and how long it goes on."""
@@ -35,7 +43,7 @@ class RunSection(Section):
     """Name of the run; it lives in <directory>/<name>/. null: the config file's name."""
     directory: Path = Path("runs")
     """Folder of all runs."""
-    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
     steps: Count = 100
     """Steps to take: each samples, scores, learns."""
@@ -53,16 +61,26 @@ class RunSection(Section):
     @classmethod
     def _is_one_folder(cls, name: str | None) -> str | None:
         if name is not None and (
-            name in {"", ".", ".."} or Path(name).name != name or "\0" in name
+            name in {"", ".", ".."}
+            or Path(name).name != name
+            or not name.isprintable()
+            or len(name) > 100
         ):
-            raise ValueError("must be one plain folder name")
+            raise ValueError("must be one plain folder name of at most 100 characters")
         return name
+
+    @field_validator("directory", "buffer")
+    @classmethod
+    def _is_a_path(cls, path: Path) -> Path:
+        if not path.name or not str(path).isprintable():
+            raise ValueError("is no path")
+        return path
 
 
 class AdapterSection(Section):
     """The LoRA adapter that is trained. Source: arXiv:2106.09685."""
 
-    rank: Count = 32
+    rank: Annotated[int, Field(ge=1, le=4096, strict=True)] = 32
     """Rank r of the two factors."""
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64
     """The update is scaled by alpha / rank."""
@@ -128,7 +146,7 @@ class SampleSection(Section):
     together."""
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens with at least this probability. 1: all."""
@@ -136,6 +154,11 @@ class SampleSection(Section):
     """Keep the k likeliest tokens. 0: all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Prompts times completions."""
+        return self.prompts_per_step * self.completions_per_prompt
 
 
 class RewardSpec(Section):
@@ -276,6 +299,11 @@ class Config(Section):
     log: LogSection = LogSection()
     """What is shown."""
 
+    @property
+    def eval_max_new_tokens(self) -> int:
+        """``eval.max_new_tokens``, or ``sample.max_new_tokens`` where that is null."""
+        return self.eval.max_new_tokens or self.sample.max_new_tokens
+
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
         sample, train, context = self.sample, self.train, self.model.context_tokens
@@ -285,7 +313,7 @@ class Config(Section):
                 f"algorithm.name={self.algorithm.name}, whose baseline is the group's mean; set it "
                 f"to 2 or more"
             )
-        rollouts = sample.prompts_per_step * sample.completions_per_prompt
+        rollouts = sample.rollouts_per_step
         if train.optimizer_steps > rollouts:
             raise ValueError(
                 f"train.optimizer_steps={train.optimizer_steps} contradicts "
@@ -316,5 +344,5 @@ class Config(Section):
 # prefixes.
 MAY_CHANGE = (
     *("run.steps", "run.directory", "run.resume", "run.buffer"),
-    *("run.save_every", "run.keep_checkpoints", "data.eval", "eval.", "log."),
+    *("run.save_every", "run.keep_checkpoints", "eval.every", "log."),
 )

@@ -22,6 +22,9 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
         ConfigError: one line with the key, the value and the fix.
     """
     tree = _read_yaml(path)
+    for section in Config.model_fields:
+        if section in tree and tree[section] is None:
+            tree[section] = {}  # an empty section is one of defaults
     for key, value in (overrides or {}).items():
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
@@ -50,7 +53,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except FileNotFoundError as error:
         near = difflib.get_close_matches(
             path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
@@ -61,7 +64,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
             f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
         ) from error
@@ -70,6 +73,18 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'"
         )
     return tree
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML that refuses a key that stands twice in one mapping."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As SafeLoader's, after the check."""
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {key!r} stands twice")
+        return super().construct_mapping(node, deep)
 
 
 def _place(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -148,7 +163,11 @@ def _first_problem(error: ValidationError, path: Path) -> str:
 
 def unknown_key(key: str, problem: str, dashes: str = "") -> str:
     """``problem``, with the option that ``key`` may have meant."""
-    keys = [name for name, _ in leaves(Config)] + list(Config.model_fields)
+    keys = [name for name, _ in leaves(Config)]
+    inside = [name for name in keys if name.startswith(f"{key}.")]
+    if dashes and inside:
+        return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
+    keys += list(Config.model_fields)
     same_leaf = [name for name in keys if name.split(".")[-1] == key.split(".")[-1]]
     near = same_leaf[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     return f"{problem}; " + (

@@ -4,11 +4,16 @@ aside. No content here."""
 import fcntl
 import logging
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from reason_llm.errors import BusyError, WriteError
+from safetensors import SafetensorError
+
+from reason_llm.errors import BusyError, WriteError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +93,30 @@ def write_atomically(path: Path, content: bytes) -> None:
         ) from error
 
 
+@contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """A folder beside ``target`` to fill, which then takes its place: whole or not at all.
+
+    Raises:
+        WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
+    """
+    beside = target.with_name(f".{target.name}.writing")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
+        for file in beside.iterdir():
+            sync(file)
+        shutil.rmtree(target, ignore_errors=True)
+        beside.rename(target)
+        sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise WriteError(
+            f"{target} cannot be written ({one_line(error)}); free or choose another place"
+        ) from error
+
+
 def sync(path: Path) -> None:
     """Make a file's content, or the renames inside a folder, last through a power cut."""
     handle = os.open(path, os.O_RDONLY)
@@ -102,8 +131,9 @@ def move_aside(path: Path) -> None:
     ``<stem>.old-<n><suffix>``."""
     if not path.exists():
         return
+    stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     number = 1
-    while (target := path.with_name(f"{path.stem}.old-{number}{path.suffix}")).exists():
+    while (target := path.with_name(f"{stem}.old-{number}{suffix}")).exists():
         number += 1
     path.rename(target)
     logger.warning("%s was moved aside to %s", path, target)

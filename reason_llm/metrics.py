@@ -13,6 +13,7 @@ import orjson
 
 from reason_llm.errors import DataError, WriteError
 from reason_llm.files import write_atomically
+from reason_llm.rollout import Group
 
 Record = dict[str, float]
 
@@ -22,17 +23,14 @@ class MetricsLog:
 
     Args:
         step: of the checkpoint that the run goes on from; None for a run without one.
+        started: ``time.perf_counter()`` from which the next record's seconds count.
     """
 
-    def __init__(self, run_folder: Path, step: int | None) -> None:
+    def __init__(self, run_folder: Path, step: int | None, started: float) -> None:
         self.path = run_folder / "metrics.jsonl"
         found = read(self.path) if self.path.exists() else []
         self.records: list[Record] = [] if step is None else [r for r in found if r["step"] <= step]
         write_atomically(self.path, b"".join(map(_line, self.records)))
-        self._since = time.perf_counter()
-
-    def restart_clock(self, started: float) -> None:
-        """Count the next record's ``time/total_seconds`` from this ``time.perf_counter()``."""
         self._since = started
 
     def write(self, step: int, values: Record) -> Record:
@@ -67,12 +65,38 @@ def read(path: Path) -> list[Record]:
         if not line.endswith(b"\n"):
             break
         try:
-            records.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: not valid JSON ({error}); remove the line"
-            ) from error
+            record = orjson.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ValueError("no record with a step")
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: {error}; remove the line") from error
+        records.append(record)
     return records
+
+
+def describe(groups: list[Group]) -> Record:
+    """What the rollouts of a step were like, from the buffer alone."""
+    completions = [completion for group in groups for completion in group.completions]
+    count = len(completions)
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    flat = sum(
+        len({completion.reward for completion in group.completions}) == 1 for group in groups
+    )
+    rewards = {
+        f"score/{name}": sum(completion.rewards[name] for completion in completions) / count
+        for name in completions[0].rewards
+    }
+    return {
+        "sample/tokens": tokens,
+        "sample/completion_tokens": tokens / count,
+        "sample/truncated_fraction": sum(
+            completion.finish_reason == "length" for completion in completions
+        )
+        / count,
+        "score/reward": sum(completion.reward or 0.0 for completion in completions) / count,
+        "score/groups_without_signal_fraction": flat / len(groups),
+        **rewards,
+    }
 
 
 def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ silently. The order is a pure function of the seed and the position, so resuming
 number.
 """
 
+import codecs
 import csv
 import random
 from collections.abc import Iterator, Sequence
@@ -70,9 +71,7 @@ def load_prompts(
         messages, answer = _read_row(where, row, columns)
         if system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_prompt}, *messages]
-        text = str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        text = _render(where, messages, tokenizer)
         token_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         if len(token_ids) > max_prompt_tokens:
             raise DataError(
@@ -93,6 +92,21 @@ def resolve_system_prompt(name: str, first_reward: str) -> str | None:
     if name == "auto":
         name = SYSTEM_PROMPT_OF_REWARD[first_reward]
     return SYSTEM_PROMPTS.get(name, name)
+
+
+def _render(where: str, messages: Messages, tokenizer: "PreTrainedTokenizerBase") -> str:
+    import jinja2
+
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateError as error:
+        raise DataError(
+            f"{where}: the model's chat template fails on it ({one_line(error)}); mend the template"
+            ", or set data.system_prompt=none if it takes no system message"
+        ) from error
+    if not str(text).strip():
+        raise DataError(f"{where}: the model's chat template makes nothing of it; mend it")
+    return str(text)
 
 
 def order(num_prompts: int, seed: int, start: int, count: int) -> list[int]:
@@ -128,7 +142,8 @@ def _rows(source: str, split: str) -> Iterator[Row]:
         yield from _hub_rows(source, split)
         return
     if not path.is_file():
-        raise DataError(f"data file {source} does not exist; check data.train and data.eval")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"data file {source} {problem}; check data.train and data.eval")
     if path.stat().st_size == 0:
         raise DataError(f"data file {source} is empty; give one row a line")
     try:
@@ -142,7 +157,7 @@ def _rows(source: str, split: str) -> Iterator[Row]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -159,7 +174,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     try:
-        rows = orjson.loads(path.read_bytes())
+        rows = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: not valid JSON ({error}); expected a list of objects") from error
     if not isinstance(rows, list):
@@ -170,7 +185,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             for row in reader:
@@ -233,7 +248,7 @@ def _read_row(where: str, row: dict[str, Any], columns: ColumnsSection) -> tuple
     if (
         isinstance(answer, bool)
         or not isinstance(answer, str | int | float)
-        or not str(answer).strip()
+        or not gold_answer(str(answer))
     ):
         raise DataError(
             f"{where}: {answer_column!r} is {answer!r}; expected text or a number that is the gold "
@@ -268,10 +283,11 @@ def _messages(where: str, column: str, value: Any) -> Messages:
     if isinstance(value, str):
         value = {"role": "user", "content": value}
     messages = [value] if isinstance(value, dict) else value
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+    is_good = isinstance(messages, list) and messages and all(map(_is_message, messages))
+    if not is_good or messages[-1]["role"] != "user":
         raise DataError(
             f"{where}: {column!r} is {str(value)[:60]!r}; expected text, a message "
-            '{"role": …, "content": …} or a list of such'
+            '{"role": …, "content": …} or a list of such that ends with a user message'
         )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 

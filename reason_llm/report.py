@@ -1,16 +1,14 @@
-"""A run directory becomes pictures: curves.png."""
+"""The records of a run become a picture."""
 
-from pathlib import Path
+import io
 
-from reason_llm import metrics
+from reason_llm.metrics import Record
 
 
-def draw_curves(run_folder: Path, title: str) -> Path:
-    """Reward, held-out accuracy and completion length over the steps, from metrics.jsonl to
-    ``curves.png``."""
+def draw_curves(records: list[Record], title: str) -> bytes:
+    """Reward, held-out accuracy and completion length over the steps, as a PNG."""
     from matplotlib.figure import Figure
 
-    records = metrics.read(run_folder / "metrics.jsonl")
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     quality, length = figure.subplots(1, 2, width_ratios=(2, 1))
     for axes, key, label, style in (
@@ -27,6 +25,6 @@ def draw_curves(run_folder: Path, title: str) -> Path:
         if axes.lines:
             axes.legend(loc="best", fontsize=8)
     figure.suptitle(title, fontsize=10)
-    path = run_folder / "curves.png"
-    figure.savefig(path, dpi=110)
-    return path
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110)
+    return content.getvalue()

@@ -67,13 +67,25 @@ def group_from_json(value: Any) -> Group:
         _record(Completion, item, tuples=("token_ids", "logprobs"))
         for item in _member(value, "completions")
     )
+    if not completions:
+        raise ValueError(f"prompt {prompt.id!r} has no completions")
+    _check_numbers(prompt.id, prompt.token_ids, int)
     for index, completion in enumerate(completions):
+        _check_numbers(f"{prompt.id}#{index}", completion.token_ids, int)
+        _check_numbers(f"{prompt.id}#{index}", completion.logprobs, float)
         if len(completion.logprobs) != len(completion.token_ids):
             raise ValueError(
                 f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} token_ids "
                 f"but {len(completion.logprobs)} logprobs"
             )
     return Group(prompt, completions)
+
+
+def _check_numbers(where: str, values: tuple[Any, ...], kind: type) -> None:
+    if not values or not all(type(value) in (int, kind) and value == value for value in values):
+        raise ValueError(
+            f"{where!r} has a list that is empty or holds something but {kind.__name__}"
+        )
 
 
 def _member(value: Any, name: str) -> Any:

@@ -24,7 +24,7 @@ LAYERS = [
     {"model.base", "model.adapters", "memory", "checkpoint"},
     {"sample", "sample.transformers_sampler", "score", "score.boxed_math", "score.tags",
      "train.phase"},
-    {"evaluate"},
+    {"evaluate", "job"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "model", "train"}

@@ -88,7 +88,9 @@ def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
     kept = path.read_bytes()
     with RolloutBuffer(path, identity("run-b")) as buffer:
         assert not buffer.holds(3)
-        assert not path.exists()
+        assert path.read_bytes() == kept  # nothing moves before there is something to write
+        buffer.add_wave(0, [group("c")])
+        assert buffer.groups(0) == [group("c")]
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
 
@@ -122,6 +124,10 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
         lambda v: v["groups"][0]["completions"][0]["logprobs"].pop(),
         lambda v: v["groups"][0]["completions"][0].update(extra=1),
         lambda v: v.update(groups=3),
+        lambda v: v["groups"][0]["completions"][0]["token_ids"].__setitem__(0, "5"),
+        lambda v: v["groups"][0]["completions"][0].update(logprobs=[None, None]),
+        lambda v: v["groups"][0].update(completions=[]),
+        lambda v: v["run"].update(config=None),
         lambda v: v.update(step="three"),
     ],
 )

@@ -10,21 +10,21 @@ from reason_llm.metrics import MetricsLog
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, None)
+    log = MetricsLog(tmp_path, None, 0.0)
     for step in range(4):
         log.write(step, {"score/reward": step / 10})
-    resumed = MetricsLog(tmp_path, 2)
+    resumed = MetricsLog(tmp_path, 2, 0.0)
     resumed.write(3, {"score/reward": 9.0})
     steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path / "metrics.jsonl")]
     assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
 
 
 def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:
-    MetricsLog(tmp_path, None).write(0, {})
+    MetricsLog(tmp_path, None, 0.0).write(0, {})
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 1, "scor')
     assert [r["step"] for r in metrics.read(path)] == [0]
-    MetricsLog(tmp_path, 0).write(1, {})
+    MetricsLog(tmp_path, 0, 0.0).write(1, {})
     assert [r["step"] for r in metrics.read(path)] == [0, 1]
 
 

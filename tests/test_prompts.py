@@ -68,6 +68,13 @@ def test_token_ids_spell_the_rendered_text(tmp_path: Path, read: Callable, token
     assert tokenizer.decode(prompt.token_ids) == prompt.text
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, *ROWS)
+    plain = [p.text for p in read(path)]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [p.text for p in read(path)] == plain
+
+
 def test_columns_are_mapped(tmp_path: Path, read: Callable) -> None:
     path = lines(tmp_path, {"q": "Q", "a": "7", "question": "other", "answer": "other"})
     (prompt,) = read(path, prompt="q", answer="a")
@@ -106,6 +113,13 @@ def test_gold_answer_takes_the_last_mark() -> None:
         ('{"question": 3, "answer": "1"}\n', ":1", "'question'"),
         ('{"question": "a", "answer": null}\n', ":1", "gold answer"),
         ('{"question": "a", "answer": " "}\n', ":1", "gold answer"),
+        ('{"question": "a", "answer": "because ####"}\n', ":1", "gold answer"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, '
+            '{"role": "assistant", "content": "1"}], "answer": "1"}\n',
+            ":1",
+            "ends with a user message",
+        ),
         ('{"messages": [{"role": "user"}], "answer": "1"}\n', ":1", "'messages'"),
         ("\n\n", "rows.jsonl", "no rows"),
         ("", "rows.jsonl", "empty"),

@@ -3,6 +3,7 @@
 The policy is an adapter, the reference is the base with the adapter off. Source: arXiv:2106.09685.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,28 +39,34 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         target_modules=config.targets,
         task_type="CAUSAL_LM",
     )
-    try:
-        policy = get_peft_model(base, lora)
-    except ValueError as error:
-        names = sorted(
-            {
-                name.rpartition(".")[2]
-                for name, m in base.named_modules()
-                if isinstance(m, torch.nn.Linear)
-            }
-        )
+    _check_targets(base, config.targets)
+    return get_peft_model(base, lora)
+
+
+def _check_targets(base: Any, targets: str | list[str]) -> None:
+    """Every target is a linear layer of the model, and not its head, which stays frozen."""
+    head = base.get_output_embeddings()
+    linear = {
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    if targets == "all-linear":
+        return
+    if isinstance(targets, str):
+        try:
+            bad = [] if any(re.fullmatch(targets, name) for name in linear) else [targets]
+        except re.error as error:
+            raise ModelError(
+                f"model.adapter.targets={targets!r} is no regular expression ({error}); mend it"
+            ) from error
+    else:
+        bad = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
+    if bad:
         raise ModelError(
-            f"model.adapter.targets={config.targets!r} fits nothing in the model; "
-            f"its linear layers are {', '.join(names)}"
-        ) from error
-    if not isinstance(base.get_output_embeddings(), torch.nn.Linear) or hasattr(
-        base.get_output_embeddings(), "lora_A"
-    ):
-        raise ModelError(
-            f"model.adapter.targets={config.targets!r} includes the head, which stays frozen; "
-            "leave it out"
+            f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
+            f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
-    return policy
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -30,6 +31,18 @@ from reason_llm.errors import ModelError, one_line
 from reason_llm.model import adapters
 
 logger = logging.getLogger(__name__)
+
+# What Transformers raises on a config.json that contradicts itself.
+_BAD_CONFIG = (
+    OSError,
+    StrictDataclassError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+)
 
 
 class Model:
@@ -124,12 +137,19 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     _check_folder(path, "tokenizer_config.json", "a tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
     if tokenizer.chat_template is None:
         raise ModelError(
             f"model.path={path}: its tokenizer has no chat template; "
             "take an instruct model, or add one"
+        )
+    probe = "What is 3 + 4?"
+    spelled = tokenizer.decode(tokenizer.encode(probe, add_special_tokens=False))
+    if "".join(spelled.split()).casefold() != "".join(probe.split()).casefold():
+        raise ModelError(
+            f"model.path={path}: its tokenizer reads {probe!r} as {spelled!r}; a file of it, "
+            "such as tokenizer.json, is missing or damaged: save it again"
         )
     if tokenizer.eos_token_id is None:
         raise ModelError(
@@ -146,24 +166,38 @@ def context_limit(config: ModelSection) -> int:
     """
     try:
         text_config = AutoConfig.from_pretrained(config.path).get_text_config(decoder=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _BAD_CONFIG as error:
         raise _unreadable(config.path, "config", error) from error
-    limit = int(text_config.max_position_embeddings)
+    limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
+    if limit is None:
+        raise ModelError(
+            f"model.path={config.path}: its config has no max_position_embeddings; "
+            "set model.context_tokens"
+        )
     if config.context_tokens is not None and config.context_tokens > limit:
         raise ModelError(
             f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of "
             f"{config.path}; "
             f"set it to {limit} or less"
         )
-    return config.context_tokens or limit
+    return config.context_tokens or int(limit)
 
 
-def check_weights(path: str) -> None:
-    """Read the header of every safetensors file of a local folder; a Hub id is left to loading.
+def check_model(config: ModelSection) -> None:
+    """Build the model and its adapter without storage, and read the headers of its weights.
 
     Raises:
-        ModelError: there is none, or one is cut short.
+        ModelError: no causal language model, a target that it lacks, or weights that are missing,
+            cut short or of other shapes. A Hub id's weights are left to loading.
     """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.path))
+    except _BAD_CONFIG as error:
+        raise _unreadable(config.path, "config", error) from error
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    adapters.attach(model, config.adapter)
+    path = config.path
     if not Path(path).is_dir():
         return
     files = sorted(Path(path).glob("*.safetensors"))
@@ -174,11 +208,18 @@ def check_weights(path: str) -> None:
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                opened.keys()
+                names = list(opened.keys())
+                stored = {name: opened.get_slice(name).get_shape() for name in names}
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{file} is damaged ({one_line(error)}); copy or download it again"
             ) from error
+        for name, shape in stored.items():
+            if name in shapes and shapes[name] != shape:
+                raise ModelError(
+                    f"{file}: {name} is of shape {shape} and config.json makes it {shapes[name]}; "
+                    "take weights and config from the same model"
+                )
 
 
 def _check_folder(path: str, name: str, what: str) -> None:
@@ -205,7 +246,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except _BAD_CONFIG as error:
         raise _unreadable(config.path, "weights", error) from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(

@@ -18,6 +18,7 @@ import orjson
 import torch
 from transformers import DynamicCache
 
+from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import Progress, SamplingParams
@@ -191,6 +192,9 @@ def draw(
         logits_BV: float, of the model, before temperature.
         uniforms_B: numbers in [0, 1), one for each row; unused when greedy.
 
+    Raises:
+        TrainingError: the logits are not finite.
+
     Returns:
         tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs
         are 0.
@@ -201,6 +205,11 @@ def draw(
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
     logprobs_BV = filtered_logprobs(logits_BV / params.temperature, params)
     cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    if not torch.isfinite(cumulative_BV[:, -1]).all():
+        raise TrainingError(
+            "the model's logits are not finite: its weights, or what was learned on them, "
+            "diverged; start again with --run.resume never and a lower train.learning_rate"
+        )
     # The first token whose cumulative probability exceeds u * total: never one of probability 0.
     thresholds_B1 = uniforms_B.double()[:, None] * cumulative_BV[:, -1:]
     tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True)[:, 0]

@@ -9,7 +9,12 @@ import re
 
 from reason_llm.rollout import Completion, Prompt
 
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"([+-]?)0*(\d+)")
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
+_NAME = re.compile(r"\s*\\?[a-zA-Z]+\s*=")
+_CALCULATION = re.compile(
+    r"[=+]|(?<!\*)\*(?!\*)|[\w)}]\s*-|\\(times|cdot)(?!\s*10\s*\^)|\\(div|sum|binom)"
+)
 _ANSWER_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _TIMEOUT_SECONDS = 5
 
@@ -48,21 +53,35 @@ def last_boxed(text: str) -> str | None:
 
 @functools.lru_cache(maxsize=65536)
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether two answers are the same mathematical object. Integers are compared here, all else by
-    math-verify.
+    """Whether two answers are the same mathematical object.
+
+    Integers and words are compared here, all else by math-verify. Where the gold answer is a plain
+    number, a calculation that comes to it (``37+45`` for 82) is no answer.
 
     math-verify's own time limit (5 s, by a signal) needs the main thread.
     """
+    if not gold or not answer:
+        return False
     if gold == answer:
         return True
-    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-        return int(gold) == int(answer)
+    gold_integer, integer = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
+    if gold_integer and integer:
+        return _value(gold_integer) == _value(integer)
+    if gold.isalpha() and answer.isalpha():
+        return gold.casefold() == answer.casefold()  # not a product of variables
+    if _NUMBER.fullmatch(gold) and _CALCULATION.search(_NAME.sub("", answer, count=1)):
+        return False  # the question restated, or worked out no further
     import math_verify
 
     parsed = _parse(answer)
     return bool(parsed) and bool(
         math_verify.verify(list(_parse(gold)), list(parsed), timeout_seconds=_TIMEOUT_SECONDS)
     )
+
+
+def _value(integer: re.Match[str]) -> tuple[bool, str]:
+    """Sign and digits; not an int, which Python refuses to make of thousands of digits."""
+    return integer[1] == "-" and integer[2] != "0", integer[2]
 
 
 @functools.lru_cache(maxsize=65536)

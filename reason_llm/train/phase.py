@@ -79,6 +79,8 @@ class Learner:
         ]
         fixed = self._fixed_logprobs(rollouts, chosen)
         tally = _Tally()
+        for parameter in self.parameters:  # so that a batch without signal is a step of zeros
+            parameter.grad = torch.zeros_like(parameter)
         steps_before = step * train.epochs * train.optimizer_steps
         for pass_ in range(train.epochs * train.optimizer_steps):
             epoch, part = divmod(pass_, train.optimizer_steps)
@@ -164,7 +166,7 @@ class Learner:
             raise TrainingError(
                 f"step {step}: the loss is {loss.item()} on {', '.join(r.name for r in rollouts)} "
                 f"(largest log ratio {float((logprobs_BT.detach() - old_BT).abs().max()):.3g}); "
-                "lower train.learning_rate"
+                "start again with --run.resume never and a lower train.learning_rate"
             )
         loss.backward()
         sampler_BT = _spread(
@@ -183,9 +185,9 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.train.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainingError(
-                f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} and "
-                f"{max(0, len(names) - 4)} "
-                "more; lower train.learning_rate"
+                f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
+                f"and {max(0, len(names) - 4)} more; start again "
+                "with --run.resume never and a lower train.learning_rate"
             )
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:

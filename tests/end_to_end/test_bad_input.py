@@ -17,6 +17,7 @@ import yaml
 
 from conftest import ROOT, TINY
 from reason_llm.buffer import RolloutBuffer, RunIdentity, lock
+from reason_llm.files import FileLock
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -61,6 +62,7 @@ def tiny_copy(folder: Path, **changes: Any) -> Path:
     """model/tiny without some files, or with some replaced."""
     names = {
         "tokenizer": "tokenizer_config.json",
+        "spelling": "tokenizer.json",
         "config": "config.json",
         "weights": "model.safetensors",
         "template": "chat_template.jinja",
@@ -127,6 +129,34 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "no such model": (lambda f: ["--model.path", str(f / "none")], ["none does not exist"]),
     "empty model folder": (empty_model, ["my_model", "config.json"]),
     "no tokenizer": (lambda f: model(f, tokenizer=None), ["my_model", "tokenizer"]),
+    "half a tokenizer": (lambda f: model(f, spelling=None), ["my_model", "tokenizer"]),
+    "broken chat template": (
+        lambda f: model(f, template=b"{{ raise_exception('no system role') }}"),
+        ["rows.jsonl:1", "no system role"],
+    ),
+    "config of another model": (
+        lambda f: model(
+            f,
+            config=(TINY / "config.json")
+            .read_bytes()
+            .replace(b'"intermediate_size": 384', b'"intermediate_size": 256'),
+        ),
+        ["model.safetensors", "384", "256", "config.json"],
+    ),
+    "no such target": (lambda f: ["--model.adapter.targets", "[foo]"], ["['foo']", "q_proj"]),
+    "target is no pattern": (lambda f: ["--model.adapter.targets", "'['"], ["targets='['"]),
+    "a truth value for a number": (
+        lambda f: ["--train.learning_rate", "true"],
+        ["train.learning_rate=True"],
+    ),
+    "a key twice": (
+        lambda f: own_config(f, "data: {train: x}\nrun: {steps: 1, steps: 2}\n"),
+        ["line 2", "'steps'"],
+    ),
+    "no text in the gold answer": (
+        lambda f: rows(f, '{"question": "a", "answer": "foo ####"}\n'),
+        ["rows.jsonl:1", "gold answer"],
+    ),
     "no chat template": (lambda f: model(f, template=None), ["my_model", "chat template"]),
     "no weights": (lambda f: model(f, weights=None), ["my_model", "safetensors"]),
     "weights cut short": (
@@ -203,6 +233,57 @@ def test_a_missing_config_and_a_busy_buffer_as_real_processes(config: Path, tmp_
         assert "is using the rollout buffer" in busy.stderr
         assert "Traceback" not in missing.stderr + busy.stderr
         assert tree_of(tmp_path) == before
+
+
+def test_a_run_started_afresh_moves_nothing_before_all_is_good(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    assert call(str(config))[0] == 0
+    before = tree_of(tmp_path)
+    afresh = [str(config), "--run.resume", "never"]
+    assert call(*afresh, "--model.adapter.targets", "[foo]")[0] == 2
+    assert tree_of(tmp_path) == before
+    with lock(tmp_path / "buffer.json"):
+        code, shown = call(*afresh)
+        assert (code, "is using" in shown) == (2, True)
+    after = tree_of(tmp_path)
+    assert {k: v for k, v in after.items() if ".lock" not in k} == {
+        k: v for k, v in before.items() if ".lock" not in k
+    }
+
+
+def test_a_run_in_use_is_refused_whatever_its_buffer(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    with FileLock(tmp_path / "runs" / ".config.lock", what="it"):
+        code, shown = call(str(config), "--run.buffer", str(tmp_path / "other.json"))
+    assert code == 2
+    assert "is using the run" in shown
+
+
+def test_other_data_under_the_same_name(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    assert call(str(config))[0] == 0
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 2 + 2?", "answer": "4"}\n')
+    code, shown = call(str(config), "--run.steps", "2")
+    assert code == 2
+    assert "data.prompts_sha256" in shown
+
+
+def test_a_learning_rate_that_diverges_ends_in_one_line(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    code, shown = call(
+        *(str(config), "--train.learning_rate", "1e30", "--run.steps", "3"),
+        *("--data.train", str(ROOT / "data" / "arithmetic_train.jsonl")),
+        *("--score.rewards", "[{name: think_answer_tags}]", "--data.system_prompt", "none"),
+        *("--sample.completions_per_prompt", "8", "--sample.prompts_per_step", "4"),
+        *("--sample.max_new_tokens", "32"),
+    )
+    assert code == 2
+    assert "--run.resume never" in shown
+    assert "Traceback" not in shown
 
 
 def test_another_config_for_the_same_run(

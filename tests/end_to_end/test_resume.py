@@ -73,13 +73,24 @@ def outcome(folder: Path) -> dict[str, object]:
     newest = sorted((run / "checkpoints").iterdir())[-1]
     records = metrics.read(run / "metrics.jsonl")
     timeless = [
-        {k: v for k, v in record.items() if not k.startswith(("time/", "memory/"))}
+        {
+            k: v
+            for k, v in record.items()
+            if not k.startswith(("time/", "memory/", "sample/tokens_"))
+        }
         for record in records
     ]
     return {
         "adapter": (run / "adapter" / "adapter_model.safetensors").read_bytes(),
         "optimizer": (newest / "optimizer.safetensors").read_bytes(),
         "metrics": timeless,
+        "curves": (run / "curves.png").read_bytes()[:8],
+        "summary": {
+            k: v
+            for k, v in orjson.loads((run / "summary.json").read_bytes()).items()
+            if not k.endswith(("_seconds", "_mib", "adapter"))
+        },
+        "finished": orjson.loads((folder / "buffer.json").read_bytes())["trained"],
         "rollouts": orjson.loads((folder / "buffer.json").read_bytes())["groups"],
     }
 
@@ -91,6 +102,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
     assert done.returncode == 0, done.stderr
     result = outcome(folder)
     assert [record["step"] for record in result["metrics"]] == [0, 1, 2]
+    assert result["finished"]
+    assert result["summary"]["steps"] == 2
     return result
 
 
@@ -141,6 +154,9 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> No
     assert again.returncode == 0
     assert "finished at step 1" in again.stdout
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == before
-    assert train(config).returncode == 0
+    die(config, FINISHING, 1)  # the old summary must not pass for the new one
+    done = train(config)
+    assert done.returncode == 0
+    assert "stretches" not in done.stdout  # a constant rate
     assert orjson.loads((run / "summary.json").read_bytes())["steps"] == 2
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before

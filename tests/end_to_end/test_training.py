@@ -15,6 +15,8 @@ from reason_llm import loop, metrics
 from reason_llm.config import Config
 from reason_llm.config_file import load
 from reason_llm.console import Console
+from reason_llm.sample import SamplingParams
+from reason_llm.sample.transformers_sampler import TransformersSampler
 
 QUIET = Console("quiet")
 
@@ -110,6 +112,66 @@ def test_the_same_seed_gives_the_same_adapter_and_another_a_different_one(
     first = adapter()
     assert adapter() == first
     assert adapter(run__seed=1) != first
+
+
+def rollouts(config: Config) -> list[dict[str, Any]]:
+    return orjson.loads(config.run.buffer.read_bytes())["groups"]
+
+
+def test_the_learner_follows_the_sampler_s_temperature(small_run: Callable[..., Config]) -> None:
+    config = small_run(run__steps=2, sample__temperature=0.6, train__optimizer_steps=2)
+    run(config)
+    for record in metrics.read(folder_of(config) / "metrics.jsonl")[1:]:
+        assert record["train/sampler_mismatch_max"] < 1e-4
+        assert record["sample/tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.999}])
+def test_filters_reach_the_sampler(small_run: Callable[..., Config], options: dict) -> None:
+    """So narrow that every draw is the likeliest token: a group's completions are all the same."""
+    config = small_run(run__steps=1, **{f"sample__{k}": v for k, v in options.items()})
+    run(config)
+    for group in rollouts(config):
+        assert len({tuple(c["token_ids"]) for c in group["completions"]}) == 1
+
+
+def test_seed_and_wave_decide_prompts_and_draws(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    def sampled(**options: Any) -> list[dict[str, Any]]:
+        config = small_run(run__steps=1, run__resume="never", train__learning_rate=0.0, **options)
+        run(config)
+        return rollouts(config)
+
+    def ids(groups: list[dict[str, Any]]) -> list[Any]:
+        return [[c["token_ids"] for c in g["completions"]] for g in groups]
+
+    first, second = sampled(), sampled(run__seed=1)
+    assert [g["prompt"]["id"] for g in first] != [g["prompt"]["id"] for g in second]
+    # One row alone, so that only the draws can differ: by seed, and from wave to wave.
+    (tmp_path / "one.jsonl").write_text('{"question": "What is 57 + 68?", "answer": "125"}\n')
+    one = {"data__train": str(tmp_path / "one.jsonl"), "sample__prompts_per_wave": 2}
+    first, second = sampled(**one), sampled(**one, run__seed=1)
+    assert ids(first) != ids(second)
+    assert ids(first)[:2] != ids(first)[2:]
+
+
+def test_evaluation_is_greedy_and_limited(
+    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+    original = TransformersSampler.sample
+
+    def sample(self: Any, prompts: Any, params: SamplingParams, **rest: Any) -> Any:
+        asked.append((len(prompts), params.temperature))
+        return original(self, prompts, params, **rest)
+
+    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    data = str(ROOT / "data" / "arithmetic_test.jsonl")
+    run(small_run(run__steps=4, data__eval=data, eval={"every": 2, "limit": 5}))
+    # Before, after two steps, at the end; the four prompts of a step are sampled at 1.
+    assert [t for count, t in asked if count == 5] == [0.0, 0.0, 0.0]
+    assert [t for count, t in asked if count == 4] == [1.0] * 4
 
 
 def test_start_afresh_moves_the_old_run_and_buffer_aside(

@@ -28,6 +28,17 @@ def reward(name: str, text: str, answer: str = "3") -> float:
         ("\\boxed{3", "3", 0),
         ("\\boxed{}", "3", 0),
         ("\\boxed{x^2+2x+1}", "(x+1)^2", 1),
+        ("\\boxed{37+45}", "82", 0),
+        ("\\boxed{37+45=82}", "82", 0),
+        ("\\boxed{17 = 18}", "18", 0),
+        ("\\boxed{x = 18}", "18", 1),
+        ("\\boxed{20 - 2}", "18", 0),
+        ("\\boxed{1.2 \\times 10^3}", "1200", 1),
+        ("\\boxed{9 \\times 2}", "18", 0),
+        ("\\boxed{1,018}", "1018", 1),
+        ("\\boxed{Pairs}", "Paris", 0),
+        ("\\boxed{paris}", "Paris", 1),
+        ("\\boxed{" + "1" * 6000 + "}", "3", 0),
     ],
 )
 def test_boxed(text: str, answer: str, value: float) -> None:

@@ -1,0 +1,172 @@
+"""What an optimizer step does with its rollouts, watched from outside.
+
+1. Rates by position, clipping, weight decay.    2. A batch's own denominator, old log-probs.
+3. The temperature of the policy.                4. Non-finite gradients.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from reason_llm.config import TrainSection
+from reason_llm.errors import TrainingError
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.train.algorithms import ALGORITHMS
+from reason_llm.train.phase import (
+    Learner,
+    LearningSettings,
+    _split,
+    learning,
+    to_rollouts,
+    with_advantages,
+)
+
+ROW = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+
+
+def groups() -> list[Group]:
+    generator = torch.Generator().manual_seed(3)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, 250, (count,), generator=generator).tolist())
+
+    made = []
+    for p in range(3):
+        completions = tuple(
+            Completion(ids(2 + 3 * i + p), "", (-1.0,) * (2 + 3 * i + p), "stop", {}, float(i % 2))
+            for i in range(4)
+        )
+        made.append(Group(Prompt(f"p{p}", "", ids(6), ""), completions))
+    return with_advantages(made, ROW)
+
+
+def learner(model: Model, temperature: float = 1.0, **train: Any) -> Learner:
+    section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False, **train})
+    return Learner(model, LearningSettings(ROW, section, temperature, 32, 4096, 0, 8))
+
+
+def watch(made: Learner) -> list[tuple[float, torch.Tensor]]:
+    """(rate, gradient) as each optimizer step sees them."""
+    seen: list[tuple[float, torch.Tensor]] = []
+    made.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(
+            (
+                made.optimizer.param_groups[0]["lr"],
+                torch.cat([p.grad.flatten() for p in made.parameters]).clone(),
+            )
+        )
+    )
+    return seen
+
+
+def test_the_rate_follows_the_schedule_over_all_steps(model: Model) -> None:
+    made = learner(model, schedule="linear", optimizer_steps=2, learning_rate=0.8)
+    seen = watch(made)
+    for parameter in made.parameters:
+        parameter.requires_grad_(True)
+    made.optimizer.step = lambda *_: None  # type: ignore[method-assign]
+    rates = []
+    original = made._update
+
+    def update(*args: Any) -> None:
+        original(*args)
+        rates.append(made.optimizer.param_groups[0]["lr"])
+
+    made._update = update  # type: ignore[method-assign]
+    with learning(made):
+        for step in range(2):
+            made.learn(step, groups(), lambda items: None)
+    assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    assert not seen
+
+
+def test_gradients_are_clipped_to_the_norm(model: Model) -> None:
+    free, clipped = learner(model, max_grad_norm=1e9), learner(model, max_grad_norm=0.01)
+    norms = []
+    for made in (free, clipped):
+        seen = watch(made)
+        made.optimizer.param_groups[0]["lr"] = 0.0
+        before = [p.detach().clone() for p in made.parameters]
+        with learning(made):
+            metrics = made.learn(0, groups(), lambda items: None)
+        for parameter, old in zip(made.parameters, before, strict=True):
+            parameter.data.copy_(old)
+        norms.append((float(seen[0][1].norm()), metrics["train/grad_norm"]))
+    assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-4)
+    assert norms[0][0] > 0.02
+    assert norms[1][0] == pytest.approx(0.01, rel=1e-3)
+    assert norms[1][1] == pytest.approx(norms[0][1], rel=1e-4)
+
+
+def test_weight_decay_shrinks_the_adapter(model: Model) -> None:
+    flat = [
+        replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
+        for g in groups()
+    ]
+    made = learner(model, weight_decay=0.5, learning_rate=0.1)
+    before = [p.detach().clone() for p in made.parameters]
+    with learning(made):
+        made.learn(0, flat, lambda items: None)
+    for parameter, old in zip(made.parameters, before, strict=True):
+        assert torch.allclose(parameter.detach(), old * (1 - 0.1 * 0.5), atol=1e-7)
+
+
+def test_each_optimizer_batch_divides_by_its_own_count(model: Model) -> None:
+    """The first of two optimizer steps sees the mean over its half, not over all rollouts."""
+    data = groups()
+    rows = _split(12, 2, "0/0/0")[0]
+    flat = [c for g in data for c in g.completions]
+    rollouts = to_rollouts(data)
+    halves = [Group(data[i // 4].prompt, (flat[i],)) for i in rows if rollouts[i].advantage != 0]
+    parts, whole = [], learner(model, optimizer_steps=2, learning_rate=0.0, max_grad_norm=1e9)
+    seen = watch(whole)
+    with learning(whole):
+        whole.learn(0, data, lambda items: None)
+    alone = learner(model, learning_rate=0.0, max_grad_norm=1e9)
+    parts = watch(alone)
+    with learning(alone):
+        alone.learn(0, halves, lambda items: None)
+    scale = len(halves) / len(rows)
+    assert torch.allclose(seen[0][1], parts[0][1] * scale, rtol=1e-3, atol=1e-6)
+
+
+def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
+    """The second epoch's ratios are against the first's start: some are clipped."""
+    once, twice = learner(model, learning_rate=0.02), learner(model, learning_rate=0.02, epochs=2)
+    with learning(once):
+        assert once.learn(0, groups(), lambda items: None)["train/clip_fraction"] == 0
+    with learning(twice):
+        assert twice.learn(0, groups(), lambda items: None)["train/clip_fraction"] > 0.1
+
+
+def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
+    made = learner(model, temperature=0.5, epochs=2, learning_rate=0.0)
+    data = groups()
+    fixed = made._logprobs_of(to_rollouts(data))
+    ids = torch.tensor([data[0].prompt.token_ids + data[0].completions[0].token_ids])
+    with torch.no_grad():
+        logits = model.logits(model.hidden_states(ids))[0, 5:-1].double() / 0.5
+    targets = torch.tensor(data[0].completions[0].token_ids)[:, None]
+    expected = logits.log_softmax(-1).gather(-1, targets)[:, 0]
+    assert torch.allclose(fixed[0].double(), expected, atol=1e-4)
+    with learning(
+        made
+    ):  # at rate 0 nothing moves: with one temperature throughout, no ratio is off
+        metrics = made.learn(0, data, lambda items: None)
+    assert metrics["train/clip_fraction"] == 0
+    assert metrics["train/loss"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights(model: Model) -> None:
+    made = learner(model)
+    before = [p.detach().clone() for p in made.parameters]
+    made.parameters[0].register_hook(lambda gradient: gradient * math.inf)
+    expected = r"step 2: the gradient's norm is (nan|inf) over p0#0"
+    with pytest.raises(TrainingError, match=expected), learning(made):
+        made.learn(2, groups(), lambda items: None)
+    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
+    made.parameters[0]._backward_hooks.clear()  # type: ignore[union-attr]
