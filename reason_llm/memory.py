@@ -7,17 +7,73 @@ the safe side.
 
 import os
 import resource
+from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig
+
+from reason_llm.config import Config
+from reason_llm.model.shared_weights import EngineSizes
 
 GIB = 2**30
 KV_CACHE_FRACTION = 0.25
 """Of the budget, for the sampler's KV cache. Weights, activations and the rest share what
 remains."""
 ACTIVATIONS_FRACTION = 0.25
+MOST_SEQUENCES = 256
+"""Sequences that vLLM decodes at once."""
 MOST_MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Larger micro-batches gain no speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sizes that follow from the machine, the model and the config."""
+
+    cache_tokens: int
+    """KV cache of the Transformers sampler, all rows together."""
+    micro_batch_tokens: int
+    engine: EngineSizes | None
+    """None: without vLLM."""
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        text_config: PretrainedConfig,
+        device: torch.device,
+        element_bytes: int,
+        longest_prompt: int,
+    ) -> "Plan":
+        """Sizes for this device.
+
+        Args:
+            element_bytes: of a base weight.
+            longest_prompt: tokens of the longest prompt of all.
+        """
+        train, sample = config.train, config.sample
+        budget = budget_bytes(config.memory.budget_gib, device)
+        cache = kv_cache_tokens(budget, text_config, element_bytes)
+        micro_batch = train.micro_batch_tokens
+        if micro_batch == "auto":
+            checkpointing = train.gradient_checkpointing
+            micro_batch = micro_batch_tokens(
+                budget, text_config, element_bytes, checkpointing, device.type
+            )
+        engine = None
+        if sample.engine == "vllm":
+            context = longest_prompt + max(sample.max_new_tokens, config.eval.max_new_tokens or 0)
+            rollouts = sample.prompts_per_step * sample.completions_per_prompt
+            sequences = min(rollouts, MOST_SEQUENCES)
+            # vLLM hands out blocks of up to 128 tokens, and one more for each sequence.
+            tokens = min(cache, sequences * (context + 2 * 128))
+            engine = EngineSizes(
+                context_tokens=context,
+                kv_cache_bytes=tokens * kv_bytes_per_token(text_config, element_bytes),
+                max_sequences=sequences,
+                lora_rank=config.model.adapter.rank,
+            )
+        return cls(cache, micro_batch, engine)
 
 
 def budget_bytes(budget_gib: float | str, device: torch.device) -> int:
@@ -30,13 +86,17 @@ def budget_bytes(budget_gib: float | str, device: torch.device) -> int:
 
 
 def kv_cache_tokens(budget: int, config: PretrainedConfig, element_bytes: int) -> int:
-    """Tokens of KV cache that fit: keys and values of every layer and KV head."""
+    """Tokens of KV cache that fit."""
+    return int(KV_CACHE_FRACTION * budget / kv_bytes_per_token(config, element_bytes))
+
+
+def kv_bytes_per_token(config: PretrainedConfig, element_bytes: int) -> int:
+    """Keys and values of one token in every layer and KV head."""
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * head_size * element_bytes
-    return int(KV_CACHE_FRACTION * budget / per_token)
+    return int(2 * config.num_hidden_layers * heads * head_size * element_bytes)
 
 
 def micro_batch_tokens(

@@ -28,7 +28,8 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters
+from reason_llm.model import adapters, shared_weights
+from reason_llm.model.shared_weights import AdapterSync, Engine, EngineSizes
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +51,31 @@ class Model:
 
     Args:
         seed: of the adapter's starting values.
+        sizes: with them, vLLM holds the weights and the learner views them; None: without vLLM.
 
     Raises:
         ModelError: the weights, a target module or the head cannot be used.
     """
 
-    def __init__(self, config: ModelSection, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(
+        self,
+        config: ModelSection,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        sizes: EngineSizes | None = None,
+    ) -> None:
         self.path = config.path
         self.tokenizer = tokenizer
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        base = _load_base(config, self.device)
+        self.device = default_device()
+        self.engine: Engine | None = None
+        self.sync: AdapterSync | None = None
+        if sizes is None:
+            base = _load_base(config, self.device)
+        else:
+            dtype = weights_dtype(config, self.device)
+            self.engine = Engine(config.path, dtype, sizes, seed)
+            base = shared_weights.model_over(self.engine, dtype)
+            shared_weights.verify(base, config.path)
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
         self.end_token_ids = _end_token_ids(base.generation_config, tokenizer)
         torch.manual_seed(seed)
@@ -67,6 +83,8 @@ class Model:
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self._check_head()
+        if self.engine is not None:
+            self.sync = AdapterSync(self.engine, self.policy)
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +97,10 @@ class Model:
     ) -> None:
         """Give the memory back."""
         del self.policy, self.decoder, self.head
+        self.sync = None
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -158,16 +180,38 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def default_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
+    """The type of the base weights; ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
+    automatic = "bfloat16" if device.type == "cuda" else "float32"
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[
+        automatic if config.dtype == "auto" else config.dtype
+    ]
+
+
+def read_text_config(path: str) -> PretrainedConfig:
+    """The sizes of the language model in a folder or a Hub id.
+
+    Raises:
+        ModelError: its config cannot be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+    except _BAD_CONFIG as error:
+        raise _unreadable(path, "config", error) from error
+
+
 def context_limit(config: ModelSection) -> int:
     """Longest prompt plus completion: what the config asks for, within what the model was made for.
 
     Raises:
         ModelError: the model's config cannot be read, or is exceeded.
     """
-    try:
-        text_config = AutoConfig.from_pretrained(config.path).get_text_config(decoder=True)
-    except _BAD_CONFIG as error:
-        raise _unreadable(config.path, "config", error) from error
+    text_config = read_text_config(config.path)
     limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
     if limit is None:
         raise ModelError(
@@ -240,8 +284,7 @@ def _check_folder(path: str, name: str, what: str) -> None:
 
 
 def _load_base(config: ModelSection, device: torch.device) -> Any:
-    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = automatic if config.dtype == "auto" else getattr(torch, config.dtype)
+    dtype = weights_dtype(config, device)
     try:
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path, dtype=dtype, use_safetensors=True, output_loading_info=True

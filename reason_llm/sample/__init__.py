@@ -53,10 +53,18 @@ class Sampler(Protocol):
 def sampling(model: "Model", cache_tokens: int) -> Iterator[Sampler]:
     """The sampling phase: within it the policy is in evaluation mode and the GPU is the sampler's.
 
+    With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's.
+
     Args:
-        cache_tokens: how many tokens the KV cache may hold.
+        cache_tokens: how many tokens the Transformers sampler's KV cache may hold.
     """
     from reason_llm.sample.transformers_sampler import TransformersSampler
+    from reason_llm.sample.vllm_sampler import VllmSampler
 
     model.policy.eval()
-    yield TransformersSampler(model, cache_tokens)
+    if model.engine is None or model.sync is None:
+        yield TransformersSampler(model, cache_tokens)
+        return
+    model.engine.wake()
+    model.sync()
+    yield VllmSampler(model)

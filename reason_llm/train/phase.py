@@ -200,6 +200,8 @@ class Learner:
 def learning(learner: Learner) -> Iterator[Learner]:
     """The learning phase: within it the policy is in training mode and the GPU is the learner's."""
     model = learner.model
+    if model.engine is not None:
+        model.engine.release()
     model.policy.train()
     try:
         yield learner

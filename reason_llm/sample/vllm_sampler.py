@@ -1,0 +1,87 @@
+"""Sampling with vLLM over the shared weights: the whole wave at once, token ids in and out.
+
+vLLM batches continuously, reads the prompt of a group once and shares it. Log-probs are
+``processed``: after temperature and filters, of the distribution that was drawn from.
+
+Not here: the engine and its memory (``model/shared_weights``).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from reason_llm.errors import ModelError
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.sample import Progress, SamplingParams
+
+
+class VllmSampler:
+    """The Sampler over a Model that vLLM holds."""
+
+    def __init__(self, model: Model) -> None:
+        if model.engine is None or model.sync is None:
+            raise ModelError("the vLLM sampler needs a model that vLLM holds")
+        self.model = model
+        self.engine = model.engine
+        self.sync = model.sync
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        """See ``Sampler.sample``. On a GPU the same seed need not give the same tokens."""
+        if not self.engine.awake:
+            raise ModelError("vLLM is asleep: sample within the sampling phase")
+        llm = self.engine.llm
+        torch.manual_seed(seed)  # without a seed per request, vLLM draws from torch's generator
+        with torch.compiler.set_stance(
+            "force_eager" if self.model.device.type == "cpu" else "default"
+        ):
+            llm.enqueue(
+                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
+                self._vllm_params(params),
+                lora_request=self.sync.request,
+                use_tqdm=False,
+            )
+            outputs = []
+            while llm.llm_engine.has_unfinished_requests():
+                for output in llm.llm_engine.step():
+                    if output.finished:
+                        outputs.append(output)
+                        tokens = sum(len(choice.token_ids) for choice in output.outputs)
+                        progress(tokens, len(output.outputs))
+        outputs.sort(key=lambda output: int(output.request_id))
+        return [
+            Group(prompt, tuple(self._completion(choice) for choice in output.outputs))
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        """All of them: vLLM queues what does not fit."""
+        return len(prompts)
+
+    def _vllm_params(self, params: SamplingParams) -> Any:
+        from vllm import SamplingParams as VllmParams
+
+        return VllmParams(
+            n=params.num_completions,
+            max_tokens=params.max_new_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k or -1,
+            min_p=params.min_p,
+            stop_token_ids=self.model.end_token_ids,
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+        )
+
+    def _completion(self, choice: Any) -> Completion:
+        ids = tuple(choice.token_ids)
+        logprobs = tuple(
+            entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True)
+        )
+        text = self.model.tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(
+            ids, text, logprobs, "stop" if ids[-1] in self.model.end_token_ids else "length"
+        )
