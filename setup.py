@@ -3,8 +3,9 @@
 from setuptools import find_packages, setup
 
 # Tested together. Move them only as a set:
-# - vllm 0.31.0 pins torch 2.13.0; unsloth 2026.10.7 caps transformers at 5.17.0, trl at 1.15.0 and
-# datasets below 5; - trl 1.15 and later need Triton even on a CPU.
+# - vllm 0.31.0 pins torch 2.13.0;
+# - unsloth 2026.10.7 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5;
+# - trl 1.15 and later need Triton even on a CPU.
 BASE = [
     "torch==2.13.0",
     "transformers==5.17.0",

@@ -180,7 +180,7 @@ def _read(path: Path) -> _Document | None:
         run = value["run"]
         if not isinstance(run["config"], dict):
             raise ValueError("its run has no config")
-        return _Document(
+        document = _Document(
             run=RunIdentity(run["id"], run["name"], run["config"]),
             step=int(value["step"]),
             weight_version=int(value["weight_version"]),
@@ -188,5 +188,9 @@ def _read(path: Path) -> _Document | None:
             trained=bool(value["trained"]),
             groups=[group_from_json(group) for group in value["groups"]],
         )
+        scored = (c for group in document.groups for c in group.completions)
+        if document.complete and any(c.reward is None or c.advantage is None for c in scored):
+            raise ValueError("a completion without reward or advantage")
+        return document
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RolloutBufferError(f"{path} is damaged: {error!r}; {way_on}") from error

@@ -127,6 +127,7 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
         lambda v: v["groups"][0]["completions"][0]["token_ids"].__setitem__(0, "5"),
         lambda v: v["groups"][0]["completions"][0].update(logprobs=[None, None]),
         lambda v: v["groups"][0].update(completions=[]),
+        lambda v: v["groups"][0]["completions"][1].update(advantage=None),
         lambda v: v["run"].update(config=None),
         lambda v: v.update(step="three"),
     ],

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 2**23
-"""Float32 logits that exist at once: 32 MiB."""
+"""Float32 elements of a chunk, 32 MiB; its logits, log-probs and probs exist together."""
 
 
 def token_logprobs(
