@@ -9,6 +9,7 @@ models, rewards or tensors.
     "groups": [...]}
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,12 +64,10 @@ class RolloutBuffer:
         self._document: _Document | None = None
 
     def __enter__(self) -> Self:
-        self._lock.__enter__()
-        try:
+        with ExitStack() as until_checked:
+            until_checked.enter_context(self._lock)
             document = self.check()
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
+            until_checked.pop_all()  # from here on, __exit__ lets go of the lock
         self._document = document if document and document.run.id == self.run.id else None
         return self
 
