@@ -24,7 +24,7 @@ from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.evaluate import prove_sampler_is_policy
 from reason_llm.model import adapters, shared_weights
-from reason_llm.model.base import Model
+from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.shared_weights import Engine, EngineSizes
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, sampling
@@ -68,9 +68,12 @@ FAMILIES = [
 ]
 
 
-def make_model(folder: Path, family: str, tied: bool, dtype: str) -> Path:
+def make_model(
+    folder: Path, family: str, tied: bool, dtype: str, vocab_size: int = SMALL["vocab_size"]
+) -> Path:
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**SMALL, tie_word_embeddings=tied)
+    sizes = SMALL | {"vocab_size": vocab_size}
+    config = CONFIG_MAPPING[family](**sizes, tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -100,6 +103,33 @@ def test_every_family_shares_every_weight(
         shared_weights.verify(model, path)
     del model
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("qwen3", "float32"),
+        ("llama", "float32"),
+        ("mistral", "float32"),
+        ("phi3", "float32"),
+        ("gemma3_text", "float32"),
+        ("llama", "bfloat16"),
+    ],
+)
+def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Path) -> None:
+    path = str(make_model(tmp_path / family, family, family.startswith("gemma"), dtype, 320))
+    adapter = AdapterSection(rank=8, alpha=16)
+    section = ModelSection(path=path, dtype=dtype, adapter=adapter)  # type: ignore[arg-type]
+    prompts = [Prompt(str(i), "", tuple(range(3 + i, 20 + i)), "") for i in range(4)]
+    with Model(section, load_tokenizer(path), 0, SIZES) as model:
+        randomize(model, seed=3)
+        with sampling(model, 0) as sampler:
+            prove_sampler_is_policy(sampler, model, prompts)
+            randomize(model, seed=4)
+            with pytest.raises(TrainingError, match="not the policy"):
+                prove_sampler_is_policy(sampler, model, prompts)
+        del sampler
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
