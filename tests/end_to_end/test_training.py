@@ -59,7 +59,9 @@ def test_what_a_run_leaves_behind(small_run: Callable[..., Config]) -> None:
     config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
     summary = run(config)
     folder = folder_of(config)
-    assert load(folder / "resolved_config.yaml") == config
+    resolved = load(folder / "resolved_config.yaml")
+    assert resolved.sample.engine == "transformers"  # what auto came to
+    assert resolved.model_copy(update={"sample": config.sample}) == config
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert orjson.loads((folder / "summary.json").read_bytes()) == summary
     for key in ("accuracy_before", "accuracy_after", "steps", "sampling_seconds",
