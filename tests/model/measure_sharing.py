@@ -1,6 +1,6 @@
 """Resident memory of a learner over vLLM's weights, and beside a copy; run in a process of its own.
 
-measure_sharing.py FOLDER        makes a 200 M-parameter model there and prints name=value lines
+measure_sharing.py FOLDER        makes a 400 M-parameter model there and prints name=value lines
 """
 
 import sys
@@ -23,9 +23,9 @@ def resident_mib() -> float:
 
 
 def make(folder: Path) -> int:
-    """A random model of about 210 M parameters; how many bytes its weights take."""
+    """A random model of about 400 M parameters; how many bytes its weights take."""
     config = Qwen2Config(
-        vocab_size=8192, hidden_size=1024, intermediate_size=4096, num_hidden_layers=17,
+        vocab_size=8192, hidden_size=1024, intermediate_size=4096, num_hidden_layers=26,
         num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=512,
         tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
@@ -43,7 +43,7 @@ def train_once(policy: torch.nn.Module) -> None:
 
 def main(folder: Path) -> None:
     weights = make(folder)
-    adapter = AdapterSection(rank=14, alpha=28)
+    adapter = AdapterSection(rank=10, alpha=20)
     engine = Engine(str(folder), torch.float32, EngineSizes(128, 64 << 20, 4, 16), seed=0)
     loaded = resident_mib()
     policy = adapters.attach(shared_weights.model_over(engine, torch.float32), adapter)
