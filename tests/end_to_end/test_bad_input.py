@@ -3,6 +3,7 @@
 The command is ``scripts/train.py`` itself, called in this process; two cases run as a real process.
 """
 
+import importlib.util
 import runpy
 import shutil
 import subprocess
@@ -259,6 +260,21 @@ def test_a_run_in_use_is_refused_whatever_its_buffer(
         code, shown = call(str(config), "--run.buffer", str(tmp_path / "other.json"))
     assert code == 2
     assert "is using the run" in shown
+
+
+def test_vllm_asked_for_and_not_installed(
+    config: Path, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "vllm" else find(name, *rest),
+    )
+    code, shown = call(str(config), "--sample.engine", "vllm")
+    assert code == 2
+    assert "sample.engine=vllm, but vLLM is not installed; pip install -e '.[gpu]'" in shown
+    assert shown.count("\n") == 1
 
 
 def test_other_data_under_the_same_name(
