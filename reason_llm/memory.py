@@ -62,9 +62,8 @@ class Plan:
             )
         engine = None
         if sample.engine == "vllm":
-            context = longest_prompt + max(sample.max_new_tokens, config.eval.max_new_tokens or 0)
-            rollouts = sample.prompts_per_step * sample.completions_per_prompt
-            sequences = min(rollouts, MOST_SEQUENCES)
+            context = longest_prompt + max(sample.max_new_tokens, config.eval_max_new_tokens)
+            sequences = min(sample.rollouts_per_step, MOST_SEQUENCES)
             # vLLM hands out blocks of up to 128 tokens, and one more for each sequence.
             tokens = min(cache, sequences * (context + 2 * 128))
             engine = EngineSizes(

@@ -7,7 +7,6 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, quantised bases, several devices.
 """
 
-import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,8 +29,6 @@ from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
 from reason_llm.model import adapters, shared_weights
 from reason_llm.model.shared_weights import AdapterSync, Engine, EngineSizes
-
-logger = logging.getLogger(__name__)
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
