@@ -97,8 +97,11 @@ class ModelSection(Section):
     path: str = "model/tiny"
     """A folder or a Hub id."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the base weights. auto: bfloat16 on a GPU, float32 on a CPU. The adapter is always
-    float32."""
+    """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
+    always float32."""
+    quantize: Literal["none", "nf4"] = "none"
+    """nf4: QLoRA, the base's linear layers in 4-bit NormalFloat with double quantisation, by
+    bitsandbytes. none: the base as dtype says."""
     context_tokens: Count | None = None
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
     adapter: AdapterSection = AdapterSection()

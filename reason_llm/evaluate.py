@@ -16,8 +16,9 @@ from reason_llm.train import packing
 from reason_llm.train.phase import policy_logprobs, to_rollouts
 
 CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
-CANARY_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Largest difference of a log-prob, in nats, that rounding explains."""
+CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.05, 1.0)}
+"""Mean and largest difference of a log-prob, in nats, that rounding explains. In bfloat16 a single
+unlikely token differs by more than a tenth now and then; the mean of 128 tells."""
 
 
 def evaluate(
@@ -54,10 +55,10 @@ def prove_sampler_is_policy(
     """Sample a few tokens and compare their log-probs with the learner's.
 
     Returns:
-        ``sample/canary_difference``, the largest difference in nats.
+        ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats.
 
     Raises:
-        TrainingError: it is beyond ``CANARY_TOLERANCE``: the sampler has other weights.
+        TrainingError: one is beyond ``CANARY_TOLERANCE``: the sampler has other weights.
     """
     params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
     few = prompts[:CANARY_PROMPTS]
@@ -67,12 +68,16 @@ def prove_sampler_is_policy(
         logprobs_BT, _ = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)
     reported = torch.tensor([p for r in rollouts for p in r.sampler_logprobs])
     difference_N = (logprobs_BT[mask_BT].cpu() - reported).abs()
-    worst = int(difference_N.argmax())
-    tolerance = CANARY_TOLERANCE[model.head.weight.dtype]
-    if not difference_N[worst] <= tolerance:
+    worst, mean = int(difference_N.argmax()), float(difference_N.mean())
+    most_mean, most = CANARY_TOLERANCE[model.head.weight.dtype]
+    if not (mean <= most_mean and difference_N[worst] <= most):
         raise TrainingError(
             f"the sampler is not the policy: it reports a log-prob of {float(reported[worst]):.5f} "
-            f"and the learner computes {float(logprobs_BT[mask_BT][worst]):.5f} (tolerance "
-            f"{tolerance:g}); set sample.engine to transformers and report this"
+            f"where the learner computes {float(logprobs_BT[mask_BT][worst]):.5f}, and they differ "
+            f"by {mean:.2g} in the mean (at most {most:g} and {most_mean:g} is rounding); set "
+            "sample.engine to transformers and report this"
         )
-    return {"sample/canary_difference": float(difference_N[worst])}
+    return {
+        "sample/canary_difference": mean,
+        "sample/canary_difference_max": float(difference_N[worst]),
+    }

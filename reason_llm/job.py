@@ -132,7 +132,7 @@ def prepare(config: Config, console: Console) -> Job:
     console.line(why)
     plan = Plan.of(
         config,
-        base.read_text_config(config.model.path),
+        base.read_config(config.model.path).get_text_config(decoder=True),
         device,
         element_bytes=base.weights_dtype(config.model, device).itemsize,
         longest_prompt=max(len(prompt.token_ids) for prompt in (*prompts, *held_out)),
@@ -158,6 +158,17 @@ def choose_engine(config: Config, device: torch.device) -> tuple[Config, str]:
         engine = "vllm" if installed and device.type == "cuda" else "transformers"
         reason = "there is no GPU" if device.type == "cpu" else "vLLM is not installed"
         why = f"sampling with {engine}" + ("" if engine == "vllm" else f": {reason}")
+    if engine == "vllm" and config.model.quantize == "nf4":
+        if importlib.util.find_spec("vllm_bnb_plugin") is None:
+            raise ConfigError(
+                "model.quantize=nf4 with sample.engine=vllm needs vLLM's bitsandbytes plugin, "
+                "which is not installed; pip install vllm-bnb-plugin==0.0.3"
+            )
+        if config.model.dtype == "float32":
+            raise ConfigError(
+                "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
+                "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
+            )
     sample = config.sample.model_copy(update={"engine": engine})
     return config.model_copy(update={"sample": sample}), why
 

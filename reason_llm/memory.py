@@ -71,6 +71,7 @@ class Plan:
                 kv_cache_bytes=tokens * kv_bytes_per_token(text_config, element_bytes),
                 max_sequences=sequences,
                 lora_rank=config.model.adapter.rank,
+                quantize=config.model.quantize,
             )
         return cls(cache, micro_batch, engine)
 

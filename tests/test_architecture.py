@@ -21,7 +21,7 @@ LAYERS = [
     {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
-    {"model.base", "model.adapters", "model.shared_weights", "memory", "checkpoint"},
+    {"model.base", "model.adapters", "model.nf4", "model.shared_weights", "memory", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
      "score.tags", "train.phase"},
     {"evaluate", "job"},
@@ -30,7 +30,8 @@ LAYERS = [
 PACKAGES_WITHOUT_CODE = {"", "model", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
-    "peft": {"model.adapters", "model.shared_weights", "checkpoint"},
+    "bitsandbytes": {"model.nf4"},
+    "peft": {"model.adapters", "model.nf4", "model.shared_weights", "checkpoint"},
     "vllm": {"model.shared_weights", "sample.vllm_sampler"},
     "datasets": {"prompts"},
     "math_verify": {"score.boxed_math"},

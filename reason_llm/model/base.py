@@ -4,7 +4,7 @@ forward pass.
 The base never learns and is never copied. ``hidden_states`` runs the decoder, ``logits`` the head
 on as few positions as the caller needs, so that full (B, T, V) logits never exist.
 
-Not here: vLLM's storage, quantised bases, several devices.
+Not here: vLLM's storage, several devices.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, shared_weights
+from reason_llm.model import adapters, nf4, shared_weights
 from reason_llm.model.shared_weights import AdapterSync, Engine, EngineSizes
 
 # What Transformers raises on a config.json that contradicts itself.
@@ -79,6 +79,7 @@ class Model:
         self.policy = adapters.attach(base, config.adapter)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
+        self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
         self._check_head()
         if self.engine is not None:
             self.sync = AdapterSync(self.engine, self.policy)
@@ -127,13 +128,15 @@ class Model:
         return hidden_BTD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Logits (N, V) of N positions, in the base's dtype."""
-        return nn.functional.linear(hidden_ND, self.head.weight, self.head.bias)
+        """Logits (N, V) of N positions, in the base's dtype, capped where the model caps them."""
+        logits_NV = nn.functional.linear(hidden_ND, self.head.weight, self.head.bias)
+        if self.softcap is None:
+            return logits_NV
+        return torch.tanh(logits_NV / self.softcap) * self.softcap
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """The head's product must be the model's logits: some architectures cap or scale them
-        afterwards."""
+        """What ``logits`` gives must be the model's logits: some architectures scale them."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
         theirs = self.policy(input_ids=ids_BT).logits.float()
         ours = self.logits(self.hidden_states(ids_BT)).float()
@@ -183,21 +186,21 @@ def default_device() -> torch.device:
 
 
 def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
-    """The type of the base weights; ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
-    automatic = "bfloat16" if device.type == "cuda" else "float32"
+    """What the base computes in; ``auto`` is bfloat16 on a GPU and for NF4, else float32."""
+    automatic = "bfloat16" if device.type == "cuda" or config.quantize == "nf4" else "float32"
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[
         automatic if config.dtype == "auto" else config.dtype
     ]
 
 
-def read_text_config(path: str) -> PretrainedConfig:
-    """The sizes of the language model in a folder or a Hub id.
+def read_config(path: str) -> PretrainedConfig:
+    """The config of the model in a folder or a Hub id.
 
     Raises:
-        ModelError: its config cannot be read.
+        ModelError: it cannot be read.
     """
     try:
-        return AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+        return AutoConfig.from_pretrained(path)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
 
@@ -208,7 +211,7 @@ def context_limit(config: ModelSection) -> int:
     Raises:
         ModelError: the model's config cannot be read, or is exceeded.
     """
-    text_config = read_text_config(config.path)
+    text_config = read_config(config.path).get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
     if limit is None:
         raise ModelError(
@@ -282,9 +285,16 @@ def _check_folder(path: str, name: str, what: str) -> None:
 
 def _load_base(config: ModelSection, device: torch.device) -> Any:
     dtype = weights_dtype(config, device)
+    quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
     try:
         base, report = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=dtype, use_safetensors=True, output_loading_info=True
+            config.path,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            quantization_config=quantization,
+            device_map={"": device},
+            attn_implementation=shared_weights.attention_for(read_config(config.path)),
         )
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "weights", error) from error
@@ -293,7 +303,8 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"model.path={config.path}: its weights lack {len(missing)} tensors, "
             f"{missing[0]} among them; save it whole"
         )
-    return base.to(device)
+    nf4.keep_layouts(base)
+    return base
 
 
 def _end_token_ids(

@@ -3,9 +3,10 @@
 vLLM keeps q, k and v (gate and up) of a layer in one fused tensor. A Transformers model is built
 without storage, and each of its parameters becomes a view of the right rows. Nothing is copied: a
 layer that cannot be shared is refused by name. The LoRA adapter is written in place into vLLM's
-adapter slot. Only the KV cache comes and goes between the phases.
+adapter slot. Only the KV cache comes and goes between the phases. 4-bit layers are shared the same
+way, through ``nf4``.
 
-Not here: quantised bases, several GPUs, mixtures of experts.
+Not here: several GPUs, mixtures of experts.
 
 Read against vLLM 0.31.0: vllm/lora/worker_manager.py, vllm/v1/engine/core.py,
 vllm/device_allocator/cumem.py.
@@ -15,17 +16,19 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from reason_llm.errors import ModelError, one_line
+from reason_llm.model import nf4
 
 LORA_ID = 1
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -42,6 +45,7 @@ class EngineSizes:
     kv_cache_bytes: int
     max_sequences: int
     lora_rank: int
+    quantize: Literal["none", "nf4"] = "none"
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
                 "install it again, or set sample.engine to transformers"
             ) from error
         self.path = path
+        self.quantize = sizes.quantize
         self.can_release = bool(current_platform.is_sleep_mode_available())
         if current_platform.is_cpu():
             _keep_linear_weights()
@@ -76,6 +81,7 @@ class Engine:
             self.llm = LLM(
                 model=path,
                 dtype=str(dtype).removeprefix("torch."),
+                quantization="bitsandbytes" if sizes.quantize == "nf4" else None,
                 seed=seed,
                 max_model_len=sizes.context_tokens,
                 max_num_seqs=sizes.max_sequences,
@@ -147,15 +153,25 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     """
     config = AutoConfig.from_pretrained(engine.path)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention_for(config)
+        )
     model.tie_weights()  # init_empty_weights unties
-    theirs = engine.module
-    device = next(theirs.parameters()).device
+    theirs = dict(engine.module.named_modules(remove_duplicate=False))
+    packed: dict[str, list[str]] = getattr(engine.module, "packed_modules_mapping", {})
+    device = next(engine.module.parameters()).device
     for name, parameter in list(model.named_parameters(remove_duplicate=True)):
         owner, _, attribute = name.rpartition(".")
-        view = nn.Parameter(shared_view(theirs, name, parameter.shape), requires_grad=False)
-        setattr(model.get_submodule(owner), attribute, view)
+        module, part = find_owner(theirs, packed, name)
+        if attribute == "weight" and nf4.is_packed(module.weight):
+            _replace_linear(model, owner, module.weight, part or 0, dtype)
+        else:
+            view = shared_view(module, part, name, parameter.shape)
+            own = nn.Parameter(view, requires_grad=False)
+            setattr(model.get_submodule(owner), attribute, own)
     model.tie_weights()
+    if engine.quantize == "nf4":
+        model.is_loaded_in_4bit = True  # PEFT asks for it
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if left:
         raise ModelError(f"model.path={engine.path}: {left[0]} has no storage after sharing")
@@ -165,34 +181,56 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def shared_view(theirs: nn.Module, name: str, shape: torch.Size) -> Tensor:
+def attention_for(config: PretrainedConfig) -> str | None:
+    """Which of Transformers' attentions to ask for; None: its own choice.
+
+    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with.
+    """
+    softcap = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return None if softcap is None else "eager"
+
+
+def find_owner(
+    theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
+) -> tuple[Any, int | None]:
+    """vLLM's module that holds parameter ``name`` of the Transformers model, and which part of it.
+
+    Args:
+        theirs: vLLM's modules by name.
+        packed: which layers are fused into which, ``{"qkv_proj": ["q_proj", "k_proj", "v_proj"]}``.
+
+    Returns:
+        The module under vLLM's LoRA wrapper; None as part if it holds that parameter alone.
+
+    Raises:
+        ModelError: there is none.
+    """
+    owner = name.rpartition(".")[0]
+    if (module := theirs.get(owner)) is not None:
+        return _without_lora(module), None
+    parent, _, leaf = owner.rpartition(".")
+    for fused, parts in packed.items():
+        if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
+            return _without_lora(module), parts.index(leaf)
+    raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
+
+
+def shared_view(module: Any, part: int | None, name: str, shape: torch.Size) -> Tensor:
     """The view of vLLM's storage that is parameter ``name`` of the Transformers model.
 
     Raises:
-        ModelError: there is no such storage, or it has another shape.
+        ModelError: vLLM's module has no such tensor, or it has another shape.
     """
-    owner, _, attribute = name.rpartition(".")
-    parent, _, leaf = owner.rpartition(".")
-    modules = dict(theirs.named_modules(remove_duplicate=False))
-    rows: tuple[int, int] | None = None
-    module = modules.get(owner)
-    if module is None:
-        packed: dict[str, list[str]] = getattr(theirs, "packed_modules_mapping", {})
-        for fused, parts in packed.items():
-            if leaf in parts and (candidate := modules.get(f"{parent}.{fused}")) is not None:
-                module = candidate
-                sizes = list(_without_lora(candidate).output_sizes)
-                index = parts.index(leaf)
-                rows = (sum(sizes[:index]), sizes[index])
-    if module is None:
-        raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
-    tensor = getattr(_without_lora(module), attribute, None)
+    attribute = name.rpartition(".")[2]
+    tensor = getattr(module, attribute, None)
     if tensor is None:
-        kind = type(_without_lora(module)).__name__
-        raise ModelError(f"{name} cannot be shared: vLLM's {kind} has no {attribute}")
+        raise ModelError(
+            f"{name} cannot be shared: vLLM's {type(module).__name__} has no {attribute}"
+        )
     view: Tensor = tensor.data
-    if rows is not None:
-        view = view.narrow(0, *rows)
+    if part is not None:
+        sizes = list(module.output_sizes)
+        view = view.narrow(0, sum(sizes[:part]), sizes[part])
     elif view.dim() > 0 and view.shape[1:] == shape[1:] and view.shape[0] > shape[0]:
         view = view.narrow(0, 0, shape[0])  # vLLM pads the vocabulary
     if view.shape != shape:
@@ -202,24 +240,59 @@ def shared_view(theirs: nn.Module, name: str, shape: torch.Size) -> Tensor:
     return view
 
 
+def _replace_linear(model: Any, owner: str, weight: Any, part: int, dtype: torch.dtype) -> None:
+    """Put a 4-bit layer over vLLM's bytes in the place of a linear layer without storage."""
+    linear = model.get_submodule(owner)
+    layer = nf4.linear_over(weight, part, linear.weight.shape, linear.bias, dtype)
+    if layer is None:
+        raise ModelError(
+            f"{owner}.weight cannot be shared: vLLM holds NF4 blocks of another shape than "
+            f"{tuple(linear.weight.shape)}"
+        )
+    model.set_submodule(owner, layer)
+
+
 def verify(model: nn.Module, path: str) -> int:
     """Compare every parameter with the checkpoint, bit by bit; the number of tensors compared.
 
+    4-bit layers are compared with the checkpoint's tensor quantised once more.
+
     Raises:
-        ModelError: the first tensor that differs: vLLM repacked or changed it.
+        ModelError: the first tensor that differs: vLLM repacked or changed it; or one that the
+            checkpoint does not hold.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    left = {id(parameter): name for name, parameter in parameters.items()}
     compared = 0
-    for file in sorted(Path(path).glob("*.safetensors")):
+    for file in _checkpoint_files(path):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a dict
                 if name in parameters:
-                    found = parameters[name]
-                    stored = opened.get_tensor(name).to(found.device, found.dtype)
-                    if not torch.equal(stored, found.data):
+                    if not _is_stored(model, name, parameters[name], opened.get_tensor(name)):
                         raise ModelError(f"{name} differs from {file}: it cannot be shared")
+                    left.pop(id(parameters[name]), None)
                     compared += 1
+    if left:
+        raise ModelError(
+            f"model.path={path}: {next(iter(left.values()))} is not in its checkpoint, so sharing "
+            "it cannot be verified; set sample.engine to transformers"
+        )
     return compared
+
+
+def _is_stored(model: nn.Module, name: str, found: nn.Parameter, stored: Tensor) -> bool:
+    layer = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(layer, nf4.Linear4bit) and found is layer.weight:
+        return nf4.matches(layer, stored)
+    return torch.equal(stored.to(found.device, found.dtype), found.data)
+
+
+def _checkpoint_files(path: str) -> list[Path]:
+    """The safetensors of a folder, or of a Hub id that was downloaded by now."""
+    folder = Path(path)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+    return sorted(folder.glob("*.safetensors"))
 
 
 class AdapterSync:

@@ -25,6 +25,7 @@ def token_logprobs(
     bias_V: Tensor | None,
     temperature: float,
     chunk_tokens: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that
     distribution's entropy.
@@ -35,6 +36,8 @@ def token_logprobs(
         mask_BT: True where a log-prob is wanted; never in column 0, which nothing predicts.
         head_VD, bias_V: the frozen head.
         chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
+        softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
+            arXiv:2408.00118 section 2. None: they do not.
 
     Returns:
         logprobs_BT with gradient and entropy_BT without, float32, 0 outside the mask.
@@ -44,7 +47,7 @@ def token_logprobs(
     targets_N = ids_BT[:, 1:][chosen_BT]
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk
+        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap
     )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
@@ -68,6 +71,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         targets_N: Tensor,
         temperature: float,
         chunk: int,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         wants_gradient = ctx.needs_input_grad[0]
         accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
@@ -77,10 +81,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
             targets_C1 = targets_N[part, None]
-            logits_CV = (
-                torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
-                / temperature
-            )
+            logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
+            if softcap is not None:
+                capped_CV = torch.tanh(logits_CV / softcap)  # its slope is 1 - tanh^2
+                logits_CV = capped_CV * softcap
+            logits_CV = logits_CV / temperature
             logprobs_CV = logits_CV.log_softmax(-1)
             probs_CV = logprobs_CV.exp()
             logprobs_N[part] = logprobs_CV.gather(-1, targets_C1)[:, 0]
@@ -89,6 +94,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 weights_CV = probs_CV.neg_().scatter_add_(
                     -1, targets_C1, torch.ones_like(targets_C1, dtype=accumulate)
                 )
+                if softcap is not None:
+                    weights_CV *= 1 - capped_CV.square()
                 gradient_ND[part] = (weights_CV.to(head_VD.dtype) @ head_VD) / temperature
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(entropy_N)
@@ -98,11 +105,5 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_ND,) = ctx.saved_tensors
-        return (
-            grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        gradient = grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND
+        return gradient, None, None, None, None, None, None

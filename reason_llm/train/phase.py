@@ -249,7 +249,13 @@ def policy_logprobs(
     """Log-probs and entropies (B, T) of the masked tokens under the model as it is now."""
     hidden_BTD = model.hidden_states(ids_BT)
     return token_logprobs(
-        hidden_BTD, ids_BT, mask_BT, model.head.weight, model.head.bias, temperature
+        hidden_BTD,
+        ids_BT,
+        mask_BT,
+        model.head.weight,
+        model.head.bias,
+        temperature,
+        softcap=model.softcap,
     )
 
 

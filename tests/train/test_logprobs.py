@@ -18,9 +18,12 @@ def case(dtype: torch.dtype, bias: bool) -> tuple[torch.Tensor, ...]:
     return hidden, head, bias_V, ids, mask
 
 
-def plain(hidden, head, bias, ids, mask, temperature):
+def plain(hidden, head, bias, ids, mask, temperature, softcap=None):
     """Entry t from hidden state t - 1, over full logits."""
-    logits = torch.nn.functional.linear(hidden, head, bias).to(torch.float64) / temperature
+    logits = torch.nn.functional.linear(hidden, head, bias).to(torch.float64)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits / temperature
     full = logits.log_softmax(-1)
     logprobs = torch.zeros(ids.shape, dtype=torch.float64)
     entropy = torch.zeros(ids.shape, dtype=torch.float64)
@@ -35,14 +38,17 @@ def plain(hidden, head, bias, ids, mask, temperature):
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("bias", [False, True])
-def test_equal_to_full_logits(chunk: int, temperature: float, bias: bool) -> None:
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_equal_to_full_logits(
+    chunk: int, temperature: float, bias: bool, softcap: float | None
+) -> None:
     hidden, head, bias_V, ids, mask = case(torch.float32, bias)
-    logprobs, entropy = token_logprobs(hidden, ids, mask, head, bias_V, temperature, chunk)
+    logprobs, entropy = token_logprobs(hidden, ids, mask, head, bias_V, temperature, chunk, softcap)
     weights = torch.linspace(-1, 1, ids.numel()).view(ids.shape)
     (logprobs * weights).sum().backward()
     found = hidden.grad.clone()
     hidden.grad = None
-    expected, expected_entropy = plain(hidden, head, bias_V, ids, mask, temperature)
+    expected, expected_entropy = plain(hidden, head, bias_V, ids, mask, temperature, softcap)
     (expected * weights).sum().backward()
     assert torch.allclose(logprobs.double(), expected, atol=1e-5)
     assert torch.allclose(entropy.double(), expected_entropy, atol=1e-5)

@@ -1,0 +1,105 @@
+"""QLoRA's base: linear layers in 4-bit NormalFloat with double quantisation, by bitsandbytes.
+
+Under vLLM its plugin (vllm-bnb-plugin) quantises while loading and owns the packed bytes; the
+layers here are views of them. Without vLLM, Transformers quantises. Embeddings, norms and the head
+stay as they are. Source: arXiv:2305.14314, section 3.
+
+Differs: under vLLM the second quantisation is undone once, while loading (the plugin does so for
+speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from bitsandbytes.functional import QuantState, dequantize_blockwise, quantize_4bit
+from bitsandbytes.nn import Linear4bit, Params4bit
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
+
+BLOCK_ELEMENTS = 64
+"""Weights that share one scale."""
+
+
+def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """What Transformers is told when it quantises."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Whether a weight of vLLM's is packed by its bitsandbytes plugin, which marks it so."""
+    return hasattr(weight, "bnb_quant_state")
+
+
+def linear_over(
+    weight: Any, part: int, shape: torch.Size, bias: nn.Parameter | None, dtype: torch.dtype
+) -> Linear4bit | None:
+    """A 4-bit linear layer that views the bytes of one part of vLLM's fused, packed weight.
+
+    Args:
+        part: which of the fused layers.
+        shape: (out, in) that the layer must have.
+        dtype: that it computes in.
+
+    Returns:
+        None if the part is not of that shape.
+    """
+    state, offsets = weight.bnb_quant_state[part], weight.bnb_shard_offsets.tolist()
+    if state.shape != shape:
+        return None
+    rows, columns = shape
+    layer = Linear4bit(columns, rows, bias=False, compute_dtype=dtype, device="meta")
+    view = weight.data[offsets[part] : offsets[part + 1]]
+    state = copy.copy(state)  # bitsandbytes may write into it, and this one is vLLM's
+    layer.weight = Params4bit(
+        view, quant_state=state, quant_type="nf4", module=layer, bnb_quantized=True
+    )
+    layer.quant_state = state
+    layer.register_parameter("bias", bias)
+    _keep_layout(layer)
+    return layer
+
+
+def keep_layouts(model: nn.Module) -> None:
+    """Stop every 4-bit layer of ``model`` from repacking itself."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            _keep_layout(module)
+
+
+def _keep_layout(layer: Linear4bit) -> None:
+    """On a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves a layer's bytes into new storage in its
+    first forward pass without gradient, and can no longer train afterwards. Ends when it does not.
+    """
+    layer.support_avx512bf16_for_cpu = False
+
+
+def matches(layer: Linear4bit, stored: Tensor) -> bool:
+    """Whether the layer holds exactly what quantising the checkpoint's tensor gives, bit by bit.
+
+    Args:
+        stored: the checkpoint's (out, in) weight in its own dtype, or, where the checkpoint is
+            quantised already, its packed bytes.
+    """
+    packed = layer.weight.data.view(-1)
+    if stored.dtype == torch.uint8:
+        return torch.equal(stored.to(packed.device).view(-1), packed)
+    expected, state = quantize_4bit(
+        stored.to(packed.device), compress_statistics=True, quant_type="nf4"
+    )
+    return torch.equal(expected.view(-1), packed) and torch.equal(
+        _scales(state), _scales(layer.quant_state)
+    )
+
+
+def _scales(state: QuantState) -> Tensor:
+    """The scale of each block in float32, the second quantisation undone."""
+    scales: Tensor = state.absmax
+    if state.nested:
+        scales = dequantize_blockwise(scales, state.state2) + state.offset
+    return scales.float()

@@ -1,0 +1,188 @@
+"""QLoRA: a base in NF4, by bitsandbytes alone and under the real vLLM, on the CPU.
+
+1. Under vLLM every packed byte is shared, and is what quantising the checkpoint gives.
+2. Logits are bitwise those of Transformers' own quantised load.
+3. Sampler and learner agree after each sync; learning leaves the packed base as it is.
+4. Without vLLM: evaluating first and training then works (it does not in bitsandbytes as it is).
+"""
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from test_shared_weights import SIZES, make_model, quiet, randomize
+from transformers import AutoModelForCausalLM
+
+from conftest import TINY
+from reason_llm.config import (
+    AdapterSection,
+    Config,
+    DataSection,
+    ModelSection,
+    SampleSection,
+    TrainSection,
+)
+from reason_llm.errors import ConfigError, ModelError, TrainingError
+from reason_llm.evaluate import prove_sampler_is_policy
+from reason_llm.job import choose_engine
+from reason_llm.model import nf4, shared_weights
+from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.shared_weights import Engine
+from reason_llm.rollout import Prompt
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.train.algorithms import ALGORITHMS
+from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+
+pytestmark = pytest.mark.filterwarnings("default")  # vLLM and bitsandbytes warn of their own
+
+NF4_SIZES = replace(SIZES, quantize="nf4")
+
+
+def prompt_of(text: str, tokenizer: Any) -> Prompt:
+    return Prompt(text, text, tuple(tokenizer.encode(text, add_special_tokens=False)), "")
+
+
+def need_vllm() -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    pytest.importorskip("vllm_bnb_plugin")
+
+
+def ordinary(path: str, dtype: torch.dtype) -> Any:
+    """Transformers' own load, quantised while loading."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, quantization_config=nf4.config_for(dtype)
+    )
+    nf4.keep_layouts(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("qwen2", True), ("qwen3", False), ("llama", False), ("phi3", False), ("gemma3_text", True)],
+)
+def test_every_packed_byte_is_shared_and_the_checkpoint_s(
+    family: str, tied: bool, tmp_path: Path
+) -> None:
+    need_vllm()
+    path = str(make_model(tmp_path / family, family, tied, "bfloat16"))
+    engine = Engine(path, torch.bfloat16, NF4_SIZES, seed=0)
+    model = shared_weights.model_over(engine, torch.bfloat16)
+    storages = {p.untyped_storage().data_ptr() for p in engine.module.parameters()}
+    assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
+    assert shared_weights.verify(model, path) >= 12
+    theirs = ordinary(path, torch.bfloat16)
+    packed = [name for name, m in model.named_modules() if isinstance(m, Linear4bit)]
+    assert packed == [n for n, m in theirs.named_modules() if isinstance(m, Linear4bit)]
+    assert len(packed) == (8 if family == "phi3" else 14)
+    for name in packed:
+        assert torch.equal(
+            model.get_submodule(name).weight.data.view(-1),
+            theirs.get_submodule(name).weight.data.view(-1),
+        )
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, theirs(input_ids=ids).logits)
+    layer = model.get_submodule(packed[3])
+    layer.quant_state.absmax[2] *= 1.01
+    with pytest.raises(ModelError, match=f"{packed[3]}.weight differs from"):
+        shared_weights.verify(model, path)
+    layer.quant_state.absmax[2] /= 1.01
+    layer.weight.data[5] ^= 1
+    with pytest.raises(ModelError, match=f"{packed[3]}.weight differs from"):
+        shared_weights.verify(model, path)
+    del model, layer
+    engine.close()
+
+
+def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -> None:
+    need_vllm()
+    tiny = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
+    tiny.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    path, tokenizer = str(tmp_path), load_tokenizer(str(tmp_path))
+    section = ModelSection(path=path, quantize="nf4", adapter=AdapterSection(rank=8, alpha=16))
+    text = "<|im_start|>user\nWhat is 57 + 68?<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [prompt_of(text.replace("57", str(n)), tokenizer) for n in (3, 57, 41, 9)]
+    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+    train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
+    with Model(section, tokenizer, 0, NF4_SIZES) as model:
+        randomize(model, 1)
+        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
+        assert all("lora_" in name for name in trained)
+        assert len(trained) == 2 * 7 * model.text_config.num_hidden_layers
+        base = {
+            n: p.detach().clone() for n, p in model.policy.named_parameters() if n not in trained
+        }
+        before = [p.detach().clone() for p in learner.parameters]
+        for step in range(20):
+            with sampling(model, 0) as sampler:
+                prove_sampler_is_policy(sampler, model, prompts)
+                groups = sampler.sample(prompts, SamplingParams(4, 16), step, quiet)
+            scored = [
+                replace(
+                    g,
+                    completions=tuple(
+                        replace(c, reward=float(i)) for i, c in enumerate(g.completions)
+                    ),
+                )
+                for g in groups
+            ]
+            with learning(learner):
+                learner.learn(step, with_advantages(scored, row), lambda items: None)
+        assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+        after = dict(model.policy.named_parameters())
+        assert all(torch.equal(tensor, after[name]) for name, tensor in base.items())
+        with sampling(model, 0) as sampler:
+            randomize(model, 4)
+            with pytest.raises(TrainingError, match="not the policy"):
+                prove_sampler_is_policy(sampler, model, prompts)
+        del sampler, learner, base, after, before
+    gc.collect()
+
+
+def test_without_vllm_it_samples_then_learns(tokenizer: Any) -> None:
+    section = ModelSection(
+        path=str(TINY), dtype="float32", quantize="nf4", adapter=AdapterSection(rank=8, alpha=16)
+    )
+    prompts = [prompt_of("What is 3 + 4?", tokenizer), prompt_of("What is 5 + 6?", tokenizer)]
+    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+    train = TrainSection(learning_rate=1e-3)
+    with Model(section, tokenizer, 0) as model:
+        layers = [m for m in model.decoder.modules() if isinstance(m, Linear4bit)]
+        assert len(layers) == 7 * model.text_config.num_hidden_layers
+        assert all(layer.weight.quant_state.nested for layer in layers)  # double quantisation
+        packed = [layer.weight.data.clone() for layer in layers]
+        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        losses = []
+        for step in range(2):
+            with sampling(model, 10**6) as sampler:
+                groups = sampler.sample(prompts, SamplingParams(2, 8), step, quiet)
+            scored = [
+                replace(
+                    g,
+                    completions=tuple(
+                        replace(c, reward=float(i)) for i, c in enumerate(g.completions)
+                    ),
+                )
+                for g in groups
+            ]
+            with learning(learner):
+                losses.append(learner.learn(step, with_advantages(scored, row), lambda n: None))
+        assert losses[0]["train/grad_norm"] > 0, losses
+        assert losses[1]["train/sampler_mismatch_max"] < 1e-4, losses
+        assert all(torch.equal(a, b.weight.data) for a, b in zip(packed, layers, strict=True))
+
+
+def test_float32_under_vllm_is_refused_before_anything_is_read() -> None:
+    need_vllm()
+    data = DataSection(train="nowhere.jsonl")
+    section = ModelSection(dtype="float32", quantize="nf4")
+    config = Config(data=data, model=section, sample=SampleSection(engine="vllm"))
+    with pytest.raises(ConfigError, match=r"model\.dtype=float32 contradicts model\.quantize=nf4"):
+        choose_engine(config, torch.device("cpu"))
