@@ -1,7 +1,7 @@
 """``[CONFIG.yaml] [--section.key value ...]`` becomes a Config; ``--help`` lists every option."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -13,12 +13,22 @@ from reason_llm.errors import ConfigError, one_line
 
 
 def parse_command_line(
-    program: str, description: str, default: Path, arguments: Sequence[str]
-) -> Config:
+    program: str,
+    description: str,
+    default: Path,
+    arguments: Sequence[str],
+    switches: Mapping[str, str],
+) -> tuple[Config, set[str]]:
     """A positional config path, then ``--section.key value`` for any option; ``--help`` lists them
     all.
 
     Values are read as YAML, as they would be in the file.
+
+    Args:
+        switches: what else may be asked for, with its help: ``{"plan": "print and stop"}``.
+
+    Returns:
+        The config, and the switches that were given.
     """
     parser = argparse.ArgumentParser(
         prog=program,
@@ -31,6 +41,8 @@ def parse_command_line(
     parser.add_argument(
         "config", nargs="?", type=Path, default=default, help=f"YAML file (default: {default})"
     )
+    for name, text in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     for section, options in _by_section():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:
@@ -50,8 +62,9 @@ def parse_command_line(
         )
     values = vars(known)
     path = values.pop("config")
+    given = {name for name in switches if values.pop(name)}
     try:
-        return load(path, {key: yaml.safe_load(text) for key, text in values.items()})
+        return load(path, {key: yaml.safe_load(text) for key, text in values.items()}), given
     except yaml.YAMLError as error:
         raise ConfigError(
             f"an option's value is not valid YAML: {one_line(error)}; quote it"

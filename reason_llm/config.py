@@ -99,6 +99,10 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
     always float32."""
+    backend: Literal["auto", "native", "unsloth"] = "auto"
+    """How vLLM and the learner share the weights. native: our own views. unsloth: Unsloth's loader,
+    kernels and Standby (Llama, Mistral, Qwen2 and Qwen3 on a GPU). auto: native, and a word on
+    whether unsloth serves the model too."""
     quantize: Literal["none", "nf4"] = "none"
     """nf4: QLoRA, the base's linear layers in 4-bit NormalFloat with double quantisation, by
     bitsandbytes. none: the base as dtype says."""
@@ -269,6 +273,8 @@ class MemorySection(Section):
     budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
     """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
     machine has."""
+    host_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    """Host memory that may be used beside a GPU. auto: all that the machine has."""
 
 
 class LogSection(Section):

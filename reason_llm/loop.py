@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm import checkpoint, memory, metrics, report
+from reason_llm import checkpoint, metrics, report
 from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
@@ -21,9 +21,11 @@ from reason_llm.console import Console
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
+from reason_llm.memory import Plan
+from reason_llm.meter import GIB, Meter, peak_rss_mib
 from reason_llm.metrics import MetricsLog, Record
 from reason_llm.model import adapters
-from reason_llm.model.base import Model
+from reason_llm.model.base import Model, default_device
 from reason_llm.prompts import order
 from reason_llm.rollout import Group
 from reason_llm.sample import Sampler, SamplingParams, sampling
@@ -46,9 +48,18 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         )
         return summary
     config, plan = job.config, job.plan
+    for line in plan.table():
+        console.line(line)
+    meter = Meter(default_device())
     with (
         job.held() as buffer,
-        Model(config.model, job.tokenizer, config.run.seed, plan.engine) as model,
+        Model(
+            config.model,
+            job.tokenizer,
+            config.run.seed,
+            plan.engine,
+            config.train.gradient_checkpointing,
+        ) as model,
     ):
         learner = Learner(model, _learning_settings(config, plan.micro_batch_tokens))
         checkpoint.restore(job.state, model.policy, learner.optimizer)
@@ -57,15 +68,17 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         record = _Record()
         for step in range(state.step, config.run.steps):
             if not buffer.holds(step):  # a killed run goes on between the phases
-                with sampling(model, plan.cache_tokens) as sampler:
+                with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
                     if model.engine is not None:
                         record.values |= prove_sampler_is_policy(sampler, model, job.prompts)
                     groups = collect(job, sampler, buffer, step, record, console)
+                record.values["memory/sampling_peak_gib"] = peak.gib
                 with record.timed("buffer"):
                     buffer.write(step, with_advantages(groups, learner.settings.algorithm))
             with (
                 record.timed("learning"),
                 learning(learner),
+                meter.phase() as peak,
                 console.phase(
                     "learning", config.sample.rollouts_per_step * config.train.epochs
                 ) as progress,
@@ -73,12 +86,11 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 record.values |= learner.learn(
                     step, buffer.groups(step), lambda items: progress(0, items)
                 )
+            record.values["memory/learning_peak_gib"] = peak.gib
             state = RunState(state.run, step + 1, None)
             if _evaluation_is_due(config, state.step):
                 _evaluate(job, model, record, console)
-            record.values |= metrics.describe(buffer.groups(step)) | {
-                "memory/peak_rss_mib": memory.peak_rss_mib()
-            }
+            record.values |= metrics.describe(buffer.groups(step)) | _memory(plan)
             console.line(_step_line(config, log.write(state.step, record.values)))
             record = _Record()
             if state.step % config.run.save_every == 0 or state.step == config.run.steps:
@@ -169,8 +181,16 @@ def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, console: C
     if job.held_out:
         _evaluate(job, model, record, console)
         console.line(f"before training: held-out accuracy {record.values['eval/accuracy']:.1%}")
-    log.write(0, record.values | {"memory/peak_rss_mib": memory.peak_rss_mib()})
+    log.write(0, record.values | _memory(job.plan))
     return _save(job, RunState(job.state.run, 0, None), model, learner)
+
+
+def _memory(plan: Plan) -> Record:
+    return {
+        "memory/sampling_planned_gib": plan.sampling_bytes / GIB,
+        "memory/learning_planned_gib": plan.learning_bytes / GIB,
+        "memory/peak_rss_mib": peak_rss_mib(),
+    }
 
 
 def _save(job: Job, state: RunState, model: Model, learner: Learner) -> RunState:
@@ -205,6 +225,11 @@ def _finish(
         console.line(
             f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%}"
         )
+    console.line(
+        f"memory: sampling {summary['sampling_peak_gib']} GiB "
+        f"({summary['sampling_planned_gib']} planned), learning {summary['learning_peak_gib']} GiB "
+        f"({summary['learning_planned_gib']} planned)"
+    )
     console.line(
         f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: "
         f"{summary['sampling_seconds']:.0f} s sampling, {summary['learning_seconds']:.0f} s "

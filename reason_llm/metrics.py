@@ -106,6 +106,9 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     def total(key: str) -> float:
         return round(sum(record.get(key, 0.0) for record in records), 3)
 
+    def largest(key: str) -> float:
+        return round(max(record.get(key, 0.0) for record in records), 2)
+
     accuracies = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
     return {
         "accuracy_before": accuracies[0] if accuracies else None,
@@ -119,6 +122,10 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "buffer_seconds": total("time/buffer_seconds"),
         "total_seconds": round(total("time/total_seconds") + since_last, 3),
         "sampled_tokens": int(total("sample/tokens")),
+        "sampling_peak_gib": largest("memory/sampling_peak_gib"),
+        "sampling_planned_gib": largest("memory/sampling_planned_gib"),
+        "learning_peak_gib": largest("memory/learning_peak_gib"),
+        "learning_planned_gib": largest("memory/learning_planned_gib"),
         "peak_rss_mib": round(max(record.get("memory/peak_rss_mib", 0.0) for record in records), 1),
         "adapter": str(adapter),
     }

@@ -7,6 +7,10 @@ from pathlib import Path
 DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
 Without arguments: the quick start. Started again, a run goes on where it stopped."""
+SWITCHES = {
+    "plan": "print the memory plan, from the model's config alone, and stop; with "
+    "--memory.budget_gib it is for a GPU of that size, wherever it is called",
+}
 
 
 def main() -> int:
@@ -16,10 +20,17 @@ def main() -> int:
 
     try:
         default = Path("configs/quickstart.yaml")
-        config = parse_command_line("python scripts/train.py", DESCRIPTION, default, sys.argv[1:])
+        config, given = parse_command_line(
+            "python scripts/train.py", DESCRIPTION, default, sys.argv[1:], SWITCHES
+        )
         from reason_llm.console import Console
 
         console = Console(config.log.console)
+        if "plan" in given:
+            from reason_llm.job import plan_only
+
+            print("\n".join(plan_only(config).table()))
+            return 0
         from reason_llm.loop import run  # heavy: after --help, and after a config that holds
 
         run(config, console)

@@ -21,18 +21,27 @@ LAYERS = [
     {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
-    {"model.base", "model.adapters", "model.nf4", "model.shared_weights", "memory", "checkpoint"},
+    {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
+     "model.nf4", "model.unsloth", "model.shape", "memory", "meter", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
      "score.tags", "train.phase"},
-    {"evaluate", "job"},
+    {"evaluate", "backends", "job"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "model", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
     "bitsandbytes": {"model.nf4"},
-    "peft": {"model.adapters", "model.nf4", "model.shared_weights", "checkpoint"},
-    "vllm": {"model.shared_weights", "sample.vllm_sampler"},
+    "peft": {
+        "model.base",
+        "model.adapters",
+        "model.adapter_sync",
+        "model.unsloth",
+        "model.shape",
+        "checkpoint",
+    },
+    "unsloth": {"model.unsloth"},
+    "vllm": {"model.engine", "model.adapter_sync", "model.unsloth", "sample.vllm_sampler"},
     "datasets": {"prompts"},
     "math_verify": {"score.boxed_math"},
     "matplotlib": {"report"},

@@ -23,7 +23,8 @@ def write(folder: Path, text: str) -> Path:
 
 
 def parse(*arguments: str) -> Config:
-    return parse_command_line("train.py", "", ROOT / "configs" / "quickstart.yaml", arguments)
+    quickstart = ROOT / "configs" / "quickstart.yaml"
+    return parse_command_line("train.py", "", quickstart, arguments, {})[0]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

@@ -17,6 +17,7 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from reason_llm.config import AdapterSection
@@ -39,12 +40,21 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         target_modules=config.targets,
         task_type="CAUSAL_LM",
     )
-    _check_targets(base, config.targets)
-    return get_peft_model(base, lora)
+    check_targets(base, config.targets)
+    policy = get_peft_model(base, lora)
+    for module in policy.modules():
+        if isinstance(module, LoraLayer):
+            # Autocast converts where it must; PEFT would keep a float32 copy of every input.
+            module.cast_input_dtype_enabled = False
+    return policy
 
 
-def _check_targets(base: Any, targets: str | list[str]) -> None:
-    """Every target is a linear layer of the model, and not its head, which stays frozen."""
+def check_targets(base: Any, targets: str | list[str]) -> None:
+    """Every target is a linear layer of the model, and not its head, which stays frozen.
+
+    Raises:
+        ModelError: one is not.
+    """
     head = base.get_output_embeddings()
     linear = {
         name

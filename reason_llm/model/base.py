@@ -7,12 +7,14 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, several devices.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -27,8 +29,9 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, nf4, shared_weights
-from reason_llm.model.shared_weights import AdapterSync, Engine, EngineSizes
+from reason_llm.model import adapters, engine, nf4, shared_weights, unsloth
+from reason_llm.model.adapter_sync import AdapterSync
+from reason_llm.model.engine import Engine, EngineSizes
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
@@ -49,6 +52,7 @@ class Model:
     Args:
         seed: of the adapter's starting values.
         sizes: with them, vLLM holds the weights and the learner views them; None: without vLLM.
+        checkpointing: whether activations are recomputed; Unsloth wants to know at loading.
 
     Raises:
         ModelError: the weights, a target module or the head cannot be used.
@@ -60,29 +64,35 @@ class Model:
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
         sizes: EngineSizes | None = None,
+        checkpointing: bool = True,
     ) -> None:
         self.path = config.path
         self.tokenizer = tokenizer
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
-        if sizes is None:
-            base = _load_base(config, self.device)
+        dtype = weights_dtype(config, self.device)
+        if sizes is not None and config.backend == "unsloth":
+            self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
-            dtype = weights_dtype(config, self.device)
-            self.engine = Engine(config.path, dtype, sizes, seed)
-            base = shared_weights.model_over(self.engine, dtype)
-            shared_weights.verify(base, config.path)
+            if sizes is None:
+                loaded = _load_base(config, self.device)
+            else:
+                self.engine = engine.start(config.path, dtype, sizes, seed)
+                loaded = shared_weights.model_over(self.engine, dtype)
+                self.engine.release()  # verifying needs room; the first sampling phase wakes it
+                shared_weights.verify(loaded, config.path)
+            torch.manual_seed(seed)
+            self.policy = adapters.attach(loaded, config.adapter)
+        if self.engine is not None:
+            self.sync = AdapterSync(self.engine, self.policy)
+        base = self.policy.get_base_model()
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
-        self.end_token_ids = _end_token_ids(base.generation_config, tokenizer)
-        torch.manual_seed(seed)
-        self.policy = adapters.attach(base, config.adapter)
+        self.end_token_ids = _end_token_ids(config.path, tokenizer)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
         self._check_head()
-        if self.engine is not None:
-            self.sync = AdapterSync(self.engine, self.policy)
 
     def __enter__(self) -> Self:
         return self
@@ -93,9 +103,11 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the memory back."""
+        """Give the memory back: every view of vLLM's storage first, then vLLM."""
+        if self.sync is not None:
+            self.sync.close()
+            self.sync = None
         del self.policy, self.decoder, self.head
-        self.sync = None
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -117,13 +129,14 @@ class Model:
             position_ids: (B, T); None for 0 .. T.
             cache: extended in place by these tokens; None to keep none.
         """
-        output = self.decoder(
-            input_ids=ids_BT,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
+        with self._autocast():
+            output = self.decoder(
+                input_ids=ids_BT,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
 
@@ -134,11 +147,18 @@ class Model:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
 
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """A base in bfloat16 gets the float32 adapter's products in bfloat16, as vLLM computes
+        them."""
+        reduced = self.head.weight.dtype == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16) if reduced else nullcontext()
+
     @torch.no_grad()
     def _check_head(self) -> None:
         """What ``logits`` gives must be the model's logits: some architectures scale them."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
-        theirs = self.policy(input_ids=ids_BT).logits.float()
+        with self._autocast():
+            theirs = self.policy(input_ids=ids_BT, use_cache=False).logits.float()
         ours = self.logits(self.hidden_states(ids_BT)).float()
         if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
             raise ModelError(
@@ -227,23 +247,36 @@ def context_limit(config: ModelSection) -> int:
     return config.context_tokens or int(limit)
 
 
-def check_model(config: ModelSection) -> None:
-    """Build the model and its adapter without storage, and read the headers of its weights.
+def meta_model(config: ModelSection) -> PeftModel:
+    """The model with its adapter, without storage: only its config is read.
 
     Raises:
-        ModelError: no causal language model, a target that it lacks, or weights that are missing,
-            cut short or of other shapes. A Hub id's weights are left to loading.
+        ModelError: no causal language model, or a target that it lacks.
     """
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.path))
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "config", error) from error
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    adapters.attach(model, config.adapter)
+    with torch.device("meta"):
+        return adapters.attach(model, config.adapter)
+
+
+def check_model(config: ModelSection) -> PeftModel:
+    """``meta_model``, against which the headers of the model's weights are held.
+
+    Raises:
+        ModelError: also weights that are missing, cut short or of other shapes. A Hub id's weights
+            are left to loading.
+    """
+    policy = meta_model(config)
+    shapes = {
+        name.replace(".base_layer.", "."): list(tensor.shape)
+        for name, tensor in policy.get_base_model().state_dict().items()
+    }
     path = config.path
     if not Path(path).is_dir():
-        return
+        return policy
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
         raise ModelError(
@@ -264,6 +297,7 @@ def check_model(config: ModelSection) -> None:
                     f"{file}: {name} is of shape {shape} and config.json makes it {shapes[name]}; "
                     "take weights and config from the same model"
                 )
+    return policy
 
 
 def _check_folder(path: str, name: str, what: str) -> None:
@@ -307,11 +341,12 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     return base
 
 
-def _end_token_ids(
-    generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
+def _end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends an answer: the tokenizer's, and those of generation_config.json."""
-    theirs = generation.eos_token_id if generation is not None else None
+    try:
+        theirs = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # there is no such file
+        theirs = None
     more = [] if theirs is None else [theirs] if isinstance(theirs, int) else list(theirs)
     return sorted({tokenizer.eos_token_id, *more})
 

@@ -86,14 +86,15 @@ def matches(layer: Linear4bit, stored: Tensor) -> bool:
         stored: the checkpoint's (out, in) weight in its own dtype, or, where the checkpoint is
             quantised already, its packed bytes.
     """
-    packed = layer.weight.data.view(-1)
+    weight: Any = layer.weight  # it holds the state under every loader, the layer does not
+    packed = weight.data.view(-1)
     if stored.dtype == torch.uint8:
         return torch.equal(stored.to(packed.device).view(-1), packed)
     expected, state = quantize_4bit(
         stored.to(packed.device), compress_statistics=True, quant_type="nf4"
     )
     return torch.equal(expected.view(-1), packed) and torch.equal(
-        _scales(state), _scales(layer.quant_state)
+        _scales(state), _scales(weight.quant_state)
     )
 
 
@@ -103,3 +104,14 @@ def _scales(state: QuantState) -> Tensor:
     if state.nested:
         scales = dequantize_blockwise(scales, state.state2) + state.offset
     return scales.float()
+
+
+def packed_bytes(elements: int, nested: bool) -> int:
+    """Memory of one packed layer: half a byte a weight, and its scales.
+
+    Args:
+        nested: the scales are quantised themselves, in 8 bits with a float32 for each 256.
+    """
+    blocks = -(-elements // BLOCK_ELEMENTS)
+    tables = 16 * 4 + (256 * 4 if nested else 0)
+    return elements // 2 + tables + (blocks + -(-blocks // 256) * 4 if nested else blocks * 4)

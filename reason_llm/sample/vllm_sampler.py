@@ -9,6 +9,7 @@ Not here: the engine and its memory (``model/shared_weights``).
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from reason_llm.errors import ModelError
@@ -34,23 +35,30 @@ class VllmSampler:
         if not self.engine.awake:
             raise ModelError("vLLM is asleep: sample within the sampling phase")
         llm = self.engine.llm
-        torch.manual_seed(seed)  # without a seed per request, vLLM draws from torch's generator
+        # Without a seed for each request vLLM draws from torch's generator on a CPU, and on a GPU
+        # it takes each request's seed from numpy's.
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
         with torch.compiler.set_stance(
             "force_eager" if self.model.device.type == "cpu" else "default"
         ):
-            llm.enqueue(
+            requests = llm.enqueue(
                 [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
                 self._vllm_params(params),
                 lora_request=self.sync.request,
                 use_tqdm=False,
             )
             outputs = []
-            while llm.llm_engine.has_unfinished_requests():
-                for output in llm.llm_engine.step():
-                    if output.finished:
-                        outputs.append(output)
-                        tokens = sum(len(choice.token_ids) for choice in output.outputs)
-                        progress(tokens, len(output.outputs))
+            try:
+                while llm.llm_engine.has_unfinished_requests():
+                    for output in llm.llm_engine.step():
+                        if output.finished:
+                            outputs.append(output)
+                            tokens = sum(len(choice.token_ids) for choice in output.outputs)
+                            progress(tokens, len(output.outputs))
+            except BaseException:  # Ctrl-C too: nothing may go on while the learner learns
+                llm.llm_engine.abort_request(requests, internal=True)
+                raise
         outputs.sort(key=lambda output: int(output.request_id))
         return [
             Group(prompt, tuple(self._completion(choice) for choice in output.outputs))

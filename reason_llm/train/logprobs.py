@@ -80,23 +80,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradient_ND = torch.empty_like(hidden_ND) if wants_gradient else None
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
-            targets_C1 = targets_N[part, None]
             logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
-            if softcap is not None:
-                capped_CV = torch.tanh(logits_CV / softcap)  # its slope is 1 - tanh^2
-                logits_CV = capped_CV * softcap
-            logits_CV = logits_CV / temperature
-            logprobs_CV = logits_CV.log_softmax(-1)
-            probs_CV = logprobs_CV.exp()
-            logprobs_N[part] = logprobs_CV.gather(-1, targets_C1)[:, 0]
-            entropy_N[part] = -(probs_CV * logprobs_CV).sum(-1)
-            if gradient_ND is not None:
-                weights_CV = probs_CV.neg_().scatter_add_(
-                    -1, targets_C1, torch.ones_like(targets_C1, dtype=accumulate)
-                )
-                if softcap is not None:
-                    weights_CV *= 1 - capped_CV.square()
-                gradient_ND[part] = (weights_CV.to(head_VD.dtype) @ head_VD) / temperature
+            gradient_CD = None if gradient_ND is None else gradient_ND[part]
+            logprobs_N[part], entropy_N[part] = _chunk(
+                logits_CV, targets_N[part, None], head_VD, temperature, softcap, gradient_CD
+            )
+            del logits_CV  # before the next ones are made
         ctx.save_for_backward(gradient_ND)
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
@@ -107,3 +96,47 @@ class _ChunkedLogprobs(torch.autograd.Function):
         (gradient_ND,) = ctx.saved_tensors
         gradient = grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND
         return gradient, None, None, None, None, None, None
+
+
+def _chunk(
+    logits_CV: Tensor,
+    targets_C1: Tensor,
+    head_VD: Tensor,
+    temperature: float,
+    softcap: float | None,
+    gradient_CD: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (C,) of a chunk; their gradient in h is written to ``gradient_CD``.
+
+    In place wherever it can be: two tensors of the chunk's size at once, three with a softcap.
+    """
+    slope_CV = None
+    if softcap is not None:
+        slope_CV = logits_CV.div_(softcap).tanh_()
+        logits_CV = slope_CV * softcap
+    logits_CV.div_(temperature)
+    logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
+    probs_CV = logits_CV.exp()
+    sums_C1 = probs_CV.sum(-1, keepdim=True)
+    logprobs_CV = logits_CV.sub_(sums_C1.log())
+    probs_CV.div_(sums_C1)
+    logprobs_C = logprobs_CV.gather(-1, targets_C1)[:, 0]
+    entropy_C = -torch.bmm(probs_CV[:, None, :], logprobs_CV[:, :, None])[:, 0, 0]
+    if gradient_CD is not None:
+        weights_CV = probs_CV.neg_().scatter_add_(
+            -1, targets_C1, torch.ones_like(targets_C1, dtype=probs_CV.dtype)
+        )
+        if slope_CV is not None:
+            weights_CV.mul_(slope_CV.square_().neg_().add_(1))
+        gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
+    return logprobs_C, entropy_C
+
+
+def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool) -> int:
+    """Memory of one chunk at its largest: the tensors of a chunk's size in ``_chunk``.
+
+    Args:
+        element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
+    """
+    elements = max(1, CHUNK_ELEMENTS // vocabulary) * vocabulary
+    return elements * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))

@@ -23,6 +23,7 @@ from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
+from reason_llm.model.engine import on_default_stream
 from reason_llm.rollout import Group
 from reason_llm.train import losses, optim, packing
 from reason_llm.train.advantages import group_advantages
@@ -204,7 +205,8 @@ def learning(learner: Learner) -> Iterator[Learner]:
         model.engine.release()
     model.policy.train()
     try:
-        yield learner
+        with on_default_stream():
+            yield learner
     finally:
         model.policy.eval()
         learner.optimizer.zero_grad(set_to_none=True)

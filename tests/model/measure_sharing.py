@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from reason_llm.config import AdapterSection
-from reason_llm.model import adapters, shared_weights
-from reason_llm.model.shared_weights import AdapterSync, Engine, EngineSizes
+from reason_llm.model import adapters, engine, shared_weights
+from reason_llm.model.adapter_sync import AdapterSync
+from reason_llm.model.engine import EngineSizes
 
 TINY = Path(__file__).resolve().parents[2] / "model" / "tiny"
 
@@ -44,10 +45,10 @@ def train_once(policy: torch.nn.Module) -> None:
 def main(folder: Path) -> None:
     weights = make(folder)
     adapter = AdapterSection(rank=10, alpha=20)
-    engine = Engine(str(folder), torch.float32, EngineSizes(128, 64 << 20, 4, 16), seed=0)
+    started = engine.start(str(folder), torch.float32, EngineSizes(128, 64 << 20, 4, 16), seed=0)
     loaded = resident_mib()
-    policy = adapters.attach(shared_weights.model_over(engine, torch.float32), adapter)
-    sync = AdapterSync(engine, policy)
+    policy = adapters.attach(shared_weights.model_over(started, torch.float32), adapter)
+    sync = AdapterSync(started, policy)
     train_once(policy)
     shared = resident_mib()
     times = []

@@ -15,9 +15,10 @@ import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
 from test_shared_weights import SIZES, make_model, quiet, randomize
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
+from reason_llm.backends import choose
 from reason_llm.config import (
     AdapterSection,
     Config,
@@ -28,10 +29,8 @@ from reason_llm.config import (
 )
 from reason_llm.errors import ConfigError, ModelError, TrainingError
 from reason_llm.evaluate import prove_sampler_is_policy
-from reason_llm.job import choose_engine
-from reason_llm.model import nf4, shared_weights
+from reason_llm.model import engine, nf4, shared_weights
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.shared_weights import Engine
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.algorithms import ALGORITHMS
@@ -69,9 +68,9 @@ def test_every_packed_byte_is_shared_and_the_checkpoint_s(
 ) -> None:
     need_vllm()
     path = str(make_model(tmp_path / family, family, tied, "bfloat16"))
-    engine = Engine(path, torch.bfloat16, NF4_SIZES, seed=0)
-    model = shared_weights.model_over(engine, torch.bfloat16)
-    storages = {p.untyped_storage().data_ptr() for p in engine.module.parameters()}
+    started = engine.start(path, torch.bfloat16, NF4_SIZES, seed=0)
+    model = shared_weights.model_over(started, torch.bfloat16)
+    storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
     assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
     assert shared_weights.verify(model, path) >= 12
     theirs = ordinary(path, torch.bfloat16)
@@ -95,7 +94,7 @@ def test_every_packed_byte_is_shared_and_the_checkpoint_s(
     with pytest.raises(ModelError, match=f"{packed[3]}.weight differs from"):
         shared_weights.verify(model, path)
     del model, layer
-    engine.close()
+    started.close()
 
 
 def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -> None:
@@ -185,4 +184,4 @@ def test_float32_under_vllm_is_refused_before_anything_is_read() -> None:
     section = ModelSection(dtype="float32", quantize="nf4")
     config = Config(data=data, model=section, sample=SampleSection(engine="vllm"))
     with pytest.raises(ConfigError, match=r"model\.dtype=float32 contradicts model\.quantize=nf4"):
-        choose_engine(config, torch.device("cpu"))
+        choose(config, Qwen2Config(), torch.device("cpu"))

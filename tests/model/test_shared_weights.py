@@ -23,9 +23,9 @@ from conftest import ROOT, TINY
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.evaluate import prove_sampler_is_policy
-from reason_llm.model import adapters, shared_weights
+from reason_llm.model import adapters, engine, shared_weights
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.shared_weights import Engine, EngineSizes
+from reason_llm.model.engine import EngineSizes
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.transformers_sampler import TransformersSampler, filtered_logprobs
@@ -89,9 +89,9 @@ def test_every_family_shares_every_weight(
 ) -> None:
     path = str(make_model(tmp_path / family, family, tied, dtype))
     kind = getattr(torch, dtype)
-    engine = Engine(path, kind, SIZES, seed=0)
-    model = shared_weights.model_over(engine, kind)
-    storages = {p.untyped_storage().data_ptr() for p in engine.module.parameters()}
+    started = engine.start(path, kind, SIZES, seed=0)
+    model = shared_weights.model_over(started, kind)
+    storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
     assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
     assert shared_weights.verify(model, path) >= 12
     ordinary = AutoModelForCausalLM.from_pretrained(
@@ -104,7 +104,7 @@ def test_every_family_shares_every_weight(
     with pytest.raises(ModelError, match="differs from"):
         shared_weights.verify(model, path)
     del model
-    engine.close()
+    started.close()
 
 
 @pytest.mark.parametrize(
@@ -305,46 +305,88 @@ def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
 def test_asleep_there_is_no_sampling_and_every_order_is_usable(
     model: Model, prompts: list[Prompt]
 ) -> None:
-    engine = model.engine
-    assert engine is not None
+    started = model.engine
+    assert started is not None
     params = SamplingParams(2, 8)
-    engine.release()
-    engine.release()
+    started.release()
+    started.release()
     with pytest.raises(ModelError, match="asleep"):
         VllmSampler(model).sample(prompts, params, 0, quiet)
-    engine.wake()
-    engine.wake()
+    started.wake()
+    started.wake()
     with pytest.raises(ZeroDivisionError), sampling(model, 0) as sampler:
         sampler.sample(prompts, params, 0, quiet)
         raise ZeroDivisionError
-    engine.release()
+    started.release()
     with sampling(model, 0) as sampler:
         assert len(sampler.sample(prompts, params, 0, quiet)) == len(prompts)
+
+
+def test_sampling_from_the_base_is_told_before_the_adapter_does_much(
+    model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter whose effect is within the tolerance: only the direction shows the mistake."""
+    for parameter in model.policy.parameters():
+        if parameter.requires_grad:
+            parameter.data.mul_(0.1)
+    everything = {torch.float32: (0.5, 5.0)}
+    monkeypatch.setattr("reason_llm.evaluate.CANARY_TOLERANCE", everything)
+    with sampling(model, 0) as sampler:
+        prove_sampler_is_policy(sampler, model, prompts)
+        base = type("Base", (), {"request": None})()
+        monkeypatch.setattr(sampler, "sync", base)
+        with pytest.raises(TrainingError, match="those of the base without the adapter"):
+            prove_sampler_is_policy(sampler, model, prompts)
+
+
+def test_sampling_that_is_broken_off_leaves_nothing_under_way(
+    model: Model, prompts: list[Prompt]
+) -> None:
+    assert model.engine is not None
+    params = SamplingParams(4, 64)
+
+    def stop(tokens: int, items: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), sampling(model, 0) as sampler:
+        sampler.sample(prompts, params, 0, stop)
+    core = model.engine.llm.llm_engine.engine_core.engine_core
+    assert not core.scheduler.has_unfinished_requests()
+    model.engine.release()
+    with sampling(model, 0) as sampler:
+        groups = sampler.sample(prompts, params, 0, quiet)
+    assert [len(g.completions) for g in groups] == [4] * len(prompts)
 
 
 def test_the_order_of_calls_that_gives_memory_back(
     model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU would be asked: drained, paused, released; then woken. The CPU has no KV pool."""
-    engine = model.engine
-    assert engine is not None
+    started = model.engine
+    assert started is not None
     asked: list[Any] = []
-    monkeypatch.setattr(engine, "can_release", True)
+    monkeypatch.setattr(started, "can_release", True)
     for name in ("sleep", "release_kv_cache_memory", "wake_up"):
-        original = getattr(engine.llm, name)
+        original = getattr(started.llm, name)
 
         def record(*args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
-            core = engine.llm.llm_engine.engine_core.engine_core
+            core = started.llm.llm_engine.engine_core.engine_core
             assert not core.scheduler.has_requests()
             asked.append((_name, kwargs))
             return None if _name == "release_kv_cache_memory" else _original(*args, **kwargs)
 
-        monkeypatch.setattr(engine.llm, name, record)
+        monkeypatch.setattr(started.llm, name, record)
+    free = [100, 100 + started.kv_cache_bytes, 100, 100 + started.kv_cache_bytes // 2]
+    monkeypatch.setattr(engine, "free_gpu_bytes", lambda: free.pop(0))
     with sampling(model, 0) as sampler:
         sampler.sample(prompts, SamplingParams(2, 8), 0, quiet)
-    engine.release()
-    engine.wake()
-    assert asked == [
+    started.release()
+    assert started.released_bytes == started.kv_cache_bytes
+    started.wake()
+    with pytest.raises(ModelError, match="gave back 33,554,432 of the KV cache's 67,108,864"):
+        started.release()
+    started.wake()
+    assert asked[:3] == [
         ("sleep", {"level": 0}),
         ("release_kv_cache_memory", {}),
         ("wake_up", {"tags": ["kv_cache"]}),
@@ -371,7 +413,7 @@ def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> No
 
 def test_a_rank_beyond_vllm_s_is_refused() -> None:
     with pytest.raises(ModelError, match=r"rank=1000.*512"):
-        Engine(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
+        engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
 
 
 def test_a_layer_that_cannot_be_shared_is_named() -> None:

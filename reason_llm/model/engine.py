@@ -1,0 +1,240 @@
+"""vLLM in this process: started with the sizes of the plan, asleep while the learner learns.
+
+On a GPU the KV cache's memory is given back between the phases; the weights stay where they are,
+because the learner views them.
+
+Not here: what the learner sees of the weights (``shared_weights``), the adapter (``adapter_sync``),
+several GPUs.
+
+Read against vLLM 0.31.0: vllm/v1/engine/core.py, vllm/v1/worker/gpu_worker.py,
+vllm/device_allocator/cumem.py.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from reason_llm.errors import ModelError, one_line
+
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM accepts as max_lora_rank."""
+MOST_EMPTY_STEPS = 64
+"""Engine steps that must suffice to clear what finished requests leave behind."""
+LEAST_RELEASED_FRACTION = 0.9
+"""Of the KV cache, that must come back when it is released."""
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
+"""Batch sizes whose decoding is captured as a CUDA graph, beside the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """What vLLM is told to hold."""
+
+    context_tokens: int
+    kv_cache_bytes: int
+    max_sequences: int
+    """Sequences decoded at once."""
+    lora_rank: int
+    lora_targets: tuple[str, ...] = ()
+    """Last names of the adapted layers, such as q_proj; (): all that vLLM can adapt."""
+    quantize: Literal["none", "nf4"] = "none"
+    prefill_tokens: int | None = None
+    """Tokens of one forward pass at most; None: vLLM's own choice."""
+    beside_kv_bytes: int = 0
+    """Weights and workspace, for an engine that is told the whole (Unsloth's)."""
+
+
+class Engine:
+    """vLLM over one model, awake (KV cache there) or asleep (on a GPU, its memory given back).
+
+    Args:
+        llm: a ``vllm.LLM`` in this process.
+        standby: it is Unsloth's, whose ``sleep(1)`` leaves the weights where they are. Its
+            allocator forgets what was discarded, so ``release_kv_cache_memory`` would work once.
+    """
+
+    def __init__(self, llm: Any, path: str, kv_cache_bytes: int, standby: bool = False) -> None:
+        from vllm.platforms import current_platform
+
+        self.llm = llm
+        self.path = path
+        self.kv_cache_bytes = kv_cache_bytes
+        self.standby = standby
+        self.can_release = bool(current_platform.is_sleep_mode_available())
+        self.released_bytes = 0
+        """Of the last release, as the driver counts."""
+        self.awake = True
+
+    @property
+    def module(self) -> nn.Module:
+        """vLLM's own model, whose parameters are the only copy of the base."""
+        found: nn.Module = self.llm.apply_model(lambda module: module)[0]
+        return found
+
+    def wake(self) -> None:
+        """Bring the KV cache back. Twice does nothing more."""
+        if self.awake:
+            return
+        if self.standby:
+            self.llm.wake_up()  # vLLM goes on only when nothing that it counts as asleep is left
+        else:
+            self.llm.wake_up(tags=["kv_cache"] if self.can_release else ["scheduling"])
+        self.awake = True
+
+    def release(self) -> None:
+        """Finish what is under way and give the KV cache's memory back. Twice does nothing more.
+
+        Raises:
+            ModelError: the memory did not come back.
+        """
+        if not self.awake:
+            return
+        self._drain()
+        if not self.can_release:
+            self.llm.sleep(level=0)
+            self.awake = False
+            return
+        gc.collect()
+        torch.cuda.empty_cache()  # what sampling left, which would lie scattered about otherwise
+        free_before = free_gpu_bytes()
+        self.llm.sleep(level=1 if self.standby else 0)
+        self.awake = False
+        if not self.standby:
+            self.llm.release_kv_cache_memory()
+        self.released_bytes = free_gpu_bytes() - free_before
+        if self.released_bytes < LEAST_RELEASED_FRACTION * self.kv_cache_bytes:
+            raise ModelError(
+                f"vLLM gave back {self.released_bytes:,} of the KV cache's "
+                f"{self.kv_cache_bytes:,} bytes; set sample.engine to transformers and report this"
+            )
+
+    def close(self) -> None:
+        """End the engine. Views of its weights must be gone before, or they outlive their pool."""
+        gc.collect()
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+        if self.can_release:
+            torch.cuda.empty_cache()
+
+    def _drain(self) -> None:
+        """Step until nothing is scheduled: the last finished requests are cleared by a step more.
+
+        Without it vLLM 0.31 refuses to release ("requires a completed pause first").
+        """
+        core = self.llm.llm_engine.engine_core.engine_core
+        for _ in range(MOST_EMPTY_STEPS):
+            if not core.scheduler.has_requests() and not core.batch_queue:
+                return
+            self.llm.llm_engine.step()
+        raise ModelError(f"vLLM still holds requests after {MOST_EMPTY_STEPS} empty steps")
+
+
+def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engine:
+    """vLLM over the model in ``path``, a folder or a Hub id.
+
+    Raises:
+        ModelError: vLLM cannot be imported, or refuses the model.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # a run reports to nobody
+    try:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise ModelError(
+            f"sample.engine=vllm: vLLM cannot be imported ({one_line(error)}); "
+            "install it again, or set sample.engine to transformers"
+        ) from error
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        _keep_linear_weights()
+    rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
+    if rank is None:
+        raise ModelError(
+            f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
+            "lower it, or set sample.engine to transformers"
+        )
+    try:
+        llm = LLM(
+            model=path,
+            dtype=str(dtype).removeprefix("torch."),
+            quantization="bitsandbytes" if sizes.quantize == "nf4" else None,
+            seed=seed,
+            max_model_len=sizes.context_tokens,
+            max_num_seqs=sizes.max_sequences,
+            max_num_batched_tokens=sizes.prefill_tokens,
+            kv_cache_memory_bytes=sizes.kv_cache_bytes,
+            gpu_memory_utilization=0.01,  # the KV cache's size is given, so this only checks
+            enforce_eager=on_cpu,
+            compilation_config=None if on_cpu else _few_graphs(sizes.max_sequences),
+            enable_prefix_caching=True,
+            enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=rank,
+            lora_target_modules=list(sizes.lora_targets) or None,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # no sampling defaults of the model's own
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+    except (ValueError, RuntimeError, OSError, AssertionError, ImportError) as error:
+        raise ModelError(
+            f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
+            "set sample.engine to transformers"
+        ) from error
+    return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _few_graphs(max_sequences: int) -> dict[str, Any]:
+    """CUDA graphs for decoding alone, at a few sizes: vLLM 0.31 would capture 172 of them, whose
+    memory stays while learning."""
+    sizes = [size for size in GRAPH_SIZES if size < max_sequences] + [max_sequences]
+    return {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+
+
+def free_gpu_bytes() -> int:
+    """What the driver calls free; vLLM unmaps its pool behind the back of torch's counters."""
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+@contextmanager
+def on_default_stream() -> Iterator[None]:
+    """Within: torch's default CUDA stream, where one is; what was under way comes first.
+
+    vLLM's bitsandbytes plugin leaves the process on a stream of its own, and bitsandbytes 0.50.2
+    quantises and steps its optimizers on the default stream without waiting for any other.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    theirs, default = torch.cuda.current_stream(), torch.cuda.default_stream()
+    default.wait_stream(theirs)
+    try:
+        with torch.cuda.stream(default):
+            yield
+    finally:
+        theirs.wait_stream(default)
+
+
+def _keep_linear_weights() -> None:
+    """On a CPU vLLM packs each linear layer for oneDNN and drops its weight: leave it as it is.
+
+    vLLM 0.31 looks this function up at each call; it costs at most 8 % of the tokens per second.
+    Ends when vLLM offers a switch for it.
+    """
+    import vllm.model_executor.layers.utils as layers
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = nn.functional.linear
+
+    layers.dispatch_cpu_unquantized_gemm = plain
