@@ -22,8 +22,9 @@ LAYERS = [
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.adapters", "model.shared_weights", "memory", "checkpoint"},
-    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
-     "score.tags", "train.phase"},
+    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
+     "score.boxed_math", "score.extraction", "score.judge", "score.math_worker",
+     "score.tags", "score.units", "train.phase"},
     {"evaluate", "job"},
     {"loop"},
 ]  # fmt: skip
@@ -33,7 +34,7 @@ OWNERS = {
     "peft": {"model.adapters", "model.shared_weights", "checkpoint"},
     "vllm": {"model.shared_weights", "sample.vllm_sampler"},
     "datasets": {"prompts"},
-    "math_verify": {"score.boxed_math"},
+    "math_verify": {"score.math_worker"},
     "matplotlib": {"report"},
     "rich": {"console"},
 }
