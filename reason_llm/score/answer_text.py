@@ -1,7 +1,6 @@
 """An answer as text: its many spellings brought to one, and what the text alone decides.
 
-The rules are those that math-verify lacks or has too broadly; the mathematics is left to it. No
-rule computes anything.
+The rules are those that math-verify lacks or has too broadly; the mathematics is left to it.
 """
 
 import re
@@ -106,18 +105,23 @@ def decide(gold: str, answer: str) -> bool | Question:
     Text tells of equal strings, numerals, words, letters of a choice, units that differ, and dots
     that stand for what nobody computes.
     """
-    gold, gold_unit = split_unit(normalise(gold))
-    answer, unit = split_unit(normalise(answer))
-    if not gold or not answer or units_clash(gold, gold_unit, unit):
+    gold, answer = normalise(gold), normalise(answer)
+    if not gold or not answer:
         return False
-    if _squeezed(gold) == _squeezed(answer):
-        return True
+    verdict = _words(gold, answer)
+    if verdict is not None:
+        return verdict
+    gold, gold_unit = split_unit(gold, with_letters=False)
+    has_variables = re.search(r"[A-Za-z]", gold) is not None
+    answer, unit = split_unit(answer, with_letters=not has_variables)
+    if units_clash(gold, gold_unit, unit):
+        return False
     verdict = _numerals(gold, answer)
-    if verdict is None:
-        verdict = _words(gold, answer)
-    if verdict is None and max(len(gold), len(answer)) > MAX_CHARACTERS:
+    if verdict is not None:
+        return verdict
+    if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return False
-    return Question(_as_source(gold), _as_source(answer)) if verdict is None else verdict
+    return Question(_as_source(gold), _as_source(answer))
 
 
 def normalise(answer: str) -> str:
@@ -199,11 +203,11 @@ def _braced(argument: str) -> str:
 
 
 def _mixed(text: str, mixed: re.Match[str]) -> str:
-    """``11 5/6`` as LaTeX that means the sum; an improper second part is left alone."""
+    """``11 5/6`` as one fraction; an improper second part is left alone."""
     sign, whole, numerator, denominator = mixed.groups()
     if len(numerator) > len(denominator) or int(numerator) >= int(denominator):
         return text
-    return f"{sign}({whole}+\\frac{{{numerator}}}{{{denominator}}})"
+    return f"{sign}\\frac{{{int(whole) * int(denominator) + int(numerator)}}}{{{denominator}}}"
 
 
 def _fraction_of_repeating(decimal: re.Match[str]) -> str:
@@ -214,6 +218,8 @@ def _fraction_of_repeating(decimal: re.Match[str]) -> str:
 
 
 def _numerals(gold: str, answer: str) -> bool | None:
+    if _squeezed(gold) == _squeezed(answer):
+        return True
     gold_integer, integer = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
     if gold_integer and integer:
         return _value(gold_integer) == _value(integer)
@@ -224,7 +230,7 @@ def _numerals(gold: str, answer: str) -> bool | None:
         return gold_based.groups() == based.groups()
     if gold.endswith("\\%") != answer.endswith("\\%"):  # 12.5 answers for 12.5 %
         number, percentage = (text.removesuffix("\\%").strip() for text in (gold, answer))
-        if number == percentage:
+        if _DECIMAL.fullmatch(number) and number == percentage:
             return True
     return None
 
@@ -235,6 +241,8 @@ def _value(integer: re.Match[str]) -> tuple[bool, str]:
 
 
 def _words(gold: str, answer: str) -> bool | None:
+    if _squeezed(gold) == _squeezed(answer):
+        return True
     if choice := _CHOICE.fullmatch(gold):
         alone = _CHOICE.fullmatch(answer.upper())
         chosen = {alone[1]} if alone else {m[1] or m[2] for m in _CHOSEN.finditer(answer)}

@@ -13,7 +13,7 @@ _ANSWER_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
 _HASH_NUMBER = re.compile(r"[+-]?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _PHRASE = re.compile(
-    r"\banswer(?:[ \t]+is\b[ \t]*[:=]?|[ \t]*(?:\*\*)?[:=])(?:\*\*)?\s*(\S[^\n]*)", re.IGNORECASE
+    r"\banswer(?:[ \t]+is\b[ \t]*[:=]?|[ \t]*(?:\*\*)?[:=])(?:\*\*)?\s*(?=\S)", re.IGNORECASE
 )
 _LATEX_SPAN = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\s+I hope it is correct")
@@ -67,8 +67,8 @@ def extract_answer(text: str) -> str | None:
         return tagged
     if hashed := _HASH.findall(text):
         return _hash_answer(hashed[-1])
-    if phrases := _PHRASE.findall(text):
-        return _phrase_answer(phrases[-1])
+    if phrases := list(_PHRASE.finditer(text)):
+        return _phrase_answer(text[phrases[-1].end() :].partition("\n")[0])
     return None
 
 
@@ -76,7 +76,7 @@ def _hash_answer(line: str) -> str:
     """``1,234`` of ``#### 1,234``; the last number where a sentence follows instead."""
     numbers = _HASH_NUMBER.findall(line)
     is_sentence = re.search(r"[A-Za-z]{2,} +[A-Za-z]{2,} ", line) is not None
-    return str(numbers[-1]) if is_sentence and numbers else line.strip().rstrip(".")
+    return str(numbers[-1]).replace("$", "") if is_sentence and numbers else line.strip()
 
 
 def _phrase_answer(rest: str) -> str:

@@ -31,6 +31,7 @@ MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
 _START_SECONDS = 60.0
 _WORKER = Path(__file__).with_name("math_worker.py")
+_MAKING = threading.Lock()
 
 Ending = Literal["judged", "timed_out", "died"]
 
@@ -214,8 +215,13 @@ class Judge:
 
 
 @functools.cache
-def default_judge() -> Judge:
-    """The process's own judge, closed at exit."""
+def _judge_of_this_process() -> Judge:
     judge = Judge()
     atexit.register(judge.close)
     return judge
+
+
+def default_judge() -> Judge:
+    """The process's own judge, made when first asked for and closed at exit."""
+    with _MAKING:
+        return _judge_of_this_process()

@@ -13,6 +13,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable
+from typing import TextIO
 
 import math_verify
 from latex2sympy2_extended.math_normalization import NormalizationConfig
@@ -78,10 +80,15 @@ def _limit_this_process() -> None:
 def main() -> None:
     """Answer until the input ends."""
     _limit_this_process()
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no reply
-    replies.write("true\n")
-    for line in sys.stdin:
+    with os.fdopen(os.dup(1), "w", buffering=1) as replies:
+        os.dup2(2, 1)  # whatever a library prints is no reply
+        replies.write("true\n")
+        serve(sys.stdin, replies)
+
+
+def serve(questions: Iterable[str], replies: TextIO) -> None:
+    """Answer line by line."""
+    for line in questions:
         gold, answer = json.loads(line)
         verdict = False
         # a deep recursion or the memory limit: what cannot be computed is not equal

@@ -12,7 +12,7 @@ _SPELLINGS = {
     "month": "month", "yr": "yr year", "usd": "dollar usd", "cent": "cent", "eur": "euro eur",
     "mph": "mph", "km/h": "km/h kmh kph", "m/s": "m/s", "hz": "hz hertz", "n": "n newton",
     "j": "j joule", "w": "w watt", "v": "v volt", "pa": "pa pascal", "c": "c celsius",
-    "f": "f fahrenheit", "a.m.": "am a.m.", "p.m.": "pm p.m.", "deg": "degree deg",
+    "f": "f fahrenheit", "am": "am a.m a.m.", "pm": "pm p.m p.m.", "deg": "degree deg",
     "rad": "rad radian", "unit": "unit",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, words in _SPELLINGS.items() for spelling in words.split()}
@@ -26,13 +26,16 @@ _PLAIN = re.compile(
     r"(?:\s*\^\s*\{?\s*[23]\s*\}?)?)$"
 )
 _AREA = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-_NO_UNIT = re.compile(r"pi|infty|sin|cos|tan|log|ln|exp|sqrt|mod|choose|[a-zA-Z]")
+_LETTER = re.compile(r"[mgslhLNJWVCFK]")
+_SHORTEST_REMARK = 4
+"""Letters of a word that stands for itself; fewer may be a product of variables."""
 
 
-def split_unit(answer: str) -> tuple[str, str]:
+def split_unit(answer: str, with_letters: bool) -> tuple[str, str]:
     """The answer and what follows it: ``\\text{...}`` after mathematics, or words after a number.
 
-    A single letter counts as a unit only where it is set as text or stands apart from its number.
+    Args:
+        with_letters: a single letter that stands apart from its number is a unit, no variable.
 
     Example: ``"35 square cm" -> ("35", "square cm")``
     """
@@ -41,10 +44,14 @@ def split_unit(answer: str) -> tuple[str, str]:
     plain = _PLAIN.search(answer)
     if plain is None:
         return answer, ""
-    unit, apart = plain["unit"], plain["number"][-1].isspace()
-    if _NO_UNIT.fullmatch(unit) and not (apart and unit.lower() in _CANONICAL):
-        return answer, ""
-    return answer[: plain.start("unit")].strip(), unit
+    unit, is_apart = plain["unit"], plain["number"][-1].isspace()
+    if len(unit) == 1:
+        is_unit = with_letters and is_apart and _LETTER.fullmatch(unit) is not None
+    else:
+        words = _canonical(unit)
+        are_known = all(word in _SPELLINGS for word, _ in words)
+        is_unit = are_known or (is_apart and len(unit) >= _SHORTEST_REMARK)
+    return (answer[: plain.start("unit")].strip(), unit) if is_unit else (answer, "")
 
 
 def units_clash(gold: str, gold_unit: str, unit: str) -> bool:
