@@ -31,7 +31,7 @@ _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _ROOT_SIGN = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[A-Za-z]))")
 
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WHOLE_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf)\s*\{([^{}]*)\}"
 )
@@ -41,12 +41,8 @@ _LAYOUT = re.compile(
     r"|(?:quad|qquad|displaystyle|textstyle|[bB]igg?[lr]?)(?![A-Za-z]))|~"
 )
 _ANGLE = re.compile(r"\\([lr])angle(?![A-Za-z])")
-_ESCAPED_COMMAND = re.compile(r"\\\\(?=[A-Za-z]{2}|[{}(\[])")
-_ROWS = re.compile(r"\\begin|\\\\\s*[-\d]")
 _UPRIGHT = re.compile(r"\\(?:text|mathrm|mathit|mathbf)\s*\{\s*([eid]|[\d.]+)\s*\}")
-_JOINED = re.compile(r" ?,? ?(?:\\text\{\s*(?:and|or)\s*\}|\b(?:and|or)\b) ?,? ?")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*percent\s*\}|\b(?:percent|percentage|pct)\b)")
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b)")
 _SEPARATOR = r"(?:,|\{,\}|,\s?\\!\s?|\\,|\\ | )"
 _GROUPED = re.compile(
     rf"((?:[^=(){{}}\[\],]*=)?\s*[+-]?\s*)([1-9]\d{{0,2}}(?:{_SEPARATOR}\d{{3}})+)"
@@ -72,7 +68,6 @@ _PLAIN_FUNCTION = re.compile(
 _PLAIN_CONSTANT = re.compile(r"(?<![\\A-Za-z])(pi|infinity|infty|inf|oo)(?![A-Za-z])", re.I)
 _REPEATING = re.compile(r"(?<![\d.])(\d+)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
 _E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)")
-_LEADING_POINT = re.compile(r"(?<![\d}])\.(?=\d)")
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 _WORD = re.compile(
@@ -81,12 +76,11 @@ _WORD = re.compile(
 )
 _LAST_MATHS = re.compile(r".*[\d\\]", re.DOTALL)
 _NO_WORDS = re.compile(r"\\(?:text|mathrm|operatorname|begin|end|mbox)\s*\{[^{}]*\}")
-_INTEGER = re.compile(r"([+-]?)0*(\d+)")
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
 _BASED = re.compile(r"(-?\d\w*)_\s*\{?\s*(\w+)\s*\}?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
 _CHOICE = re.compile(r"\(?([A-J])\)?\.?")
-_CHOSEN = re.compile(r"\(([A-J])\)|([A-J])[).:]\s")
+_CHOSEN = re.compile(r"\(([A-J])\)(?=[\s,.:}]|$)|([A-J])[).:]\s")
 _ELLIPSIS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.\.\.")
 
 
@@ -137,8 +131,7 @@ def normalise(answer: str) -> str:
         answer = grouped[1] + re.sub(r"\D", "", grouped[2]) + answer[grouped.end() :]
     answer = _without_layout(answer)
     answer = _MULTIPLIER.sub(lambda m: f" \\times 10^{{{_MULTIPLIERS[m[1]]}}}", answer)
-    answer = _PERCENT.sub(r"\\%", _DEGREES.sub("", answer))
-    answer = _JOINED.sub(", ", answer)
+    answer = _PERCENT.sub(r"\\%", answer)
     return _unwrapped(_operators(answer))
 
 
@@ -155,11 +148,12 @@ def _single_spaces(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without what encloses it whole, a full stop after it and a plus before it."""
+    """Without what encloses it whole, Markdown's marks around it, a full stop after it and a plus
+    before it."""
     before = None
     while text != before:
         before = text
-        text = text.strip().removesuffix("\\,").removesuffix("\\;")
+        text = text.strip(" *`").removesuffix("\\,").removesuffix("\\;")
         if not text.endswith(".."):
             text = text.rstrip(".,;")
         for start, end in _WRAPPERS:
@@ -172,8 +166,6 @@ def _unwrapped(text: str) -> str:
 
 
 def _without_layout(text: str) -> str:
-    if not _ROWS.search(text):
-        text = _ESCAPED_COMMAND.sub(r"\\", text)  # a JSON string that was escaped twice
     text = _ANGLE.sub(lambda m: "(" if m[1] == "l" else ")", _LAYOUT.sub(" ", text))
     text = _single_spaces(text)
     return _UPRIGHT.sub(r"\1", _ELLIPSIS.sub(r"\\ldots ", text))
@@ -190,7 +182,6 @@ def _operators(text: str) -> str:
     text = _LONG_EXPONENT.sub(r"^{\1}", text)
     text = _POWER_OR_TIMES.sub(lambda m: "^" if m[0] == "**" else " \\cdot ", text)
     text = _REPEATING.sub(_fraction_of_repeating, text)
-    text = _LEADING_POINT.sub("0.", text)
     if mixed := _MIXED.fullmatch(text.strip()):
         text = _mixed(text, mixed)
     if number := _E_NOTATION.fullmatch(text.strip()):
@@ -220,24 +211,15 @@ def _fraction_of_repeating(decimal: re.Match[str]) -> str:
 def _numerals(gold: str, answer: str) -> bool | None:
     if _squeezed(gold) == _squeezed(answer):
         return True
-    gold_integer, integer = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
-    if gold_integer and integer:
-        return _value(gold_integer) == _value(integer)
     if _DECIMAL.fullmatch(gold) and _DECIMAL.fullmatch(answer):
-        return Decimal(gold) == Decimal(answer)
+        return Decimal(gold) == Decimal(answer)  # exact, and of any length
     gold_based, based = _BASED.fullmatch(gold), _BASED.fullmatch(answer)
     if gold_based and based:
         return gold_based.groups() == based.groups()
-    if gold.endswith("\\%") != answer.endswith("\\%"):  # 12.5 answers for 12.5 %
-        number, percentage = (text.removesuffix("\\%").strip() for text in (gold, answer))
-        if _DECIMAL.fullmatch(number) and number == percentage:
-            return True
+    percentage = gold.removesuffix("\\%").strip()
+    if percentage != gold and _DECIMAL.fullmatch(percentage) and percentage == answer:
+        return True  # 12.5 answers for 12.5 %
     return None
-
-
-def _value(integer: re.Match[str]) -> tuple[bool, str]:
-    """Sign and digits; not an int, which Python refuses to make of thousands of digits."""
-    return integer[1] == "-" and integer[2] != "0", integer[2]
 
 
 def _words(gold: str, answer: str) -> bool | None:
@@ -251,6 +233,8 @@ def _words(gold: str, answer: str) -> bool | None:
     gold, answer = (_WHOLE_TEXT.sub(r"\1", text).strip() for text in (gold, answer))
     if _WORDS.fullmatch(gold) and _WORDS.fullmatch(answer):
         return gold.casefold() == answer.casefold()  # not a product of variables
+    if all(_is_prose(text) and not re.search(r"[$=]", text) for text in (gold, answer)):
+        return _squeezed(gold).casefold() == _squeezed(answer).casefold()  # October 30
     if (_ELLIPSIS.search(gold) or _ELLIPSIS.search(answer)) and not _is_prose(answer):
         return False
     return None
