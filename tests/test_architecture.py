@@ -23,8 +23,9 @@ LAYERS = [
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "memory", "meter", "checkpoint"},
-    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
-     "score.tags", "train.phase"},
+    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
+     "score.boxed_math", "score.extraction", "score.judge", "score.math_worker",
+     "score.tags", "score.units", "train.phase"},
     {"evaluate", "backends", "job"},
     {"loop"},
 ]  # fmt: skip
@@ -43,7 +44,7 @@ OWNERS = {
     "unsloth": {"model.unsloth"},
     "vllm": {"model.engine", "model.adapter_sync", "model.unsloth", "sample.vllm_sampler"},
     "datasets": {"prompts"},
-    "math_verify": {"score.boxed_math"},
+    "math_verify": {"score.math_worker"},
     "matplotlib": {"report"},
     "rich": {"console"},
 }
