@@ -180,8 +180,9 @@ class TrainSection(Section):
     """After the warm-up: constant, or down to 0 at run.steps."""
     warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     """Optimizer steps of linear rise from 0."""
-    optimizer: Literal["adamw"] = "adamw"
-    """AdamW. Source: arXiv:1711.05101."""
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    """AdamW with moments in float32, in 8 bits (bitsandbytes), or in 8 bits and paged to host
+    memory when the GPU is full. Source: arXiv:1711.05101, 2110.02861, 2305.14314."""
     weight_decay: NonNegative = 0.0
     """AdamW's decoupled weight decay."""
     epochs: Count = 1
@@ -193,8 +194,9 @@ class TrainSection(Section):
     the gradient."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: much less memory, about a third more time."""
+    gradient_checkpointing: bool | Literal["offload"] = True
+    """Recompute activations in the backward pass: much less memory, about a third more time.
+    offload: what is kept for each layer waits in host memory too."""
 
 
 class EvalSection(Section):

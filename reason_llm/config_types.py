@@ -1,6 +1,6 @@
 """What every section of the config is made of: its base and the kinds of numbers."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -18,6 +18,6 @@ class Section(BaseModel):
     @classmethod
     def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and annotation is not bool:
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("is a truth value; give what the option takes")
         return value

@@ -57,7 +57,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             job.tokenizer,
             config.run.seed,
             plan.engine,
-            config.train.gradient_checkpointing,
+            checkpointing=bool(config.train.gradient_checkpointing),
         ) as model,
     ):
         learner = Learner(model, _learning_settings(config, plan.micro_batch_tokens))

@@ -34,6 +34,8 @@ RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 """CUDA's context, kernels and workspaces; on a CPU Python and its libraries."""
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
 """What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
+OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}
+"""Two moments of each trained parameter, with the scales of blocks of 256."""
 HOST_BYTES = 5 * GIB
 """Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
 ASSUMED_PROMPT_TOKENS = 1024
@@ -102,6 +104,8 @@ class Plan:
     engine: EngineSizes | None
     """None: without vLLM."""
     lines: tuple[Line, ...]
+    host_bytes: int
+    """Planned host memory beside a GPU; without one everything is in the ledger."""
 
     @property
     def sampling_bytes(self) -> int:
@@ -112,11 +116,6 @@ class Plan:
     def learning_bytes(self) -> int:
         """Planned peak of the learning phase."""
         return sum(line.learning for line in self.lines)
-
-    @property
-    def host_bytes(self) -> int:
-        """Planned host memory beside a GPU; without one everything is in the ledger."""
-        return HOST_BYTES if self.machine.kind == "cuda" else 0
 
     def table(self) -> list[str]:
         """The ledger as lines of text."""
@@ -154,7 +153,6 @@ def plan(
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
-    _check_host(machine)
     context = _context_tokens(config, limit, longest_prompt)
     draft = _Draft(config, shape, machine, context)
     least = draft.least()
@@ -172,6 +170,7 @@ def plan(
                 f"{draft.learning_total(asked) / GIB:.1f} GiB and {draft.usable / GIB:.1f} GiB is "
                 f"there; set it to {most} or to auto"
             )
+    _check_host(draft, micro_batch)
     wanted = draft.sequences * (context + 2 * BLOCK_TOKENS)
     cache = draft.largest(draft.least_cache, max(wanted, draft.least_cache), draft.sampling_total)
     return draft.plan(cache, micro_batch)
@@ -235,7 +234,7 @@ class _Draft:
                 self.element_bytes, model.quantize, self.under_vllm
             ),
             f"adapter, rank {model.adapter.rank}": shape.adapter * 4,
-            "optimizer state": shape.adapter * 8,
+            "optimizer state": int(shape.adapter * OPTIMIZER_BYTES[self.config.train.optimizer]),
         }
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
@@ -299,7 +298,17 @@ class _Draft:
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=fixed,
             )
-        return Plan(self.machine, self.context, cache_tokens, micro_batch_tokens, engine, lines)
+        return Plan(
+            self.machine, self.context, cache_tokens, micro_batch_tokens, engine, lines,
+            self.host_bytes(micro_batch_tokens),
+        )  # fmt: skip
+
+    def host_bytes(self, micro_batch_tokens: int) -> int:
+        if self.machine.kind == "cpu":
+            return 0
+        offloads = self.config.train.gradient_checkpointing == "offload"
+        kept = self.shape.kept_bytes_per_token(self.element_bytes) if offloads else 0
+        return HOST_BYTES + max(micro_batch_tokens, self.context) * kept
 
 
 def _shown(size: int) -> str:
@@ -315,11 +324,12 @@ def _context_tokens(config: Config, limit: int, longest_prompt: int | None) -> i
     return config.model.context_tokens or min(limit, ASSUMED_PROMPT_TOKENS + completion)
 
 
-def _check_host(machine: Machine) -> None:
-    if machine.kind == "cuda" and machine.host_bytes < HOST_BYTES:
+def _check_host(draft: _Draft, micro_batch_tokens: int) -> None:
+    needed, there = draft.host_bytes(micro_batch_tokens), draft.machine.host_bytes
+    if needed > there:
         raise ConfigError(
-            f"memory.host_gib={machine.host_bytes / GIB:.1f} is less than the "
-            f"{HOST_BYTES / GIB:.1f} GiB that the process needs; raise it"
+            f"memory.host_gib={there / GIB:.1f} is less than the {needed / GIB:.1f} GiB of host "
+            "memory that are needed; raise it, or set train.gradient_checkpointing to true"
         )
 
 

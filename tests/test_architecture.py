@@ -34,7 +34,7 @@ LAYERS = [
 PACKAGES_WITHOUT_CODE = {"", "model", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
-    "bitsandbytes": {"model.nf4"},
+    "bitsandbytes": {"model.nf4", "train.optim"},
     "peft": {
         "model.base",
         "model.adapters",

@@ -269,6 +269,22 @@ def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
         memory.plan(config, shape, card(24, host=2), limit=32768)
 
 
+def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path, train__optimizer="adamw_8bit")
+    plain, _ = card_config(tmp_path, model__path=config.model.path)
+    away, _ = card_config(
+        tmp_path, model__path=config.model.path, train__gradient_checkpointing="offload"
+    )
+    eight, full, offloaded = (memory.plan(c, shape, card(40), 32768) for c in (config, plain, away))
+    state = {line.name: line.learning for line in full.lines}["optimizer state"]
+    assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
+    kept = full.micro_batch_tokens * 28 * 3584 * 2
+    assert full.learning_bytes - offloaded.learning_bytes == kept
+    assert offloaded.host_bytes - full.host_bytes == kept
+    with pytest.raises(ConfigError, match=r"memory\.host_gib=6\.0 is less than"):
+        memory.plan(away, shape, card(40, host=6), limit=32768)
+
+
 def test_more_memory_never_gives_less(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     plans = [memory.plan(config, shape, card(gib), limit=32768) for gib in (20, 24, 32, 48, 80)]

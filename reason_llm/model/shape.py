@@ -89,7 +89,7 @@ class Shape:
         return 2 * self.layers * self.key_value * element_bytes
 
     def activation_bytes(
-        self, tokens: int, row_tokens: int, element_bytes: int, checkpointing: bool
+        self, tokens: int, row_tokens: int, element_bytes: int, checkpointing: bool | str
     ) -> int:
         """What a forward and backward pass over so many tokens holds at its largest.
 
@@ -98,6 +98,7 @@ class Shape:
 
         Args:
             row_tokens: of the longest row, for attention that holds all its scores.
+            checkpointing: ``train.gradient_checkpointing``.
         """
         one_layer = (
             4 * self.intermediate
@@ -113,8 +114,14 @@ class Shape:
         if self.has_eager_attention:
             one_layer += 12 * self.heads * row_tokens
             passing += 2 * self.heads * row_tokens
-        if checkpointing:
-            kept = self.layers * self.hidden * element_bytes + one_layer
+        if checkpointing == "offload":
+            kept = one_layer
+        elif checkpointing:
+            kept = self.kept_bytes_per_token(element_bytes) + one_layer
         else:
             kept = self.layers * one_layer
         return int(tokens * (kept + passing))
+
+    def kept_bytes_per_token(self, element_bytes: int) -> int:
+        """The input of each layer, which gradient checkpointing keeps."""
+        return self.layers * self.hidden * element_bytes

@@ -13,10 +13,21 @@ from reason_llm.config import TrainSection
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], config: TrainSection
 ) -> torch.optim.Optimizer:
-    """AdamW, fused. Source: arXiv:1711.05101."""
-    return torch.optim.AdamW(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
+    """AdamW with its two moments in float32, fused; or in 8 bits, by blocks (bitsandbytes), which
+    may also be paged to host memory when the GPU is full.
+
+    bitsandbytes keeps the moments of tensors below 4,096 elements in float32.
+
+    Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3.
+    """
+    rate, decay = config.learning_rate, config.weight_decay
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+
+    kind = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, weight_decay=decay)
+    return optimizer
 
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
@@ -37,19 +48,28 @@ def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": tensor, ...}``: every tensor of the state by parameter number and name."""
-    states = optimizer.state_dict()["state"]
+    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name."""
     return {
-        f"{index}.{name}": value for index, state in states.items() for name, value in state.items()
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, parameter in enumerate(_parameters(optimizer))
+        for name, value in optimizer.state[parameter].items()
     }
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Take back what ``state_tensors`` gave."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """Take back what ``state_tensors`` gave.
+
+    bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
+    """
+    parameters = _parameters(optimizer)
+    counts_with_int = not isinstance(optimizer, torch.optim.AdamW)
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+        parameter = parameters[int(index)]
+        moved = value.to(parameter.device)
+        is_count = counts_with_int and name == "step"
+        optimizer.state[parameter][name] = int(value) if is_count else moved
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -10,11 +10,12 @@ Shapes: B rows of a micro-batch, T tokens, N rollouts.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 
 from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
@@ -56,8 +57,12 @@ class Learner:
         """Optimizer steps taken since the step began."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
+        self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
-            model.policy.gradient_checkpointing_enable({"use_reentrant": False})
+            # Only the reentrant kind keeps a layer's input where hooks can take it away.
+            model.policy.gradient_checkpointing_enable({"use_reentrant": self.offloads})
+            if self.offloads:
+                model.policy.enable_input_require_grads()  # or it would see nothing to train
 
     def learn(
         self, step: int, groups: Sequence[Group], progress: Callable[[int], None]
@@ -200,10 +205,11 @@ class Learner:
         algorithm, device = self.settings.algorithm, self.model.device
         rollouts = [row.rollout for row in rows]
         ids_BT, mask_BT = packing.collate(rollouts, device)
-        logprobs_BT, entropy_BT = policy_logprobs(
-            self.model, ids_BT, mask_BT, self.settings.temperature,
-            entropy_gradient=algorithm.entropy_coefficient > 0,
-        )  # fmt: skip
+        with save_on_cpu(pin_memory=device.type == "cuda") if self.offloads else nullcontext():
+            logprobs_BT, entropy_BT = policy_logprobs(
+                self.model, ids_BT, mask_BT, self.settings.temperature,
+                entropy_gradient=algorithm.entropy_coefficient > 0,
+            )  # fmt: skip
         old_BT = spread([row.old for row in rows], mask_BT, otherwise=logprobs_BT.detach())
         advantages_B1 = torch.tensor([[r.advantage] for r in rollouts], device=device)
         advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)

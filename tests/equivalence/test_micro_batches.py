@@ -189,6 +189,10 @@ def test_checkpointing_gives_the_same_gradient(model: Model) -> None:
     recomputed, _ = gradient(model, row, 200, groups(), gradient_checkpointing=True)
     model.policy.gradient_checkpointing_disable()
     assert (plain - recomputed).norm() / plain.norm() < 1e-6
+    offloaded, _ = gradient(model, row, 200, groups(), gradient_checkpointing="offload")
+    model.policy.gradient_checkpointing_disable()
+    model.policy.disable_input_require_grads()
+    assert (plain - offloaded).norm() / plain.norm() < 1e-6
 
 
 def test_groups_without_signal_are_left_out_and_still_count(model: Model) -> None:

@@ -19,13 +19,17 @@ def test_schedules_by_hand() -> None:
     assert rates(4, schedule="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
 
 
-def test_state_survives_the_round_trip() -> None:
+@pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+def test_state_survives_the_round_trip(name: str) -> None:
     def step(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-        parameter.grad = torch.ones_like(parameter) * parameter.detach().sum()
+        parameter.grad = parameter.detach() ** 3
         optimizer.step()
 
-    config = TrainSection(learning_rate=0.1)
-    first = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    config = TrainSection(learning_rate=0.1, optimizer=name)
+    torch.manual_seed(0)
+    first = torch.nn.Parameter(torch.randn(100, 100))
+    start = first.detach().clone()
     before = optim.make_optimizer([first], config)
     step(first, before)
     second = torch.nn.Parameter(first.detach().clone())
@@ -34,4 +38,7 @@ def test_state_survives_the_round_trip() -> None:
     step(first, before)
     step(second, after)
     assert torch.equal(first, second)
-    assert not torch.equal(first, torch.tensor([1.0, 2.0]))
+    assert not torch.equal(first, start)
+    large = [t for t in optim.state_tensors(before).values() if t.numel() == 10_000]
+    assert {t.dtype for t in large} == {torch.float32 if name == "adamw" else torch.uint8}
+    assert len(large) == 2
