@@ -17,17 +17,17 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
-    {"errors", "rollout", "train.algorithms"},
+    {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher"},
     {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.adapters", "model.shared_weights", "memory", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
-     "score.tags", "train.phase"},
+     "score.tags", "score.sandbox", "train.phase"},
     {"evaluate", "job"},
     {"loop"},
 ]  # fmt: skip
-PACKAGES_WITHOUT_CODE = {"", "model", "train"}
+PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
     "peft": {"model.adapters", "model.shared_weights", "checkpoint"},
