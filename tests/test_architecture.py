@@ -17,13 +17,14 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
-    {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher"},
+    {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
+     "jail.values", "jail.program_server", "jail.function_harness"},
     {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.adapters", "model.shared_weights", "memory", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
-     "score.tags", "score.sandbox", "train.phase"},
+     "score.tags", "score.sandbox", "score.code_cases", "score.code_tests", "train.phase"},
     {"evaluate", "job"},
     {"loop"},
 ]  # fmt: skip

@@ -121,6 +121,7 @@ def _init(
             isolation.die_with_parent()
             os.chdir(request["folder"])
         for name, text in request["files"].items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf-8", errors="replace")
         program = os.fork()
         if program == 0:
