@@ -30,15 +30,20 @@ import select
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from reason_llm.jail.program_server import LEETCODE_MARK, LEETCODE_PRELUDE, ProgramServer
-from reason_llm.jail.values import TYPES, decode, encode
+from reason_llm.jail.values import TYPES, as_json, decode, encode
 
 MAX_MESSAGE_BYTES = 16 << 20
 _PR_SET_DUMPABLE = 4
+_MODULES = {"bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
+            "functools", "heapq", "itertools", "json", "math", "operator", "random", "re",
+            "statistics", "string", "typing"}  # fmt: skip
+"""Modules that tests may use because the program imported them."""
 
 
 class ProgramError(Exception):
@@ -61,6 +66,7 @@ class _Program:
         self.callbacks: list[Callable[..., Any]] = []
         self.exceptions: dict[str, type[Exception]] = {}
         self.has_ended = False
+        self.num_calls = 0
 
     def load(self) -> dict[str, Any]:
         """The names that the program defined; it is running already."""
@@ -68,6 +74,7 @@ class _Program:
 
     def call(self, function: str, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
+        self.num_calls += 1
         request = {
             "function": function,
             "arguments": [encode(item, self._to_program) for item in arguments],
@@ -150,8 +157,8 @@ class _Program:
         if kind == "exception":
             made = type(str(content), (ProgramError,), {})
             return self.exceptions.setdefault(str(content), made)
-        if kind == "module" and str(content).partition(".")[0] in sys.stdlib_module_names:
-            return importlib.import_module(str(content))
+        if kind == "module" and content in _MODULES:
+            return importlib.import_module(content)
         return None
 
 
@@ -298,6 +305,8 @@ def _run_asserts(program: _Program, request: dict[str, Any]) -> dict[str, Any]:
         problem = f"{type(error).__name__}: {error}"
     if program.has_ended:
         problem = problem or "the program ended before its tests"
+    elif program.num_calls == cases.total == 0:
+        problem = problem or "the tests call nothing of the program"
     total = cases.total if problem is None else max(num_written, cases.total + 1)
     return {"passed": cases.passed, "total": total, "problem": problem}
 
@@ -309,6 +318,8 @@ def _namespace(program: _Program, source: str, entry_point: str | None) -> dict[
     if LEETCODE_MARK.removeprefix("class ") in source:
         exec(LEETCODE_PRELUDE, namespace)
     defined = program.load()
+    sys.modules["solution"] = types.ModuleType("solution")
+    vars(sys.modules["solution"]).update(defined)
     for name, value in defined.items():
         is_stdlib = name in sys.stdlib_module_names and isinstance(value, _StandIn)
         is_taken = name in vars(builtins) or name in namespace or is_stdlib
@@ -319,8 +330,9 @@ def _namespace(program: _Program, source: str, entry_point: str | None) -> dict[
 
 def _call_tests(namespace: dict[str, Any], entry_point: str | None) -> None:
     """Tests that only define functions: HumanEval's ``check(candidate)``, pytest's ``test_…``."""
-    if "check" in namespace and entry_point is not None:
-        namespace["check"](eval(entry_point, namespace))
+    check = namespace.get("check")
+    if entry_point is not None and check is not None and not isinstance(check, _StandIn):
+        check(eval(entry_point, namespace))
         return
     for name, value in list(namespace.items()):
         if name.startswith("test_") and not isinstance(value, _StandIn):
@@ -335,7 +347,7 @@ def _run_calls(
     for arguments in inputs:
         try:
             value = program.call("solve", name, *arguments)
-            answer = {"value": encode(value, lambda other: {"object": None})}
+            answer = {"value": as_json(value)}
         except Exception as error:  # noqa: BLE001 - the program's
             answer = {"error": f"{type(error).__name__}: {error}"}
         write(answer)
@@ -359,6 +371,7 @@ def main() -> None:
     os.close(answers[1])
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     sys.path = [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    sys.set_int_max_str_digits(0)
     verdicts = os.dup(1)
     os.dup2(nothing, 1)
     request = json.load(sys.stdin)

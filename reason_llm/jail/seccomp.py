@@ -63,7 +63,7 @@ def is_available() -> bool:
 
 
 def program() -> bytes:
-    """The filter as an array of ``struct sock_filter``: what ``bwrap --seccomp`` reads.
+    """The filter as an array of ``struct sock_filter``.
 
     Raises:
         KeyError: ``is_available()`` is False.

@@ -69,3 +69,21 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
     if kind == "type":
         return TYPES[content]
     return other(kind, content)
+
+
+def as_json(value: Any) -> Any:
+    """What ``decode`` made as JSON has it: a tuple is a list, a key is text. What JSON has no form
+    for is an object that equals nothing that tests expect."""
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {_key(key): as_json(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return {"not JSON": type(value).__name__}
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, bool) or key is None:
+        return {None: "null", True: "true", False: "false"}[key]
+    return str(key)

@@ -7,7 +7,7 @@ only of interest here.
 
 Outputs are compared line by line, trailing white space and trailing empty lines ignored. With
 ``tolerance``, words that are numbers may differ by it, relative or absolute. Returned values are
-compared as JSON has them: a tuple is a list, a key of a dict is text.
+compared as JSON has them (``jail.values.as_json``): a tuple is a list, a key of a dict is text.
 """
 
 import json
@@ -247,41 +247,29 @@ def _number(word: str) -> float:
 
 
 def _close(a: float, b: float, tolerance: float) -> bool:
-    return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+    try:
+        return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer too large for a float
+        return False
 
 
 def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bool:
-    """Whether a function returned what was expected; ``expected`` comes from JSON."""
-    if isinstance(actual, tuple):
-        actual = list(actual)
+    """Whether a function returned what was expected, both as JSON has them."""
     if isinstance(expected, list) and isinstance(actual, list):
         return len(expected) == len(actual) and all(
             same_value(a, b, tolerance) for a, b in zip(expected, actual, strict=True)
         )
     if isinstance(expected, dict) and isinstance(actual, dict):
-        named = {_key(key): value for key, value in actual.items()}
-        return expected.keys() == named.keys() and all(
-            same_value(expected[key], named[key], tolerance) for key in expected
+        return expected.keys() == actual.keys() and all(
+            same_value(expected[key], actual[key], tolerance) for key in expected
         )
-    if isinstance(expected, float) or isinstance(actual, float):
-        numbers = isinstance(expected, int | float) and isinstance(actual, int | float)
-        if not numbers or isinstance(expected, bool) or isinstance(actual, bool):
-            return False
-        both_nan = expected != expected and actual != actual
-        return both_nan or _close(_as_float(expected), _as_float(actual),
-                                  tolerance or FLOAT_TOLERANCE)  # fmt: skip
-    return bool(expected == actual)
+    if not isinstance(expected, float) and not isinstance(actual, float):
+        return bool(expected == actual)
+    if not (_is_number(expected) and _is_number(actual)):
+        return False
+    both_nan = expected != expected and actual != actual
+    return both_nan or _close(expected, actual, tolerance or FLOAT_TOLERANCE)
 
 
-def _key(key: Any) -> Any:
-    """A key as JSON writes it."""
-    if isinstance(key, bool) or key is None:
-        return json.dumps(key)
-    return str(key) if isinstance(key, int | float) else key
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ Not here: problems with many right outputs, interactive ones, languages other th
 
 import json
 import math
-import re
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from typing import Any, Self
 
 from reason_llm import jail
 from reason_llm.errors import DataError
-from reason_llm.jail.values import decode
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.code_cases import (
     AssertTests,
@@ -39,7 +38,6 @@ MAX_TIMEOUTS = 3
 MAX_CALLS_TIMEOUTS = 10
 """All calls or assertions of one completion together may take this many times the time of one."""
 
-_FENCE = re.compile(r"\s*(?:>\s*)?```+\s*([\w+#.-]*)[^`]*")
 _PYTHON = {"python", "py", "python3", "py3"}
 _HARNESS = "from reason_llm.jail.function_harness import main; main()"
 _HARNESS_FILES = {
@@ -71,19 +69,26 @@ def last_code_block(text: str) -> str | None:
     language: str | None = None
     lines: list[str] = []
     for line in [*text.split("\n"), "```"]:
-        fence = _FENCE.fullmatch(line)
-        if language is None:
-            if fence:
-                language, lines = fence[1].lower(), []
-        elif fence and not fence[1]:
-            if language in _PYTHON:
-                named = "\n".join(lines)
-            elif not language:
-                unnamed = "\n".join(lines)
-            language = None
-        else:
+        mark = _fence(line)
+        if mark is None or (language is not None and mark and mark not in _PYTHON):
             lines.append(line)
+            continue
+        if language in _PYTHON:
+            named = textwrap.dedent("\n".join(lines))
+        elif language == "":
+            unnamed = textwrap.dedent("\n".join(lines))
+        language = None if language is not None and not mark else mark
+        lines = []
     return named if named is not None else unnamed
+
+
+def _fence(line: str) -> str | None:
+    """The language that a line with three backticks names, perhaps none; None for other lines."""
+    line = line.strip()
+    if not line.startswith("```"):
+        return None
+    words = line.lstrip("`").split()
+    return words[0].lower() if words else ""
 
 
 def run_tests(
@@ -136,7 +141,7 @@ def _run_call_tests(
         request = {"calls": [tests.function, tests.inputs[first:]]}
         ended, lines = _run_harness(sandbox, request, program, stop_early, timeout_seconds)
         for line, wanted in zip(lines, tests.outputs[first:], strict=False):
-            is_right = _is_value(line, wanted, tests.tolerance)
+            is_right = "value" in line and same_value(wanted, line["value"], tests.tolerance)
             passed += is_right
             if not is_right:
                 problem = problem or str(line.get("error", "a wrong result"))
@@ -146,15 +151,6 @@ def _run_call_tests(
         if first >= len(tests.inputs) or (problem and stop_early):
             break
     return Outcome(passed, len(tests.inputs), problem)
-
-
-def _is_value(line: dict[str, Any], wanted: Any, tolerance: float | None) -> bool:
-    if "value" not in line:
-        return False
-    try:
-        return same_value(wanted, decode(line["value"], lambda kind, content: object()), tolerance)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return False
 
 
 def _run_assert_tests(
@@ -187,8 +183,15 @@ def _run_harness(
         files={**_HARNESS_FILES, "solution.py": program},
         limits=limits,
     )
-    whole_lines = ended.stdout.split("\n")[:-1]
-    return ended, [json.loads(line) for line in whole_lines]
+    return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        message: dict[str, Any] = json.loads(line)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, lists in lists in …
+        return {"error": str(error)}
+    return message
 
 
 def _problem(ended: Finished) -> str:

@@ -165,9 +165,9 @@ class Sandbox:
             problem = str(error)
         if problem or not sys.platform.startswith("linux"):
             self.close()
-            advice = "run on Linux 5.12 or later with user namespaces allowed, or set score.sandbox"
             raise ConfigError(
-                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); {advice}"
+                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); allow user "
+                "namespaces on Linux 5.12 or later (sysctl -a | grep userns), or set score.sandbox"
                 "=limits_only if every program is trusted"
             )
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
