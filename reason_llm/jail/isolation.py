@@ -7,6 +7,7 @@ own process. Every function raises OSError where the kernel refuses.
 Source: namespaces(7), user_namespaces(7), mount_setattr(2), pivot_root(2), capabilities(7).
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -21,7 +22,8 @@ _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number e
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_CAPABILITY_VERSION_3 = 0x20080522
+_PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 8, 47, 2
+_CAPABILITY_VERSION_3, _CAP_DAC_READ_SEARCH = 0x20080522, 2
 
 ROOT = Path("/sys")
 """Where the new root is built, seen by the launcher only: exists everywhere, and no Python is in
@@ -126,19 +128,40 @@ def enter_root(scratch_bytes: int) -> None:
     os.chdir(SCRATCH)
 
 
-def drop_privileges(change_to: int | None) -> None:
+def drop_privileges(change_to: int | None, may_read_all: bool = False) -> None:
     """No capability, no way to gain one, nobody may trace this process, and it dies with its
-    parent."""
+    parent.
+
+    Args:
+        may_read_all: where root changes to another id, keep the right to read every file: without
+            walls, this Python may lie where only root can read.
+    """
     for capability in range(64):
+        if may_read_all and capability == _CAP_DAC_READ_SEARCH:
+            continue
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # the kernel knows no more, or there are no privileges to drop
     if change_to is not None:
+        _libc.prctl(_PR_SET_KEEPCAPS, int(may_read_all), 0, 0, 0)
         _become(change_to)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    kept = 1 << _CAP_DAC_READ_SEARCH if change_to is not None and may_read_all else 0
+    if not kept or not _keep_only(kept):
+        _keep_only(0)
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     die_with_parent()
+
+
+def _keep_only(capabilities: int) -> bool:
+    """These and no others, also after the next exec; False if there are not even these."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)(capabilities, capabilities, capabilities, 0, 0, 0)
+    if _libc.capset(ctypes.byref(header), ctypes.byref(sets)) != 0:
+        return False
+    if capabilities:
+        ambient = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
+        return bool(_libc.prctl(*ambient) == 0)
+    return True
 
 
 def _become(user: int) -> None:
@@ -155,6 +178,16 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Processes whose parents ended become children of this one."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def num_tasks_of_user() -> int:
+    """Processes and threads that this user has: ``RLIMIT_NPROC`` counts them all."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*/task"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if folder.stat().st_uid == os.geteuid():
+                found += sum(1 for _ in folder.iterdir())
+    return found
 
 
 def limit(limits: dict[str, int]) -> None:

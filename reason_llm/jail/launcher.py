@@ -47,7 +47,7 @@ def main() -> None:
     isolation.die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    change_to = None
+    change_to = setup["user"] if os.geteuid() == 0 else None
     try:
         if setup["isolated"]:
             change_to = isolation.build_root(setup["visible"], setup["user"])
@@ -120,12 +120,14 @@ def _init(
         else:
             isolation.die_with_parent()
             os.chdir(request["folder"])
+            if change_to is not None:
+                os.chown(".", change_to, change_to)
         for name, text in request["files"].items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf-8", errors="replace")
         program = os.fork()
         if program == 0:
-            _become_program(setup, request, (stdin, stdout, stderr))
+            _become_program(setup, change_to, request, (stdin, stdout, stderr))
         os.closerange(0, status)
         os.closerange(status + 1, status + 64)
         while True:
@@ -140,16 +142,21 @@ def _init(
     os._exit(0)
 
 
-def _become_program(setup: Json, request: Json, standard: tuple[int, int, int]) -> NoReturn:
+def _become_program(
+    setup: Json, change_to: int | None, request: Json, standard: tuple[int, int, int]
+) -> NoReturn:
     try:
         os.setsid()
         for number, descriptor in enumerate(standard):
             os.dup2(descriptor, number)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that is inherited
             signal.signal(number, signal.SIG_DFL)
-        isolation.limit(request["limits"])
+        limits = request["limits"]
         if not setup["isolated"]:
-            isolation.drop_privileges(None)
+            if change_to is None:
+                limits["processes"] += isolation.num_tasks_of_user()
+            isolation.drop_privileges(change_to, may_read_all=True)
+        isolation.limit(limits)
         if seccomp.is_available():
             seccomp.install()
         environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(setup["packages"])}

@@ -72,18 +72,34 @@ def read_tests(text: str) -> Tests:
 
 # In a tests object; any other object is taken for a row.
 _TEST_KEYS = {"inputs", "outputs", "fn_name", "assert_code"}
-_COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code")
+_COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
+            "verification_info", "reward_model", "ground_truth")  # fmt: skip
+
+
+_BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
+
+
+def answer_of_row(row: Mapping[str, Any]) -> str:
+    """What ``Prompt.answer`` holds for a row with tests: those columns of it, as JSON.
+
+    Raises:
+        ValueError: as ``tests_of_row``, so that a run stops before it starts.
+    """
+    tests_of_row(row)
+    column = next(name for name in _COLUMNS if row.get(name) is not None)
+    return json.dumps({name: row[name] for name in (column, *_BESIDE) if name in row})
 
 
 def tests_of_row(row: Mapping[str, Any]) -> Tests:
     """The tests of a data row.
 
-    They are the first of the columns test_cases, tests, input_output (objects, or JSON strings of
-    such), test, test_list, assert_code (source, or a list of sources) that the row has. Beside it
+    They are the first of these columns that the row has: test_cases, tests, input_output (objects,
+    or JSON strings of such), test, test_list, assert_code (source, or a list of sources),
+    verification_info, reward_model, ground_truth (objects that hold one of the above). Beside it
     may stand entry_point, atol or tolerance, and checker (case-insensitive …).
 
     Objects are ``{"inputs", "outputs"}`` with ``fn_name`` or without, ``{"assert_code"}``, or a
-    list of ``{"input", "output"}``.
+    list of ``{"input", "output"}``. An input or output of a program is text or a list of lines.
 
     Raises:
         ValueError: one line that names what is wrong.
@@ -92,6 +108,9 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if column is None:
         raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
     value = _parsed(row[column], column)
+    if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
+        beside = {name: row[name] for name in row if name not in _COLUMNS}
+        return tests_of_row({**beside, **value})
     options = {**row, **value} if isinstance(value, dict) else dict(row)
     if isinstance(value, str):
         return _asserts(value, options, column)
@@ -136,7 +155,7 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
             raise ValueError(
                 f"{column!r}, case {number}: {_shown(case)}; expected an object with input, output"
             )
-    names = {case["fn_name"] for case in cases if case.get("fn_name")}
+    names = {name for case in cases if (name := _function_name(case)) is not None}
     if len(names) > 1:
         raise ValueError(f"{column!r} names more than one function: {', '.join(sorted(names))}")
     return {
@@ -144,6 +163,13 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
         "outputs": [case["output"] for case in cases],
         "fn_name": next(iter(names), None),
     }
+
+
+def _function_name(case: Mapping[str, Any]) -> str | None:
+    """``fn_name``, or where rLLM's data has it."""
+    metadata = case.get("metadata")
+    name = case.get("fn_name") or (isinstance(metadata, dict) and metadata.get("func_name"))
+    return str(name) if name else None
 
 
 def _inputs_and_outputs(
@@ -165,15 +191,26 @@ def _inputs_and_outputs(
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")
         return _calls(function, inputs, outputs, tolerance, column)
-    for name, cases in (("inputs", inputs), ("outputs", outputs)):
-        for number, case in enumerate(cases, start=1):
-            if not isinstance(case, str):
-                raise ValueError(
-                    f"{column!r}: {name!r}, case {number} is {_shown(case)}; expected text (or set "
-                    "fn_name)"
-                )
     ignore_case = str(options.get("checker", "")).startswith("case-insensitive")
-    return ProgramTests(tuple(inputs), tuple(outputs), tolerance, ignore_case)
+    return ProgramTests(
+        _texts(inputs, f"{column!r}: 'inputs'"),
+        _texts(outputs, f"{column!r}: 'outputs'"),
+        tolerance,
+        ignore_case,
+    )
+
+
+def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
+    found = []
+    for number, case in enumerate(cases, start=1):
+        is_lines = isinstance(case, list) and all(isinstance(line, str) for line in case)
+        text = "\n".join(case) if is_lines else case
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{where}, case {number} is {_shown(case)}; expected text, or set fn_name"
+            )
+        found.append(text)
+    return tuple(found)
 
 
 def _tolerance(options: Mapping[str, Any]) -> float | None:

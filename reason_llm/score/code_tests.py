@@ -148,7 +148,7 @@ def _run_call_tests(
         first += max(1, len(lines))
         if passed < first:
             problem = problem or _problem(ended)
-        if first >= len(tests.inputs) or (problem and stop_early):
+        if first >= len(tests.inputs) or ended.limit is not None or (problem and stop_early):
             break
     return Outcome(passed, len(tests.inputs), problem)
 

@@ -12,13 +12,14 @@ Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/scor
 
 Not covered: holes in the kernel itself; timing and other side channels; the speed of the machine
 (a program may use the CPU time that it is given on as many cores as it has processes, until the
-wall time ends). ``/tmp`` (``file_bytes``) comes on top of ``memory_bytes``. Before Linux 5.14
-processes are counted over all programs of the user, not for each.
+wall time ends). ``/tmp`` (``file_bytes``) comes on top of ``memory_bytes``.
 
-With ``limits_only`` there is no wall: programs run as this user and can read and write what this
-user can, reach the network and signal this user's processes; only limits, environment, seccomp
-filter and the end of all its processes are as above. As root, even the number of processes is only
-watched. It is for machines where isolation cannot be had and whose programs are trusted.
+With ``limits_only`` there is no wall: programs can read every file that this user can, reach local
+services (where there is no seccomp filter, the network too), and run as this user, with all that
+this user can write, delete and signal. (Where this user is root, they run as a user of their own:
+they read all, but write only what anybody can.) Limits, environment, seccomp filter, and the end of
+all their processes are as above. It is for machines where isolation cannot be had, and for programs
+that are trusted.
 
 A program never learns more than what it is given: what its output is compared with stays outside.
 """
@@ -172,7 +173,7 @@ class Sandbox:
             )
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
-            return f"code sandbox: limits only, {filtered}; programs can reach files and network"
+            return f"code sandbox: limits only, {filtered}; programs can reach the host's files"
         return f"code sandbox: namespaces, {filtered}, {self.num_workers} workers"
 
 

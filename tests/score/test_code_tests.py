@@ -13,6 +13,7 @@ from reason_llm.score.code_cases import (
     AssertTests,
     CallTests,
     ProgramTests,
+    answer_of_row,
     read_tests,
     same_output,
     same_value,
@@ -337,12 +338,6 @@ CHEATS = {
         "        except OSError: pass\n"
         "def add(a, b): return 0"
     ),
-    "plants modules where the tester might look": (
-        "import os\n"
-        "for name in ('json', 'math', 'random', 'ast', 'encodings', 'typing', 'copy'):\n"
-        "    open(name + '.py', 'w').write('import os; os.write(1, b\"{}\"); os._exit(0)')\n"
-        "def add(a, b): return 0"
-    ),
     "kills the tester": "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
     "answers with other messages": (
         "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef add(a, b): return 0"
@@ -374,6 +369,16 @@ def test_a_cheat_fails(code: CodeTests, tests: Any, program: str) -> None:
     assert found.problem is not None
     assert found.passed == 0
     assert outcome(code, tests, "def add(a, b): return a + b") == Outcome(2, 2, None)
+
+
+def test_a_planted_module_is_not_imported_by_the_tests(code: CodeTests) -> None:
+    tests = {"test": "import random, statistics\nassert statistics.mean([add(1, 2), 1]) == 2\n"}
+    plant = (
+        "for name in ('random', 'statistics'):\n"
+        "    with open(name + '.py', 'w') as file: file.write('mean = lambda x: 2')\n"
+    )
+    assert fraction(code, tests, plant + "def add(a, b): return 0") == (0, 1)
+    assert fraction(code, tests, plant + "def add(a, b): return 3") == (1, 1)
 
 
 def test_a_program_that_stops_the_tester_fails(code: CodeTests) -> None:
@@ -437,6 +442,18 @@ def test_tests_lean_on_nothing_that_the_program_defines(code: CodeTests) -> None
             {"tests": [{"input": "1", "output": "2", "type": "stdin"}]},
             ProgramTests(("1",), ("2",)),
         ),
+        (
+            {"tests": [{"input": "1\n2", "output": "3", "metadata": {"func_name": "f"}}]},
+            CallTests("f", ((1, 2),), (3,)),
+        ),
+        (
+            {"verification_info": {"test_cases": [{"input": "1", "output": "2"}]}},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"reward_model": {"ground_truth": '{"inputs": [["1", "2"]], "outputs": ["3"]}'}},
+            ProgramTests(("1\n2",), ("3",)),
+        ),
         ({"test": "assert f(1)", "entry_point": "f"}, AssertTests("assert f(1)", "f")),
         ({"test_list": ["assert f(1)", "assert f(2)"]}, AssertTests("assert f(1)\nassert f(2)")),
         ({"test_cases": {"assert_code": "assert f(1)"}}, AssertTests("assert f(1)")),
@@ -482,6 +499,13 @@ def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> N
     assert "\n" not in message
     for part in named:
         assert part in message
+
+
+def test_a_row_becomes_an_answer_and_comes_back() -> None:
+    row = {"question": "q", "solution": "x", "test_cases": ADD, "atol": 0.1, "other": object()}
+    assert read_tests(answer_of_row(row)) == read_row(row)
+    with pytest.raises(ValueError, match="lacks tests"):
+        answer_of_row({"question": "q"})
 
 
 def test_an_answer_that_holds_no_tests_names_its_row(code: CodeTests) -> None:

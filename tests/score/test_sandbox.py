@@ -2,6 +2,8 @@
 of it is left, and the next program runs as if it had never been."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from reason_llm.errors import ConfigError
 from reason_llm.score import sandbox as sandbox_module
 from reason_llm.score.sandbox import Finished, Limits, Sandbox
 
@@ -450,7 +451,9 @@ def test_the_status_tells_how_it_ended(sandbox: Sandbox, program: str, status: i
 # --- without walls
 
 
-def test_limits_only_has_limits_and_says_so() -> None:
+def test_limits_only_has_limits_and_says_so(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
     with Sandbox("limits_only", num_workers=1) as own:
         assert "limits only" in own.description
         assert own.run("print(input())", stdin="1\n").stdout == "1\n"
@@ -459,7 +462,19 @@ def test_limits_only_has_limits_and_says_so() -> None:
         assert own.run("while True: print('x' * 1000)", limits=SHORT).limit == "output"
         assert "MemoryError" in own.run("b'x' * (1 << 30)", limits=SHORT).stderr
         assert own.run("import os; print('SECRET' in os.environ)").stdout == "False\n"
-        assert own.run("import os; print(os.getcwd().startswith('/tmp/'))").stdout
+        assert own.run("print(open('program.py').read()[:5])").stdout == "print\n"
+        bomb = (
+            "import os, time\nn = 0\n"
+            "try:\n"
+            "    while n < 100:\n"
+            "        if os.fork() == 0: time.sleep(100)\n"
+            "        n += 1\n"
+            "except OSError as error: print(n <= 12)\n"
+        )
+        if os.geteuid() == 0:
+            assert own.run(bomb, limits=SHORT).stdout == "True\n"
+            assert own.run(f"open({str(mine)!r}, 'w')").status == 1
+        assert "not permitted" in own.run("import socket; socket.socket()").stderr
         daemon = (
             "import os, time\n"
             "if os.fork() == 0:\n    os.setsid()\n"
@@ -469,11 +484,22 @@ def test_limits_only_has_limits_and_says_so() -> None:
         assert len(descendants(os.getpid())) <= 3
 
 
-def test_where_isolation_cannot_be_had_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "_BOOTSTRAP", "raise SystemExit")
-    with pytest.raises(ConfigError) as caught:
-        Sandbox("auto", num_workers=1)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in ("score.sandbox=auto", "cannot be isolated", "score.sandbox=limits_only"):
+def test_where_isolation_cannot_be_had_it_is_refused() -> None:
+    """In a process that may make no namespaces, as in many containers."""
+    code = (
+        "import ctypes\n"
+        "from reason_llm.errors import ConfigError\n"
+        "from reason_llm.jail import seccomp\n"
+        "from reason_llm.score.sandbox import Sandbox\n"
+        "ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\n"
+        "seccomp.install()\n"
+        "try: Sandbox('auto', num_workers=1)\n"
+        "except ConfigError as error: print(error)\n"
+        "with Sandbox('limits_only', num_workers=1) as own: print(own.run('print(1)').stdout)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, one = shown.stdout.splitlines()[:2]
+    assert one == "1"
+    for part in ("score.sandbox=auto: programs cannot be isolated here (unshare: Operation not",
+                 "userns", "score.sandbox=limits_only"):  # fmt: skip
         assert part in message
