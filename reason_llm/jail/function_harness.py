@@ -40,9 +40,10 @@ from reason_llm.jail.values import TYPES, as_json, decode, encode
 
 MAX_MESSAGE_BYTES = 16 << 20
 _PR_SET_DUMPABLE = 4
-_MODULES = {"bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
-            "functools", "heapq", "itertools", "json", "math", "operator", "random", "re",
-            "statistics", "string", "typing"}  # fmt: skip
+_MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal",
+            "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numpy",
+            "operator", "os", "random", "re", "statistics", "string", "sys", "time",
+            "typing"}  # fmt: skip
 """Modules that tests may use because the program imported them."""
 
 

@@ -40,11 +40,11 @@ Json = dict[str, Any]
 
 
 def main() -> None:
-    """Answer the requests on stdin until it ends."""
+    """Answer the requests on stdin until it ends, as it does when the other side dies. (A signal
+    at a parent's death comes when the thread that started this ends, so it is of no use here.)"""
     setup = _read(sys.stdin.buffer)
     if setup is None:
         return
-    isolation.die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     change_to = setup["user"] if os.geteuid() == 0 else None

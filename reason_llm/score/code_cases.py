@@ -186,7 +186,7 @@ def _inputs_and_outputs(
             "and at least one"
         )
     tolerance = _tolerance(options)
-    function = value.get("fn_name")
+    function = options.get("fn_name")
     if function is not None:
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")

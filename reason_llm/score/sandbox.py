@@ -244,6 +244,7 @@ class _Launcher:
             stderr=subprocess.DEVNULL,
             env={},
             bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the run to handle
         )
         user = _FIRST_USER + self._process.pid % _NUM_USERS
         _raise_error(self._exchange({**self._setup, "user": user}, _GRACE_SECONDS))

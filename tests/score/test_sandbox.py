@@ -131,6 +131,33 @@ def test_a_launcher_that_died_is_replaced(sandbox: Sandbox) -> None:
     assert sandbox.run("print(1)").stdout == "1\n"
 
 
+def test_launchers_outlive_the_thread_that_started_them() -> None:
+    with Sandbox("auto", num_workers=3) as own:
+        for _ in range(3):
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(lambda n: own.run("import time; time.sleep(0.1)"), range(3)))
+        launchers = descendants(os.getpid())
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda n: own.run("pass"), range(3)))
+        assert descendants(os.getpid()) == launchers
+
+
+def test_launchers_end_when_the_run_is_killed() -> None:
+    code = (
+        "import os\n"
+        "from reason_llm.score.sandbox import Sandbox\n"
+        "Sandbox('auto', num_workers=1)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (launcher,) = map(int, killed.stdout.split())
+    deadline = time.monotonic() + 5
+    while is_alive(launcher) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(launcher)
+
+
 def test_what_runs_dies_with_its_launcher() -> None:
     with Sandbox("auto", num_workers=1) as own, ThreadPoolExecutor(1) as threads:
         before = set(descendants(os.getpid()))
