@@ -15,7 +15,7 @@ lists, dicts and sets among them is done to the originals. Anything the program 
 
 These files are sent into the sandbox and run there (``score/code_tests.py``).
 stdin: one JSON object, ``{"calls": [function, inputs]}`` or ``{"asserts": source, "entry_point"}``,
-with ``timeout_seconds`` (CPU time of one call; twice that in wall time) and ``stop_early``.
+with ``timeout_seconds`` (CPU time of one call; three times that in wall time) and ``stop_early``.
 stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one line with ``passed``,
 ``total`` and ``problem``.
 """
@@ -133,7 +133,7 @@ class _Program:
                 continue
             cpu = time.clock_gettime(clock) - started_cpu
             wall = time.monotonic() - started
-            if cpu > self.timeout_seconds or wall > 2 * self.timeout_seconds:
+            if cpu > self.timeout_seconds or wall > 3 * self.timeout_seconds:
                 self._end("time limit")
         line = bytes(self.unread[:end])
         del self.unread[: end + 1]

@@ -10,6 +10,7 @@ Outputs are compared line by line, trailing white space and trailing empty lines
 compared as JSON has them (``jail.values.as_json``): a tuple is a list, a key of a dict is text.
 """
 
+import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -143,8 +144,8 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
     if not isinstance(entry_point, str | None):
         raise ValueError(f"'entry_point' is {_shown(entry_point)}; expected a name")
     try:
-        compile(source, column, "exec")
-    except (SyntaxError, ValueError, RecursionError) as error:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{column!r} is no valid Python ({error})") from error
     return AssertTests(source, entry_point)
 

@@ -102,6 +102,25 @@ def test_programs_are_judged_by_what_they_print(code: CodeTests) -> None:
                                "sys.exit(0)") == (3, 3)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.write(1, b'3\\xff\\n')",
+        "import os; os.close(1)",
+        "import io, sys; sys.stdout = io.StringIO(); print(3)",
+        "import os; os._exit(0)",
+        "print(3); import os; os.abort()",
+        "print(3)\nwhile True: print(3)",
+        "print('passed 3/3'); raise SystemExit(0)",
+        "import builtins; builtins.str.__eq__ = lambda a, b: True",
+        "import sys, gc; print([o for o in gc.get_objects() if '12' in repr(o)][:1])",
+        "print('3 ' * 10**7)",
+    ],
+)
+def test_a_cheating_program_prints_nothing_right(code: CodeTests, program: str) -> None:
+    assert outcome(code, ADD, program, stop_early=True).passed == 0
+
+
 def test_the_two_rewards(code: CodeTests) -> None:
     prompt = Prompt("p", "", (), json.dumps(ADD))
     half = Completion((), "```python\nprint(3)\n```", (), "stop")
@@ -118,7 +137,9 @@ def test_all_pass_stops_at_the_first_failure(code: CodeTests) -> None:
 
 def test_a_program_that_always_hangs_is_not_waited_for_each_time(code: CodeTests) -> None:
     tests = {"inputs": ["1\n"] * 50, "outputs": ["1\n"] * 50}
-    assert outcome(code, tests, "while True: pass") == Outcome(0, 50, "the cpu limit")
+    found = outcome(code, tests, "while True: pass")
+    assert (found.passed, found.total) == (0, 50)
+    assert found.problem in ("the cpu limit", "the time limit")
 
 
 def test_many_are_judged_at_once_and_none_depends_on_another(code: CodeTests) -> None:
