@@ -183,10 +183,10 @@ def adopt_orphans() -> None:
 def num_tasks_of_user() -> int:
     """Processes and threads that this user has: ``RLIMIT_NPROC`` counts them all."""
     found = 0
-    for folder in Path("/proc").glob("[0-9]*/task"):
+    for folder in list(Path("/proc").iterdir()):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if folder.stat().st_uid == os.geteuid():
-                found += sum(1 for _ in folder.iterdir())
+            if folder.name.isdecimal() and folder.stat().st_uid == os.geteuid():
+                found += sum(1 for _ in (folder / "task").iterdir())
     return found
 
 

@@ -298,13 +298,13 @@ def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     unseen = [pid]
     while unseen:
-        for children in Path(f"/proc/{unseen.pop()}/task").glob("*/children"):
-            try:
-                pids = [int(word) for word in children.read_text().split()]
-            except OSError:  # it ended meanwhile
-                continue
-            found += pids
-            unseen += pids
+        folder = Path(f"/proc/{unseen.pop()}/task")
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for thread in list(folder.iterdir()):
+                with contextlib.suppress(OSError):
+                    pids = [int(word) for word in (thread / "children").read_text().split()]
+                    found += pids
+                    unseen += pids
     return found
 
 
