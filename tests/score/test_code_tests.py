@@ -21,7 +21,7 @@ ADD_ASSERTS = {"assert_code": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
 
 @pytest.fixture(scope="module")
 def code() -> Iterator[CodeTests]:
-    with CodeTests("auto", timeout_seconds=1, num_workers=2) as code:
+    with CodeTests("auto", timeout_seconds=2, num_workers=2) as code:
         yield code
 
 
