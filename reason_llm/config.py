@@ -161,6 +161,9 @@ class ScoreSection(Section):
     rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]  # noqa: RUF012
     """List of {name, weight}; the total is the weighted sum. The first one also scores
     evaluation."""
+    sandbox: Literal["auto", "limits_only"] = "auto"
+    """Where the code rewards run programs. auto: isolated from files, network and processes, or not
+    at all. limits_only: no isolation, only limits on time and memory; for programs you trust."""
 
     @field_validator("rewards")
     @classmethod

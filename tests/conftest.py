@@ -13,6 +13,7 @@ import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.score.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "model" / "tiny"
@@ -77,3 +78,27 @@ def small_run(tmp_path: Path) -> Callable[..., Config]:
         return Config.model_validate(tree)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shared_sandbox() -> Iterator[Sandbox]:
+    with Sandbox("auto", num_workers=2) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def sandbox(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The sandbox; afterwards nothing of the test may be left and the next program must run."""
+    yield shared_sandbox
+    ended = shared_sandbox.run("import os; print(6 * 7, os.listdir('.'))")
+    assert (ended.stdout, ended.status) == ("42 ['program.py']\n", 0)
+    assert len(descendants(os.getpid())) <= shared_sandbox.num_workers
+
+
+def descendants(pid: int) -> list[int]:
+    children = [
+        int(child)
+        for file in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in file.read_text().split()
+    ]
+    return children + [deeper for child in children for deeper in descendants(child)]

@@ -17,7 +17,8 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
-    {"errors", "rollout", "train.algorithms"},
+    {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
+     "jail.values", "jail.program_server", "jail.function_harness"},
     {"files", "config", "config_types", "config_algorithm", "config_file",
      "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
@@ -25,13 +26,14 @@ LAYERS = [
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "memory", "meter", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
-     "score.boxed_math", "score.extraction", "score.judge", "score.math_worker",
+     "score.boxed_math", "score.code_cases", "score.code_tests", "score.extraction",
+     "score.judge", "score.math_worker", "score.sandbox",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
     {"evaluate", "backends", "job", "collection"},
     {"loop"},
 ]  # fmt: skip
-PACKAGES_WITHOUT_CODE = {"", "model", "train"}
+PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
     "bitsandbytes": {"model.nf4", "train.optim"},

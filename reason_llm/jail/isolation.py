@@ -1,0 +1,209 @@
+"""The walls: namespaces, a root of its own, no privileges, resource limits. Linux only.
+
+Order, as the launcher uses it: ``build_root`` once; then for each program ``unshare_processes``, a
+fork, and in that child ``enter_root`` and ``drop_privileges``; at last ``limit`` in the program's
+own process. Every function raises OSError where the kernel refuses.
+
+Source: namespaces(7), user_namespaces(7), mount_setattr(2), pivot_root(2), capabilities(7).
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from pathlib import Path
+
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number everywhere
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+_PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 8, 47, 2
+_CAPABILITY_VERSION_3, _CAP_DAC_READ_SEARCH = 0x20080522, 2
+
+ROOT = Path("/sys")
+"""Where the new root is built, seen by the launcher only: exists everywhere, and no Python is in
+it."""
+SCRATCH = Path("/tmp")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
+_LOADER_CACHE = "/etc/ld.so.cache"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if _libc[name](*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
+    _call("mount", source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags),
+          options.encode())  # fmt: skip
+
+
+def build_root(visible: list[str], user: int) -> int | None:
+    """Leave the host's namespaces for users, mounts, network and host name, and build at ``ROOT``
+    what a program will see: libraries, ``visible``, five devices, an empty ``/tmp``; read-only.
+
+    Args:
+        visible: files and folders that can be read at their own paths.
+        user: id that programs run under where this process is root; no other process should have
+            it, since processes are counted by user.
+
+    Returns:
+        The id that ``drop_privileges`` shall change to; None where it is right already.
+    """
+    change_to = None
+    if os.geteuid() == 0:
+        try:
+            _call("unshare", _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWUTS)
+            change_to = user
+        except PermissionError:  # root of a container without CAP_SYS_ADMIN
+            _become(user)
+            _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self would be root's
+    if change_to is None:
+        _unshare_as_user()
+    _mount("none", Path("/"), "none", _MS_REC | _MS_PRIVATE)
+    _mount("tmpfs", ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+    shown: list[Path] = []
+    for path in sorted({*map(Path, (*_LIBRARIES, *_DEVICES, _LOADER_CACHE)), *map(Path, visible)}):
+        if path.exists() and not any(path.is_relative_to(parent) for parent in shown):
+            _show(path)
+            shown.append(path)
+    _inside(SCRATCH).mkdir()
+    _make_read_only()
+    return change_to
+
+
+def _unshare_as_user() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWUTS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _inside(path: Path) -> Path:
+    return ROOT / path.relative_to("/")
+
+
+def _show(path: Path) -> None:
+    target = _inside(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        target.symlink_to(path.readlink())
+        return
+    if path.is_dir():
+        target.mkdir()
+    else:
+        target.touch()
+    _mount(str(path), target, "none", _MS_BIND | _MS_REC)
+
+
+def _make_read_only() -> None:
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, bytes(ROOT), _AT_RECURSIVE,
+          ctypes.byref(attributes), ctypes.c_size_t(32))  # fmt: skip
+
+
+def unshare_processes() -> None:
+    """The next child is process 1 of a namespace of its own: when it ends, all in it end."""
+    _call("unshare", _CLONE_NEWPID | _CLONE_NEWIPC)
+
+
+def enter_root(scratch_bytes: int) -> None:
+    """Make ``ROOT`` the root, with an empty ``/tmp`` of that size, and forget the host's files."""
+    _call("unshare", _CLONE_NEWNS)
+    _mount("tmpfs", _inside(SCRATCH), "tmpfs", _MS_NOSUID | _MS_NODEV,
+           f"size={scratch_bytes},nr_inodes=4096,mode=1777")  # fmt: skip
+    os.chdir(ROOT)
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", _MNT_DETACH)
+    os.chdir(SCRATCH)
+
+
+def drop_privileges(change_to: int | None, may_read_all: bool = False) -> None:
+    """No capability, no way to gain one, nobody may trace this process, and it dies with its
+    parent.
+
+    Args:
+        may_read_all: where root changes to another id, keep the right to read every file: without
+            walls, this Python may lie where only root can read.
+    """
+    for capability in range(64):
+        if may_read_all and capability == _CAP_DAC_READ_SEARCH:
+            continue
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # the kernel knows no more, or there are no privileges to drop
+    if change_to is not None:
+        _libc.prctl(_PR_SET_KEEPCAPS, int(may_read_all), 0, 0, 0)
+        _become(change_to)
+    kept = 1 << _CAP_DAC_READ_SEARCH if change_to is not None and may_read_all else 0
+    if not kept or not _keep_only(kept):
+        _keep_only(0)
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    die_with_parent()
+
+
+def _keep_only(capabilities: int) -> bool:
+    """These and no others, also after the next exec; False if there are not even these."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)(capabilities, capabilities, capabilities, 0, 0, 0)
+    if _libc.capset(ctypes.byref(header), ctypes.byref(sets)) != 0:
+        return False
+    if capabilities:
+        ambient = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
+        return bool(_libc.prctl(*ambient) == 0)
+    return True
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def die_with_parent() -> None:
+    """This process is killed when its parent ends."""
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parents ended become children of this one."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def num_tasks_of_user() -> int:
+    """Processes and threads that this user has: ``RLIMIT_NPROC`` counts them all."""
+    found = 0
+    for folder in list(Path("/proc").iterdir()):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if folder.name.isdecimal() and folder.stat().st_uid == os.geteuid():
+                found += sum(1 for _ in (folder / "task").iterdir())
+    return found
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Set the hard limits that the kernel counts per process, or per user for processes."""
+    wanted = {
+        resource.RLIMIT_CPU: limits["cpu_seconds"] + 1,  # where the supervisor is too slow
+        resource.RLIMIT_AS: limits["memory_bytes"],
+        resource.RLIMIT_NPROC: limits["processes"],
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_STACK: min(64 << 20, limits["memory_bytes"]),
+        resource.RLIMIT_NOFILE: 128,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for name, value in wanted.items():
+        _, hard = resource.getrlimit(name)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))

@@ -1,0 +1,313 @@
+"""The tests of a programming problem: read from a data row, and compared with what came out.
+
+Three forms, each a frozen record: whole programs with standard input and output, calls of one
+function, and source text with assertions. A row's tests travel as a JSON string in
+``Prompt.answer``: it is text already in the buffer and in every data file, and what they mean is
+only of interest here.
+
+Outputs are compared line by line, trailing white space and trailing empty lines ignored. With
+``tolerance``, words that are numbers may differ by it, relative or absolute. Returned values are
+compared as JSON has them (``jail.values.as_json``): a tuple is a list, a key of a dict is text.
+"""
+
+import ast
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FLOAT_TOLERANCE = 1e-9
+"""Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
+the order of a sum is nobody's mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTests:
+    """Programs that read standard input; one output for each input."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tolerance: float | None = None
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallTests:
+    """Calls of a function, or of a method of ``class Solution``; one result for each."""
+
+    function: str
+    inputs: tuple[tuple[Any, ...], ...]
+    """Positional arguments."""
+    outputs: tuple[Any, ...]
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssertTests:
+    """Python source whose assertions hold."""
+
+    source: str
+    entry_point: str | None = None
+    """What ``check(candidate)`` is given where the source defines but does not call it."""
+
+
+Tests = ProgramTests | CallTests | AssertTests
+
+
+def read_tests(text: str) -> Tests:
+    """The tests in a JSON string: of any of the forms that ``tests_of_row`` takes, or an object
+    with ``test_cases`` and what stands beside it in a row.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the tests are no valid JSON ({error})") from error
+    if isinstance(value, dict) and not _TEST_KEYS & value.keys():
+        return tests_of_row(value)
+    return tests_of_row({"test_cases": value})
+
+
+# In a tests object; any other object is taken for a row.
+_TEST_KEYS = {"inputs", "outputs", "fn_name", "assert_code"}
+_COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
+            "verification_info", "reward_model", "ground_truth")  # fmt: skip
+
+
+_BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
+
+
+def answer_of_row(row: Mapping[str, Any]) -> str:
+    """What ``Prompt.answer`` holds for a row with tests: those columns of it, as JSON.
+
+    Raises:
+        ValueError: as ``tests_of_row``, so that a run stops before it starts.
+    """
+    tests_of_row(row)
+    column = next(name for name in _COLUMNS if row.get(name) is not None)
+    return json.dumps({name: row[name] for name in (column, *_BESIDE) if name in row})
+
+
+def tests_of_row(row: Mapping[str, Any]) -> Tests:
+    """The tests of a data row.
+
+    They are the first of these columns that the row has: test_cases, tests, input_output (objects,
+    or JSON strings of such), test, test_list, assert_code (source, or a list of sources),
+    verification_info, reward_model, ground_truth (objects that hold one of the above). Beside it
+    may stand entry_point, atol or tolerance, and checker (case-insensitive …).
+
+    Objects are ``{"inputs", "outputs"}`` with ``fn_name`` or without, ``{"assert_code"}``, or a
+    list of ``{"input", "output"}``. An input or output of a program is text or a list of lines.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    column = next((name for name in _COLUMNS if row.get(name) is not None), None)
+    if column is None:
+        raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
+    value = _parsed(row[column], column)
+    if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
+        beside = {name: row[name] for name in row if name not in _COLUMNS}
+        return tests_of_row({**beside, **value})
+    options = {**row, **value} if isinstance(value, dict) else dict(row)
+    if isinstance(value, str):
+        return _asserts(value, options, column)
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return _asserts("\n".join(value), options, column)
+    if isinstance(value, list):
+        value = _from_list(value, column)
+        options |= value
+    if not isinstance(value, dict):
+        raise ValueError(f"{column!r} is {_shown(value)}; expected an object with inputs, outputs")
+    if "assert_code" in value:
+        return _asserts(value["assert_code"], options, "assert_code")
+    return _inputs_and_outputs(value, options, column)
+
+
+def _parsed(value: Any, column: str) -> Any:
+    """What a string holds: an object or list as JSON where it starts like one, else source."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{column!r} is no valid JSON ({error})") from error
+
+
+def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTests:
+    entry_point = options.get("entry_point")
+    if not isinstance(source, str) or not source.strip():
+        raise ValueError(f"{column!r} is {_shown(source)}; expected Python source with assertions")
+    if not isinstance(entry_point, str | None):
+        raise ValueError(f"'entry_point' is {_shown(entry_point)}; expected a name")
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{column!r} is no valid Python ({error})") from error
+    return AssertTests(source, entry_point)
+
+
+def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
+    for number, case in enumerate(cases, start=1):
+        if not isinstance(case, dict) or not {"input", "output"} <= case.keys():
+            raise ValueError(
+                f"{column!r}, case {number}: {_shown(case)}; expected an object with input, output"
+            )
+    names = {name for case in cases if (name := _function_name(case)) is not None}
+    if len(names) > 1:
+        raise ValueError(f"{column!r} names more than one function: {', '.join(sorted(names))}")
+    return {
+        "inputs": [case["input"] for case in cases],
+        "outputs": [case["output"] for case in cases],
+        "fn_name": next(iter(names), None),
+    }
+
+
+def _function_name(case: Mapping[str, Any]) -> str | None:
+    """``fn_name``, or where rLLM's data has it."""
+    metadata = case.get("metadata")
+    name = case.get("fn_name") or (isinstance(metadata, dict) and metadata.get("func_name"))
+    return str(name) if name else None
+
+
+def _inputs_and_outputs(
+    value: Mapping[str, Any], options: Mapping[str, Any], column: str
+) -> ProgramTests | CallTests:
+    inputs, outputs = (value.get(name) for name in ("inputs", "outputs"))
+    for name, cases in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(cases, list):
+            raise ValueError(f"{column!r}: {name!r} is {_shown(cases)}; expected a list")
+    assert isinstance(inputs, list) and isinstance(outputs, list)
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(
+            f"{column!r} has {len(inputs)} inputs and {len(outputs)} outputs; expected as many, "
+            "and at least one"
+        )
+    tolerance = _tolerance(options)
+    function = options.get("fn_name")
+    if function is not None:
+        if not isinstance(function, str) or not function.isidentifier():
+            raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")
+        return _calls(function, inputs, outputs, tolerance, column)
+    ignore_case = str(options.get("checker", "")).startswith("case-insensitive")
+    return ProgramTests(
+        _texts(inputs, f"{column!r}: 'inputs'"),
+        _texts(outputs, f"{column!r}: 'outputs'"),
+        tolerance,
+        ignore_case,
+    )
+
+
+def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
+    found = []
+    for number, case in enumerate(cases, start=1):
+        is_lines = isinstance(case, list) and all(isinstance(line, str) for line in case)
+        text = "\n".join(case) if is_lines else case
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{where}, case {number} is {_shown(case)}; expected text, or set fn_name"
+            )
+        found.append(text)
+    return tuple(found)
+
+
+def _tolerance(options: Mapping[str, Any]) -> float | None:
+    value = options.get("tolerance", options.get("atol"))
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise ValueError(f"the tolerance is {_shown(value)}; expected a number above 0")
+    return float(value)
+
+
+def _calls(
+    function: str, inputs: list[Any], outputs: list[Any], tolerance: float | None, column: str
+) -> CallTests:
+    """Text holds one JSON argument a line (LiveCodeBench's form). Outputs that are all lists of
+    one are wrapped (PRIME's form): the result is what they hold."""
+    arguments: list[tuple[Any, ...]] = []
+    results: list[Any] = []
+    for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
+        is_text = isinstance(given, str)
+        try:
+            arguments.append(tuple(map(json.loads, given.splitlines())) if is_text else (*given,))
+            results.append(json.loads(wanted) if is_text and isinstance(wanted, str) else wanted)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{column!r}, case {number}: {_shown(given)} -> {_shown(wanted)}; expected a list "
+                f"of arguments, or one JSON argument a line ({error})"
+            ) from error
+    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        results = [output[0] for output in outputs]
+    return CallTests(function, tuple(arguments), tuple(results), tolerance)
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def same_output(
+    expected: str, actual: str, tolerance: float | None = None, ignore_case: bool = False
+) -> bool:
+    """Whether a program printed what was expected."""
+    if ignore_case:
+        expected, actual = expected.casefold(), actual.casefold()
+    wanted, given = _lines(expected), _lines(actual)
+    if tolerance is None or wanted == given:
+        return wanted == given
+    return len(wanted) == len(given) and all(
+        _same_words(a.split(), b.split(), tolerance)
+        for a, b in zip(wanted, given, strict=True)
+        if a != b
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_words(wanted: list[str], given: list[str], tolerance: float) -> bool:
+    return len(wanted) == len(given) and all(
+        a == b or _close(_number(a), _number(b), tolerance)
+        for a, b in zip(wanted, given, strict=True)
+    )
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def _close(a: float, b: float, tolerance: float) -> bool:
+    try:
+        return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer too large for a float
+        return False
+
+
+def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bool:
+    """Whether a function returned what was expected, both as JSON has them."""
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(
+            same_value(a, b, tolerance) for a, b in zip(expected, actual, strict=True)
+        )
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            same_value(expected[key], actual[key], tolerance) for key in expected
+        )
+    if not isinstance(expected, float) and not isinstance(actual, float):
+        return bool(expected == actual)
+    if not (_is_number(expected) and _is_number(actual)):
+        return False
+    both_nan = expected != expected and actual != actual
+    return both_nan or _close(expected, actual, tolerance or FLOAT_TOLERANCE)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
