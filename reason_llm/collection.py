@@ -1,11 +1,13 @@
-"""The scored groups of a step: prompts drawn, sampled and scored wave by wave, each wave on disk
-before the next begins.
+"""The scored groups of a step: prompts drawn, sampled and scored wave by wave. A wave is scored and
+saved while the next one is sampled.
 
 With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped, and further
 prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
 """
 
 import random
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from reason_llm.buffer import RolloutBuffer
 from reason_llm.config import Config
@@ -15,7 +17,6 @@ from reason_llm.metrics import Record, timed
 from reason_llm.prompts import order
 from reason_llm.rollout import Group
 from reason_llm.sample import Sampler, SamplingParams
-from reason_llm.score import score
 from reason_llm.train.algorithms import Algorithm
 
 
@@ -34,29 +35,55 @@ def collect(
     prompts = [job.prompts[index] for index in indices]
     params = sampling_params(config)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
-    groups, drawn = buffer.groups(step), buffer.drawn(step)
-    scored: list[Group] = []
+    state = _Collected(buffer.groups(step), buffer.drawn(step))
     fresh_tokens = 0  # without those of an interrupted run
-    with console.phase("sampling", wanted * sample.completions_per_prompt) as progress:
-        progress(0, len(groups) * sample.completions_per_prompt)
-        while len(groups) < wanted and drawn < most:
-            size = min(wave, wanted - len(groups), most - drawn)
-            seed = random.Random(f"{config.run.seed}/sample/{step}/{drawn}").getrandbits(63)
+
+    def finish(sampled: list[Group]) -> None:
+        """Score a wave and save it; in a thread, while the next one is sampled."""
+        with timed(record, "scoring"):
+            state.last = job.scorer.score(sampled)
+        first = job.scorer.rewards[0].name
+        kept = [group for group in state.last if is_kept(group, algorithm, first)]
+        state.groups, state.drawn = state.groups + kept, state.drawn + len(sampled)
+        if len(state.groups) < wanted and state.drawn < most:
+            with timed(record, "buffer"):
+                buffer.add_wave(step, kept, len(sampled))
+
+    with (
+        console.phase("sampling", wanted * sample.completions_per_prompt) as progress,
+        ThreadPoolExecutor(1) as scoring,
+    ):
+        progress(0, len(state.groups) * sample.completions_per_prompt)
+        under_way: Future[None] | None = None
+        asked = len(state.groups), state.drawn
+        while asked[0] < wanted and asked[1] < most:
+            size, start = min(wave, wanted - asked[0], most - asked[1]), asked[1]
+            seed = random.Random(f"{config.run.seed}/sample/{step}/{start}").getrandbits(63)
             with timed(record, "sampling"):
                 sampled = sampler.sample(
-                    prompts[drawn : drawn + size], params, seed=seed, progress=progress
+                    prompts[start : start + size], params, seed=seed, progress=progress
                 )
             fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
-            with timed(record, "scoring"):
-                scored = score(sampled, job.rewards)
-            kept = [g for g in scored if is_kept(g, algorithm, job.rewards[0].name)]
-            groups, drawn = groups + kept, drawn + size
-            if len(groups) < wanted and drawn < most:
-                with timed(record, "buffer"):
-                    buffer.add_wave(step, kept, size)
+            if under_way is not None:
+                under_way.result()
+            under_way = scoring.submit(finish, sampled)
+            asked = asked[0] + size, asked[1] + size
+            if algorithm.dynamic_sampling > 1:  # how many more are wanted, its scores say
+                under_way.result()
+                asked = len(state.groups), state.drawn
+        if under_way is not None:
+            under_way.result()
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
-    return groups or scored, drawn
+    return state.groups or state.last, state.drawn
+
+
+@dataclass(slots=True)
+class _Collected:
+    groups: list[Group]
+    drawn: int
+    last: list[Group] = field(default_factory=list)
+    """The last wave as it was scored."""
 
 
 def sampling_params(config: Config) -> SamplingParams:

@@ -38,6 +38,10 @@ class WriteError(ReasonError, OSError):
     """Something cannot be written where the config says."""
 
 
+class RewardError(ReasonError, RuntimeError):
+    """A reward raised, or gave what is no reward."""
+
+
 class TrainingError(ReasonError, ArithmeticError):
     """Learning cannot go on: a loss or a gradient is not finite."""
 

@@ -14,36 +14,39 @@ from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Prompt
 from reason_llm.sample import Progress, Sampler, SamplingParams
-from reason_llm.score import WeightedReward, score
+from reason_llm.score import Scorer
 from reason_llm.train import packing
 from reason_llm.train.policy import policy_logprobs
 from reason_llm.train.preparation import to_rollouts
 
 CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
-CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.05, 1.0)}
+CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.1, 2.0)}
 """Mean and largest difference of a log-prob, in nats, that rounding explains. In bfloat16 a single
-unlikely token differs by more than a tenth now and then; the mean of 128 tells."""
+unlikely token differs by more than a tenth now and then, and a random model of 12 layers by 0.027
+in the mean of 128."""
 
 
 def evaluate(
     sampler: Sampler,
     prompts: Sequence[Prompt],
-    reward: WeightedReward,
+    scorer: Scorer,
     max_new_tokens: int,
     progress: Progress,
 ) -> dict[str, float]:
-    """One greedy completion of each prompt, judged by ``reward``.
+    """One greedy completion of each prompt, judged by the first reward.
 
     Returns:
         ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
         ``eval/truncated_fraction``.
     """
     params = SamplingParams(num_completions=1, max_new_tokens=max_new_tokens, temperature=0.0)
-    groups = score(sampler.sample(prompts, params, seed=0, progress=progress), [reward])
+    groups = scorer.score(
+        sampler.sample(prompts, params, seed=0, progress=progress), only_first=True
+    )
     completions = [group.completions[0] for group in groups]
-    count = len(completions)
+    count, name = len(completions), scorer.rewards[0].name
     return {
-        "eval/accuracy": sum(completion.rewards[reward.name] for completion in completions) / count,
+        "eval/accuracy": sum(completion.rewards[name] for completion in completions) / count,
         "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions)
         / count,
         "eval/truncated_fraction": sum(

@@ -24,7 +24,7 @@ from reason_llm.model import base
 from reason_llm.model.shape import Shape
 from reason_llm.prompts import load_prompts, resolve_system_prompt
 from reason_llm.rollout import Prompt
-from reason_llm.score import WeightedReward, find_rewards
+from reason_llm.score import Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Job:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     held_out: list[Prompt]
-    rewards: list[WeightedReward]
+    scorer: Scorer
     plan: Plan
 
     @contextmanager
@@ -82,13 +82,13 @@ def prepare(config: Config, console: Console) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     _quiet_libraries()
     device = base.default_device()
-    rewards = find_rewards(config.score.rewards)
+    scorer = Scorer(config.score, config.sample.max_new_tokens)
     tokenizer = base.load_tokenizer(config.model.path)
     text_config = base.read_config(config.model.path).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
     shape = Shape.of(base.check_model(config.model))
     context = base.context_limit(config.model)
-    data, first = config.data, config.score.rewards[0].name
+    data, first = config.data, config.score.rewards[0].label
     system_prompt = resolve_system_prompt(data.system_prompt, first)
     if config.sample.max_new_tokens >= context:
         raise ConfigError(
@@ -129,11 +129,11 @@ def prepare(config: Config, console: Console) -> Job:
         f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model "
         f"{config.model.path}"
     )
-    for line in why:
+    for line in (*why, *scorer.descriptions):
         console.line(line)
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
-    return Job(config, folder, state, tokenizer, prompts, held_out, rewards, plan)
+    return Job(config, folder, state, tokenizer, prompts, held_out, scorer, plan)
 
 
 def plan_only(config: Config) -> Plan:

@@ -51,6 +51,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         console.line(line)
     meter = Meter(default_device())
     with (
+        job.scorer,
         job.held() as buffer,
         Model(
             config.model,
@@ -73,8 +74,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                     groups, drawn = collect(job, sampler, buffer, step, record, console)
                 record["memory/sampling_peak_gib"] = peak.gib
                 with timed(record, "buffer"):
-                    weights = {reward.name: reward.weight for reward in job.rewards}
-                    scored = with_advantages(groups, learner.settings.algorithm, weights)
+                    row, weights = learner.settings.algorithm, job.scorer.weights
+                    scored = with_advantages(groups, row, weights)
                     buffer.write(step, scored, drawn)
             with (
                 timed(record, "learning"),
@@ -97,6 +98,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             if _evaluation_is_due(config, state.step):
                 _evaluate(job, model, record, console)
             record |= metrics.describe(buffer.groups(step)) | _memory(plan)
+            record |= job.scorer.take_counts()
             record["sample/groups_dropped"] = buffer.drawn(step) - len(buffer.groups(step))
             console.line(_step_line(config, log.write(state.step, record)))
             record = {}
@@ -160,7 +162,7 @@ def _evaluate(job: Job, model: Model, record: Record, console: Console) -> None:
         console.phase("evaluating", len(job.held_out)) as progress,
     ):
         record |= evaluate(
-            sampler, job.held_out, job.rewards[0], job.config.eval_max_new_tokens, progress
+            sampler, job.held_out, job.scorer, job.config.eval_max_new_tokens, progress
         )
 
 

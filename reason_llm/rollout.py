@@ -21,7 +21,9 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     answer: str
-    """The gold answer as text."""
+    """The gold answer as text; for code rewards, the tests as JSON."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of the row that a custom reward asks for by name."""
 
 
 @dataclass(frozen=True, slots=True)

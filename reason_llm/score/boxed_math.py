@@ -1,27 +1,16 @@
 """Is the final answer right? It is found in the text by ``extraction.py``, and compared with the
 gold one by the text alone (``answer_text.py``) or by math-verify (``judge.py``).
 
-Not here: step-by-step marking, partial credit.
+An answer in another form than the reward asks for (``####``, a sentence) earns nothing: the form is
+part of the task. Not here: step-by-step marking, partial credit.
 """
 
 import functools
 import re
 from collections.abc import Sequence
 
-from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.answer_text import normalise
-from reason_llm.score.extraction import extract_answer, last_answer_tags, last_boxed
-from reason_llm.score.judge import default_judge
-
-__all__ = [
-    "boxed",
-    "equivalent",
-    "extract_answer",
-    "is_worked_out",
-    "last_boxed",
-    "majority",
-    "think_answer_tags",
-]
+from reason_llm.score.judge import TIMEOUT_SECONDS, default_judge
 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
 _NAME = re.compile(r"\s*\\?[a-zA-Z]+\s*=")
@@ -30,36 +19,27 @@ _CALCULATION = re.compile(
 )
 
 
-def boxed(prompt: Prompt, completion: Completion) -> float:
-    """1 if the content of the last ``\\boxed{}`` equals the gold answer, else 0.
-
-    An answer in another form (``####``, a sentence) earns nothing: the form is part of the task.
-    Where the gold answer is a plain number, a calculation that comes to it (``37+45`` for 82) is
-    no answer.
-    """
-    return _reward(prompt.answer, last_boxed(completion.text))
+def matches(gold: str, answer: str | None, timeout_seconds: float) -> float:
+    """1 if there is an answer, it is worked out and it equals the gold one, else 0."""
+    if not answer:
+        return 0.0
+    return float(is_worked_out(gold, answer) and equivalent(gold, answer, timeout_seconds))
 
 
-def think_answer_tags(prompt: Prompt, completion: Completion) -> float:
-    """1 if the text between the last ``<answer>`` and ``</answer>`` equals the gold answer, else
-    0. A calculation is no answer, as for ``boxed``."""
-    return _reward(prompt.answer, last_answer_tags(completion.text))
-
-
-def equivalent(gold: str, answer: str) -> bool:
+def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
     """Whether two answers are the same mathematical object; False if that cannot be found out
-    within the time limit (``judge.TIMEOUT_SECONDS``).
+    within the time limit.
 
     Either may be wrapped in ``$``, ``\\boxed{}``, ``####`` or a sentence. Any thread may ask.
     Not symmetric where the gold answer sets the form: ``x=5`` answers 5, but 5 does not answer
     ``2x+y=5``.
     """
-    return _equivalent(gold.strip(), answer.strip())
+    return _equivalent(gold.strip(), answer.strip(), timeout_seconds)
 
 
 @functools.lru_cache(maxsize=65536)
-def _equivalent(gold: str, answer: str) -> bool:
-    (verdict,) = default_judge().equivalent_many([(gold, answer)])
+def _equivalent(gold: str, answer: str, timeout_seconds: float) -> bool:
+    (verdict,) = default_judge().equivalent_many([(gold, answer)], timeout_seconds)
     return verdict.equivalent
 
 
@@ -92,9 +72,3 @@ def majority(answers: Sequence[str | None]) -> str | None:
         else:
             classes.append((answer, votes))
     return max(classes, key=lambda item: item[1])[0] if classes else None
-
-
-def _reward(gold: str, answer: str | None) -> float:
-    if not answer:
-        return 0.0
-    return float(is_worked_out(gold, answer) and equivalent(gold, answer))

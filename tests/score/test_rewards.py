@@ -1,16 +1,38 @@
-"""Rewards on texts worked by hand."""
+"""Rewards on texts worked by hand, their options, and what happens when one fails."""
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reason_llm.config import RewardSpec
-from reason_llm.errors import ConfigError
+from reason_llm.config import RewardSpec, ScoreSection
+from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.score import REWARDS, find_rewards, score
-from reason_llm.score.boxed_math import last_boxed
+from reason_llm.score import Scorer
+from reason_llm.score.extraction import last_boxed
+from reason_llm.score.shaping import cosine, length_in_group, repetition_penalty, soft_overlong
 
 
-def reward(name: str, text: str, answer: str = "3") -> float:
-    return REWARDS[name](Prompt("p", "", (), answer), Completion((), text, (), "stop"))
+def group(*texts: str, answer: str = "3", extra: dict[str, Any] | None = None) -> Group:
+    """Completions of as many tokens as their texts have characters."""
+    made = tuple(
+        Completion(tuple(map(ord, t)) or (0,), t, (0.0,) * max(1, len(t)), "stop") for t in texts
+    )
+    return Group(Prompt("p", "What?", (), answer, extra or {}), made)
+
+
+def scores(specs: list[dict[str, Any]], *groups: Group, **section: Any) -> list[dict[str, float]]:
+    """The rewards by name of every completion."""
+    config = ScoreSection.model_validate({"rewards": specs, **section})
+    with Scorer(config, max_new_tokens=100) as scorer:
+        return [dict(c.rewards) for g in scorer.score(groups) for c in g.completions]
+
+
+def reward(name: str, text: str, answer: str = "3", **options: Any) -> float:
+    (found,) = scores([{"name": name, "options": options}], group(text, answer=answer))
+    return found[name]
 
 
 @pytest.mark.parametrize(
@@ -101,21 +123,207 @@ def test_last_boxed_keeps_nested_and_escaped_braces() -> None:
     assert last_boxed("none") is None
 
 
+def test_soft_overlong_falls_over_the_cache() -> None:
+    found = [soft_overlong(n, 16, 4) for n in range(11, 18)]
+    assert found == [0.0, 0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
+    assert reward("soft_overlong", "x" * 90, cache_tokens=20) == -0.5
+
+
+def test_cosine_favours_short_right_answers_and_long_wrong_ones() -> None:
+    ends = {"correct": (1.0, 0.5), "wrong": (-1.0, -0.5)}
+    assert cosine(25, True, 100, **ends) == pytest.approx(0.92678, abs=1e-5)
+    assert cosine(50, False, 100, **ends) == pytest.approx(-0.75)
+    assert [cosine(n, True, 100, **ends) for n in (0, 100, 200)] == pytest.approx([1.0, 0.5, 0.5])
+    right, wrong = scores(
+        [{"name": "boxed", "weight": 0}, {"name": "cosine"}], group("\\boxed{3}", "\\boxed{4}")
+    )
+    at_nine = (1 + math.cos(math.pi * 9 / 100)) / 2
+    assert right["cosine"] == pytest.approx(0.5 + 0.5 * at_nine)
+    assert wrong["cosine"] == pytest.approx(-0.5 - 0.5 * at_nine)
+
+
+def test_length_in_a_group() -> None:
+    assert length_in_group([10, 20, 30], [True, True, True]) == [0.5, 0.0, -0.5]
+    assert length_in_group([10, 20, 30], [False, False, False]) == [0.0, 0.0, -0.5]
+    assert length_in_group([7, 7], [True, False]) == [0.0, 0.0]
+    found = scores([{"name": "boxed"}, {"name": "length"}], group("\\boxed{3}", "so \\boxed{3}"))
+    assert [f["length"] for f in found] == [0.5, -0.5]
+
+
+def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
+    assert repetition_penalty([1, 2, 3, 4], 2, -1.0) == 0
+    assert repetition_penalty([5, 5, 5, 5, 5], 2, -0.5) == -0.375
+    assert repetition_penalty([5], 2, -0.5) == 0
+    assert reward("repetition_penalty", "abab", ngram=2) == pytest.approx(-1 / 3)
+
+
+def test_reasoning_steps_and_regex() -> None:
+    text = "Step 1: add.\n2. carry\nFinally, 3 is it; the first digit stays."
+    assert reward("reasoning_steps", text) == 1.0
+    assert reward("reasoning_steps", text, wanted=6) == 0.5
+    assert reward("reasoning_steps", "just 3") == 0.0
+    assert reward("regex", "a\nb", pattern="a.b") == 1
+    assert reward("regex", "ab", pattern="a.b") == 0
+
+
 def test_the_total_is_the_weighted_sum_and_the_parts_are_kept() -> None:
-    rewards = find_rewards(
-        [RewardSpec(name="think_answer_tags"), RewardSpec(name="format", weight=0.25)]
+    section = ScoreSection(
+        rewards=[RewardSpec(name="think_answer_tags"), RewardSpec(name="format", weight=0.25)]
     )
     right, wrong = "<think>a</think><answer>3</answer>", "<answer>3</answer>"
-    group = Group(
-        Prompt("p", "", (), "3"), tuple(Completion((1,), t, (0.0,), "stop") for t in (right, wrong))
-    )
-    (scored,) = score([group], rewards)
+    with Scorer(section, 100) as scorer:
+        (scored,) = scorer.score([group(right, wrong)])
+        (judged,) = scorer.score([group(right, wrong)], only_first=True)
+        assert scorer.weights == {"think_answer_tags": 1.0, "format": 0.25}
     first, second = scored.completions
     assert (first.reward, dict(first.rewards)) == (1.25, {"think_answer_tags": 1, "format": 1})
     assert (second.reward, dict(second.rewards)) == (1.0, {"think_answer_tags": 1, "format": 0})
-    assert first.token_ids == (1,)
+    assert dict(judged.completions[0].rewards) == {"think_answer_tags": 1}
+    assert first.token_ids == tuple(map(ord, right))
 
 
-def test_an_unknown_reward_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"'boxd'.*boxed, think_answer_tags, format, tag_count"):
-        find_rewards([RewardSpec(name="boxd")])
+def test_programs_are_rewarded_by_their_tests() -> None:
+    tests = '{"inputs": ["1 2\\n", "5 6\\n"], "outputs": ["3\\n", "11\\n"]}'
+    good = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+    half = "```python\nprint(3)\n```"
+    found = scores(
+        [{"name": "code_tests"}, {"name": "code_tests_fraction"}],
+        group(good, half, "no code", answer=tests),
+    )
+    assert [f["code_tests"] for f in found] == [1, 0, 0]
+    assert [f["code_tests_fraction"] for f in found] == [1, 0.5, 0]
+
+
+CUSTOM = """
+import asyncio, time
+
+def short(completion, token_ids, prompt, answer, level):
+    assert prompt == "What?" and answer == "3" and len(token_ids) == len(completion)
+    return level if len(completion) < 4 else 0
+
+async def slow_length(completion):
+    await asyncio.sleep(0.01)
+    return len(completion)
+
+def rank(completions):
+    return [sorted(completions).index(c) for c in completions]
+
+def broken(completion):
+    if completion == "bad":
+        raise KeyError("no such thing")
+    return 1
+
+def hung(completion):
+    if completion == "bad":
+        time.sleep(60)
+    return 1
+
+def nan(completion):
+    return float("nan")
+
+def few(completions):
+    return [1.0]
+
+def stars(*completion):
+    return 1
+
+def neither(prompt):
+    return 1
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CUSTOM)
+    return path
+
+
+def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
+    found = scores(
+        [{"custom": f"{custom}:{name}"} for name in ("short", "slow_length", "rank")],
+        group("bb", "aaaa", extra={"level": 7}),
+    )
+    assert found == [
+        {"short": 7, "slow_length": 2, "rank": 1},
+        {"short": 0, "slow_length": 4, "rank": 0},
+    ]
+    config = ScoreSection.model_validate({"rewards": [{"custom": f"{custom}:short"}]})
+    with Scorer(config, 100) as scorer:
+        assert scorer.columns == {"level"}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", r"the reward broken failed on p#1 \(KeyError: 'no such thing'\).*on_error"),
+        ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
+        ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a finite number"),
+        ("few", r"failed on p \(ValueError: .*for 2 completions"),
+        ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
+    ],
+)
+def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
+    custom: Path, function: str, message: str
+) -> None:
+    specs, asked = [{"custom": f"{custom}:{function}"}], group("fine", "bad")
+    with pytest.raises(RewardError, match=message):
+        scores(specs, asked, timeout_seconds=0.3)
+    config = {"rewards": specs, "on_error": "zero", "timeout_seconds": 0.3}
+    with Scorer(ScoreSection.model_validate(config), 100) as scorer:
+        (scored,) = scorer.score([asked])
+        counts = scorer.take_counts()
+        assert scorer.take_counts()["score/errors"] == 0
+    values = [c.reward for c in scored.completions]
+    assert values == ([1, 0] if function in ("broken", "hung") else [0, 0])
+    assert counts["score/errors"] == (1 if function in ("broken", "hung", "few") else 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "boxd"}, r"'boxd'.*boxed, think_answer_tags"),
+        ({"name": "boxed", "options": {"x": 1}}, r"option 'x' of boxed.*its options: none"),
+        ({"name": "soft_overlong"}, r"option 'cache_tokens' of soft_overlong: field required"),
+        ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
+        ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
+        ({"name": "repetition_penalty", "options": {"penalty": 1}}, "option 'penalty'"),
+        ({"name": "length"}, "begins with length.*put one before it"),
+        ({"custom": "nowhere.py:f"}, r"nowhere\.py does not exist"),
+        ({"custom": "mine.py"}, r"must be path/to/file\.py:function"),
+        ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),
+        ({"custom": "{mine}:stars"}, r"takes \*, \*\* or positional"),
+        ({"custom": "{mine}:neither"}, r"must take either completion .* it takes prompt"),
+    ],
+)
+def test_a_reward_that_cannot_be_is_refused_at_the_start(
+    custom: Path, spec: dict, message: str
+) -> None:
+    if "custom" in spec:
+        spec = {"custom": spec["custom"].replace("{mine}", str(custom))}
+    with pytest.raises(ConfigError, match=message) as caught:
+        Scorer(ScoreSection.model_validate({"rewards": [spec]}), 100)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_does_not_load_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import nothing_of_the_sort\n")
+    section = ScoreSection.model_validate({"rewards": [{"custom": f"{tmp_path}/bad.py:f"}]})
+    with pytest.raises(ConfigError, match=r"bad\.py cannot be imported \(ModuleNotFoundError"):
+        Scorer(section, 100)
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"name": "boxed", "custom": "a.py:f"}, {"custom": "a.py:f", "options": {"x": 1}}]
+)
+def test_a_specification_is_one_reward(spec: dict) -> None:
+    with pytest.raises(ValueError, match=r"custom"):
+        ScoreSection.model_validate({"rewards": [spec]})
+
+
+def test_leaving_ends_the_threads() -> None:
+    before = threading.active_count()
+    with Scorer(ScoreSection(), 100) as scorer:
+        scorer.score([group(*["\\boxed{3}"] * 50)])
+        assert threading.active_count() > before
+    assert not [t for t in threading.enumerate() if t.name.startswith("score")]

@@ -1,0 +1,221 @@
+"""The table of rewards: a name, its options, and the function that they make."""
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from reason_llm.config import RewardSpec, ScoreSection
+from reason_llm.config_types import Count, Section
+from reason_llm.errors import ConfigError
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.score import shaping, tags
+from reason_llm.score.boxed_math import matches
+from reason_llm.score.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
+from reason_llm.score.custom import CustomReward
+from reason_llm.score.extraction import last_answer_tags, last_boxed
+from reason_llm.score.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
+
+CUSTOM_SECONDS = 60.0
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+OfOne = Callable[[Prompt, Completion], float]
+OfGroup = Callable[[Group, list[float]], list[float]]
+"""Of a group and the first reward's value of each of its completions."""
+
+
+class NoOptions(Section):
+    """This reward has none."""
+
+
+class SoftOverlongOptions(Section):
+    """DAPO's soft overlong punishment."""
+
+    cache_tokens: Count
+    """Over so many tokens before sample.max_new_tokens it falls from 0 to -1."""
+
+
+class CosineOptions(Section):
+    """The cosine length reward; right is what the first reward gives more than 0."""
+
+    correct: tuple[Number, Number] = (1.0, 0.5)
+    """For a right answer of length 0, and of sample.max_new_tokens."""
+    wrong: tuple[Number, Number] = (-1.0, -0.5)
+    """For a wrong one."""
+
+
+class RepetitionOptions(Section):
+    """The repetition penalty."""
+
+    ngram: Count = 3
+    """Tokens of what counts as repeated."""
+    penalty: Annotated[float, Field(le=0, allow_inf_nan=False)] = -1.0
+    """For a text that only repeats."""
+
+
+class StepsOptions(Section):
+    """The reasoning steps reward."""
+
+    wanted: Count = 3
+    """Steps for the full reward."""
+
+
+class RegexOptions(Section):
+    """The regular expression reward."""
+
+    pattern: str
+    """1 where it is found in the completion, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the functions are made with."""
+
+    score: ScoreSection
+    max_new_tokens: int
+    resources: ExitStack
+    """Closes what a reward holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A row: exactly one of the two functions is there."""
+
+    of_one: OfOne | None = None
+    of_group: OfGroup | None = None
+    columns: tuple[str, ...] = ()
+    """Extra columns of the data that it asks for."""
+    description: str | None = None
+    """What the user should know of it at the start."""
+
+
+def make_reward(spec: RewardSpec, context: Context) -> Reward:
+    """The function that the config names, with its options.
+
+    Raises:
+        ConfigError: an unknown name or option, or what the reward needs is not there.
+    """
+    if spec.custom is not None:
+        return _custom(spec, context)
+    if spec.name not in REWARDS:
+        raise ConfigError(
+            f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; name one "
+            "of these, or custom: path/to/file.py:function"
+        )
+    model, make = REWARDS[str(spec.name)]
+    try:
+        options = model.model_validate(spec.options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        known = ", ".join(model.model_fields) or "none"
+        raise ConfigError(
+            f"score.rewards: option {key!r} of {spec.name}: {first['msg'].lower()} (its options: "
+            f"{known}); mend score.rewards"
+        ) from error
+    return make(options, context)
+
+
+def _boxed(options: Section, context: Context) -> Reward:
+    seconds = context.score.timeout_seconds or COMPARISON_SECONDS
+    return Reward(lambda p, c: matches(p.answer, last_boxed(c.text), seconds))
+
+
+def _think_answer_tags(options: Section, context: Context) -> Reward:
+    seconds = context.score.timeout_seconds or COMPARISON_SECONDS
+    return Reward(lambda p, c: matches(p.answer, last_answer_tags(c.text), seconds))
+
+
+def _code(context: Context) -> CodeTests:
+    seconds = context.score.timeout_seconds or TEST_SECONDS
+    code = CodeTests(mode=context.score.sandbox, timeout_seconds=seconds)
+    return context.resources.enter_context(code)
+
+
+def _code_tests(options: Section, context: Context) -> Reward:
+    code = _code(context)
+    return Reward(code.all_pass, description=code.sandbox.description)
+
+
+def _code_tests_fraction(options: Section, context: Context) -> Reward:
+    code = _code(context)
+    return Reward(code.fraction, description=code.sandbox.description)
+
+
+def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
+    most, cache = context.max_new_tokens, options.cache_tokens
+    if cache > most:
+        raise ConfigError(
+            f"score.rewards: soft_overlong's cache_tokens={cache} is more than "
+            f"sample.max_new_tokens={most}; lower it"
+        )
+    return Reward(lambda p, c: shaping.soft_overlong(len(c.token_ids), most, cache))
+
+
+def _cosine(options: CosineOptions, context: Context) -> Reward:
+    def of_group(group: Group, first: list[float]) -> list[float]:
+        return [
+            shaping.cosine(len(c.token_ids), value > 0, context.max_new_tokens, options.correct,
+                           options.wrong)
+            for c, value in zip(group.completions, first, strict=True)
+        ]  # fmt: skip
+
+    return Reward(of_group=of_group)
+
+
+def _length(options: Section, context: Context) -> Reward:
+    def of_group(group: Group, first: list[float]) -> list[float]:
+        lengths = [len(c.token_ids) for c in group.completions]
+        return shaping.length_in_group(lengths, [value > 0 for value in first])
+
+    return Reward(of_group=of_group)
+
+
+def _repetition(options: RepetitionOptions, context: Context) -> Reward:
+    return Reward(
+        lambda p, c: shaping.repetition_penalty(c.token_ids, options.ngram, options.penalty)
+    )
+
+
+def _steps(options: StepsOptions, context: Context) -> Reward:
+    return Reward(lambda p, c: shaping.reasoning_steps(c.text, options.wanted))
+
+
+def _regex(options: RegexOptions, context: Context) -> Reward:
+    try:
+        pattern = re.compile(options.pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(
+            f"score.rewards: regex's pattern {options.pattern!r} is no regular expression "
+            f"({error}); mend it"
+        ) from error
+    return Reward(lambda p, c: float(pattern.search(c.text) is not None))
+
+
+def _custom(spec: RewardSpec, context: Context) -> Reward:
+    seconds = context.score.timeout_seconds or CUSTOM_SECONDS
+    function = CustomReward(str(spec.custom), seconds)
+    if function.takes_group:
+        return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
+    return Reward(of_one=function.one, columns=function.columns)
+
+
+REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
+    "boxed": (NoOptions, _boxed),
+    "think_answer_tags": (NoOptions, _think_answer_tags),
+    "code_tests": (NoOptions, _code_tests),
+    "code_tests_fraction": (NoOptions, _code_tests_fraction),
+    "format": (NoOptions, lambda o, c: Reward(tags.think_answer_format)),
+    "tag_count": (NoOptions, lambda o, c: Reward(tags.tag_count)),
+    "regex": (RegexOptions, _regex),
+    "reasoning_steps": (StepsOptions, _steps),
+    "soft_overlong": (SoftOverlongOptions, _soft_overlong),
+    "cosine": (CosineOptions, _cosine),
+    "length": (NoOptions, _length),
+    "repetition_penalty": (RepetitionOptions, _repetition),
+}
+NEED_ANOTHER = ("cosine", "length")
+"""Rewards that go by what the first one says is right."""
