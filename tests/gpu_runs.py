@@ -57,6 +57,9 @@ def make_model(folder: Path, sizes: dict[str, int] = HALF_BILLION) -> str:
     )  # fmt: skip
     with torch.device(default_device()):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:  # so that some tokens are far likelier than others
+            torch.nn.init.normal_(parameter, std=config.hidden_size**-0.5)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((TINY / name).read_bytes())
@@ -128,12 +131,12 @@ def make_prompts(model: Model) -> list[Prompt]:
 
 
 def randomize(model: Model, seed: int) -> None:
-    """An adapter that changes what is sampled, another one for each seed."""
+    """An adapter that changes each layer's output by a tenth, another one for each seed."""
     generator = torch.Generator().manual_seed(seed)
-    for parameter in model.policy.parameters():
+    for name, parameter in model.policy.named_parameters():
         if parameter.requires_grad:
-            values = 0.05 * torch.randn(parameter.shape, generator=generator)
-            parameter.data.copy_(values)
+            scale = 0.05 if "lora_B" in name else 0.4 * parameter.shape[1] ** -0.5
+            parameter.data.copy_(scale * torch.randn(parameter.shape, generator=generator))
 
 
 def scored(groups: Sequence[Group]) -> list[Group]:

@@ -82,8 +82,7 @@ def longest_context(settings: Settings, kind: Kind, system: str, cap: float) -> 
 
     def fits(tokens: int) -> bool:
         outcome = measure(system, work.at_context(tokens, cap), settings.most_seconds)
-        used = outcome.values.get("largest_gib", [0.0])[0]
-        if outcome.error is None and used > cap:
+        if outcome.error is None and (used := outcome.values["largest_gib"][0]) > cap:
             outcome.error = f"used {used:.1f} GiB"
         tried[tokens] = outcome
         return outcome.error is None

@@ -25,23 +25,23 @@ PEERS = ("trl", "unsloth")
 def run(system: str, work_file: Path, outcome_file: Path) -> None:
     """Measure and write; an exception becomes the outcome's error."""
     work = read_work(work_file)
-    device.keep_under(work.budget_gib)
-    with device.watch() as watched:
-        try:
-            if system in PEERS and not device.has_gpu():
-                raise RuntimeError("needs a CUDA GPU, and this machine has none")
-            if system == "unsloth":
-                _import_unsloth(work_file.parent)
+    try:
+        if system in PEERS and not device.has_gpu():
+            raise RuntimeError("needs a CUDA GPU, and this machine has none")
+        if system == "unsloth":
+            _import_unsloth(work_file.parent)
+        device.keep_under(work.budget_gib)
+        with device.watch() as watched:
             outcome = _measure(system, work)
-        except Exception as error:  # noqa: BLE001 - a system that fails is a row of the table
-            said = " ".join(str(error).split())[:300]
-            outcome = Outcome(error=f"{type(error).__name__}: {said}")
-        outcome.values["largest_gib"] = [watched.gib]
+            outcome.values["largest_gib"] = [watched.gib]
+    except Exception as error:  # noqa: BLE001 - a system that fails is a row of the table
+        said = " ".join(str(error).split())[:300]
+        outcome = Outcome(error=f"{type(error).__name__}: {said}")
     write(outcome, outcome_file)
 
 
 def _import_unsloth(folder: Path) -> None:
-    """Before all that it patches; the environment is read at import."""
+    """Before all that it patches, and before CUDA begins; the environment is read at import."""
     os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
