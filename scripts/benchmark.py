@@ -27,7 +27,13 @@ def main() -> int:
     one.add_argument("system", choices=worker.SYSTEMS)
     one.add_argument("work", type=Path)
     one.add_argument("outcome", type=Path)
+    made = parts.add_parser("model", description="A random model of a shape; used by gpu.")
+    made.add_argument("shape", choices=SHAPES)
+    made.add_argument("folder", type=Path)
     given = parser.parse_args()
+    if given.part == "model":
+        make(given.shape, given.folder)
+        return 0
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
@@ -59,11 +65,12 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def _gpu(given: argparse.Namespace) -> int:
     from benchmarks import device, table
-    from benchmarks.gpu import run
+    from benchmarks.gpu import make_model, run
 
     with TemporaryDirectory() as temporary:
         shape = "tiny" if given.dry_run else given.model_shape
-        settings = _settings(given, make(shape, given.model_folder or Path(temporary) / shape))
+        model = make_model(shape, given.model_folder or Path(temporary) / shape)
+        settings = _settings(given, model)
         results = run(settings, lambda line: print(line, file=sys.stderr, flush=True))
     print(table.markdown(settings, results, device.describe()))
     if given.out is not None:

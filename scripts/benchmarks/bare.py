@@ -1,7 +1,6 @@
 """The sampling alone by vLLM alone: ``LLM.generate`` with its own CUDA graphs and the same memory,
 with and without an adapter."""
 
-import os
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +18,6 @@ from reason_llm.model.engine import MAX_LORA_RANKS
 
 def measure(work: Work, lora: bool) -> Outcome:
     """Tokens a second of the same prompts, lengths and log-probs."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as ours: no process to talk to
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 

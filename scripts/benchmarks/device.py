@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -48,23 +48,38 @@ def keep_under(budget_gib: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_gib * GIB / total_bytes()))
 
 
+def _reader() -> Callable[[], int]:
+    """What ``used_bytes`` would say, from another thread: CUDA itself may not be asked there while
+    a graph is captured, NVML may. NVML counts what the driver reserves, too."""
+    if not has_gpu():
+        return used_bytes
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    more = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - used_bytes()
+    return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more
+
+
 class Watch:
     """The most memory in use since ``watch`` began."""
 
     def __init__(self) -> None:
-        self._most = used_bytes()
+        self._read = _reader()
+        self._most = self._read()
         self._ended = threading.Event()
 
     @property
     def gib(self) -> float:
         """So far."""
-        self._most = max(self._most, used_bytes())
+        self._most = max(self._most, self._read())
         return self._most / GIB
 
     def poll(self) -> None:
         """Look again and again, until ``end``."""
         while not self._ended.wait(POLL_SECONDS):
-            self._most = max(self._most, used_bytes())
+            self._most = max(self._most, self._read())
 
     def end(self) -> None:
         """Stop looking."""

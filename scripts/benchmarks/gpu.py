@@ -56,6 +56,9 @@ class Longest:
     """Why the next one does not fit; empty if all do."""
 
 
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
+
+
 def run(settings: Settings, say: Callable[[str], None]) -> Results:
     """Speeds first, then contexts."""
     results = Results({}, {})
@@ -73,6 +76,12 @@ def run(settings: Settings, say: Callable[[str], None]) -> Results:
                 results.contexts[kind, system, cap] = found
                 say(f"under {cap:g} GiB: {kind} {system}: {found.tokens} tokens ({found.reason})")
     return results
+
+
+def make_model(shape: str, folder: Path) -> str:
+    """Its folder; made in a process of its own, so that nothing of it stays on the GPU."""
+    subprocess.run([sys.executable, str(SCRIPT), "model", shape, str(folder)], check=True)
+    return str(folder)
 
 
 def longest_context(settings: Settings, kind: Kind, system: str, cap: float) -> Longest:
@@ -109,8 +118,7 @@ def measure(system: str, work: Work, most_seconds: float) -> Outcome:
     with TemporaryDirectory() as folder:
         given, found = Path(folder) / "work.json", Path(folder) / "outcome.json"
         write(work, given)
-        script = Path(__file__).resolve().parents[1] / "benchmark.py"
-        command = [sys.executable, str(script), "worker", system, str(given), str(found)]
+        command = [sys.executable, str(SCRIPT), "worker", system, str(given), str(found)]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=most_seconds)
         except subprocess.TimeoutExpired:

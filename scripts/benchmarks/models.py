@@ -49,13 +49,13 @@ POSITIONS = 131072
 """Longest context; Qwen2.5 reaches it with YaRN, which costs no memory."""
 
 
-def make(shape: str, folder: Path) -> str:
+def make(shape: str, folder: Path) -> None:
     """A random bfloat16 model in ``folder``; one that is there already is left as it is."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     done = folder / "made_for_benchmark"
     if done.exists():
-        return str(folder)
+        return
     sizes = SHAPES[shape]
     config = Qwen2Config(
         **sizes, max_position_embeddings=POSITIONS, bos_token_id=0, eos_token_id=2, pad_token_id=0
@@ -66,7 +66,6 @@ def make(shape: str, folder: Path) -> str:
     model.save_pretrained(folder)
     _write_tokenizer(folder, sizes["vocab_size"])
     done.touch()
-    return str(folder)
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:

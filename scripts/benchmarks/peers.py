@@ -8,7 +8,6 @@ installed, and no importance-sampling correction, which ours has not and which c
 """
 
 import importlib.util
-import os
 import time
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +32,6 @@ def measure_trl(work: Work) -> Outcome:
     Raises:
         RuntimeError: the two copies leave no room.
     """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from peft import LoraConfig
     from transformers import AutoTokenizer, BitsAndBytesConfig
     from trl import GRPOConfig, GRPOTrainer
@@ -193,6 +191,7 @@ def _run(work: Work, trainer: Any) -> Outcome:
     outcome = Outcome()
     steps: list[float] = []
     sampled: list[float] = []
+    tokens, passed = work.rollouts * work.completion_tokens, work.rollouts * work.context
 
     class Timer(TrainerCallback):
         """Seconds of each optimizer step with the sampling before it."""
@@ -212,20 +211,19 @@ def _run(work: Work, trainer: Any) -> Outcome:
     def timed(*args: Any, **kwargs: Any) -> Any:
         device.settle()
         started = time.perf_counter()
-        completion_ids, logprobs = generate_single_turn(*args, **kwargs)
+        result = generate_single_turn(*args, **kwargs)
         device.settle()
         sampled.append(time.perf_counter() - started)
-        tokens = sum(len(ids) for ids in completion_ids)
-        if tokens != work.rollouts * work.completion_tokens:
-            outcome.notes.append(f"sampled {tokens} tokens in a step")
-        return completion_ids, logprobs
+        found = sum(len(ids) for ids in result[0])
+        if found != tokens:
+            raise RuntimeError(f"it sampled {found} tokens in a step, and the work is {tokens}")
+        return result
 
     trainer._generate_single_turn = timed
     trainer.add_callback(Timer())
     trainer.train()
     first = int(work.warmup)
     pairs = list(zip(steps, sampled, strict=True))[first:]
-    tokens, passed = work.rollouts * work.completion_tokens, work.rollouts * work.context
     outcome.values["step_seconds"] = [whole for whole, _ in pairs]
     outcome.values["sampling_tokens_per_second"] = [tokens / part for _, part in pairs]
     outcome.values["learning_tokens_per_second"] = [passed / (w - part) for w, part in pairs]

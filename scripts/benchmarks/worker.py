@@ -25,6 +25,8 @@ PEERS = ("trl", "unsloth")
 def run(system: str, work_file: Path, outcome_file: Path) -> None:
     """Measure and write; an exception becomes the outcome's error."""
     work = read_work(work_file)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         if system in PEERS and not device.has_gpu():
             raise RuntimeError("needs a CUDA GPU, and this machine has none")
@@ -45,7 +47,6 @@ def _import_unsloth(folder: Path) -> None:
     os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import unsloth  # noqa: F401
 
 
