@@ -52,7 +52,6 @@ def measure_trl(work: Work) -> Outcome:
         args = GRPOConfig(
             **_arguments(work, folder),
             model_init_kwargs={"dtype": "bfloat16"},
-            generation_kwargs={"ignore_eos": True},
             use_vllm=True,
             vllm_mode="colocate",
             vllm_enable_sleep_mode=True,
@@ -76,9 +75,8 @@ def measure_trl(work: Work) -> Outcome:
 
 def measure_unsloth(work: Work) -> Outcome:
     """Unsloth's documented GRPO: FastLanguageModel with fast_inference, Standby, its trainer."""
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # patched: ``worker`` has imported unsloth before
     from unsloth import FastLanguageModel
-    from vllm import SamplingParams
 
     with TemporaryDirectory() as folder:
         model, tokenizer = FastLanguageModel.from_pretrained(
@@ -98,10 +96,7 @@ def measure_unsloth(work: Work) -> Outcome:
             use_gradient_checkpointing="unsloth",
             random_state=0,
         )
-        args = GRPOConfig(
-            **_arguments(work, folder),
-            vllm_sampling_params=SamplingParams(ignore_eos=True, max_tokens=work.completion_tokens),
-        )
+        args = GRPOConfig(**_arguments(work, folder))
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=_rising,
@@ -122,6 +117,7 @@ def _arguments(work: Work, folder: str) -> dict[str, Any]:
         "gradient_accumulation_steps": work.rollouts // rows,
         "num_generations": work.completions,
         "max_completion_length": work.completion_tokens,
+        "generation_kwargs": {"ignore_eos": True},
         "temperature": 1.0,
         "beta": 0.0,
         "loss_type": "grpo",
@@ -161,9 +157,9 @@ def _trl_utilisation(work: Work) -> float:
 
 
 def _unsloth_utilisation(work: Work) -> float:
-    """The part of the GPU for the weights and the KV cache, which sleeps while learning."""
+    """The part of what is free for the weights and the KV cache, which sleeps while learning."""
     left = USED_FRACTION * _budget_bytes(work) - RUNTIME_BYTES
-    return min(0.9, left / device.total_bytes())
+    return min(0.95, left / (device.total_bytes() - device.used_bytes()))
 
 
 def _budget_bytes(work: Work) -> float:

@@ -45,6 +45,7 @@ def run(system: str, work_file: Path, outcome_file: Path) -> None:
 def _import_unsloth(folder: Path) -> None:
     """Before all that it patches, and before CUDA begins; the environment is read at import."""
     os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"  # it would take the whole card
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
     import unsloth  # noqa: F401
