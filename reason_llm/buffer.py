@@ -6,7 +6,7 @@ process. A document of another run is refused or moved aside, never overwritten.
 models, rewards or tensors.
 
     {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained",
-    "groups": [...]}
+    "drawn", "groups": [...]}
 """
 
 from contextlib import ExitStack
@@ -42,6 +42,8 @@ class _Document:
     weight_version: int
     complete: bool
     trained: bool
+    drawn: int
+    """Prompts sampled so far, those of dropped groups included."""
     groups: list[Group]
 
 
@@ -117,28 +119,45 @@ class RolloutBuffer:
             list(self._document.groups) if self._is_at(step) and self._document is not None else []
         )
 
-    def add_wave(self, step: int, groups: list[Group]) -> None:
-        """Append the scored groups of a wave of this step; on disk when it returns."""
-        self._write(step, self.groups(step) + groups, complete=False, trained=False)
+    def drawn(self, step: int) -> int:
+        """How many prompts of this step were sampled and saved, dropped ones included."""
+        return self._document.drawn if self._is_at(step) and self._document is not None else 0
 
-    def write(self, step: int, groups: list[Group]) -> None:
-        """All groups of a step, with their advantages; on disk when it returns."""
-        self._write(step, groups, complete=True, trained=False)
+    def add_wave(self, step: int, groups: list[Group], drawn: int | None = None) -> None:
+        """Append the scored groups of a wave of this step; on disk when it returns.
+
+        Args:
+            drawn: prompts that the wave sampled; None: as many as there are groups.
+        """
+        count = self.drawn(step) + (len(groups) if drawn is None else drawn)
+        self._write(step, self.groups(step) + groups, count, complete=False, trained=False)
+
+    def write(self, step: int, groups: list[Group], drawn: int | None = None) -> None:
+        """All groups of a step, with their advantages; on disk when it returns.
+
+        Args:
+            drawn: prompts sampled in all; None: as many as there are groups.
+        """
+        count = len(groups) if drawn is None else drawn
+        self._write(step, groups, count, complete=True, trained=False)
 
     def finish(self) -> None:
         """Say that the run is over and its rollouts were learned from, so that another run may set
         them aside."""
         if self._document is not None and not self._document.trained:
-            self._write(self._document.step, self._document.groups, complete=True, trained=True)
+            document = self._document
+            self._write(document.step, document.groups, document.drawn, complete=True, trained=True)
 
     def _is_at(self, step: int) -> bool:
         return self._document is not None and self._document.step == step
 
-    def _write(self, step: int, groups: list[Group], *, complete: bool, trained: bool) -> None:
+    def _write(
+        self, step: int, groups: list[Group], drawn: int, *, complete: bool, trained: bool
+    ) -> None:
         if self._document is None or self._document.step > step:
             # Another run's, or sampled by later weights than the checkpoint's.
             move_aside(self.path)
-        self._document = _Document(self.run, step, step, complete, trained, groups)
+        self._document = _Document(self.run, step, step, complete, trained, drawn, groups)
         value = {
             "format": FORMAT,
             "run": {"id": self.run.id, "name": self.run.name, "config": self.run.config},
@@ -146,6 +165,7 @@ class RolloutBuffer:
             "weight_version": step,
             "complete": complete,
             "trained": trained,
+            "drawn": drawn,
             "groups": [group_to_json(group) for group in groups],
         }
         write_atomically(self.path, orjson.dumps(value) + b"\n")
@@ -185,6 +205,7 @@ def _read(path: Path) -> _Document | None:
             weight_version=int(value["weight_version"]),
             complete=bool(value["complete"]),
             trained=bool(value["trained"]),
+            drawn=int(value["drawn"]),
             groups=[group_from_json(group) for group in value["groups"]],
         )
         scored = (c for group in document.groups for c in group.completions)

@@ -7,33 +7,10 @@ turns that into one line. Reward names are checked in ``score``, prompts in ``pr
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from reason_llm.train.algorithms import (
-    ALGORITHMS,
-    Aggregation,
-    Algorithm,
-    KLEstimator,
-    Scale,
-    resolve,
-)
-
-Count = Annotated[int, Field(ge=1, strict=True)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """What every section shares: frozen, no unknown keys, docstrings as descriptions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and annotation is not bool:
-            raise ValueError("is a truth value; give what the option takes")
-        return value
+from reason_llm.config_algorithm import AlgorithmSection
+from reason_llm.config_types import Count, NonNegative, Section
 
 
 class RunSection(Section):
@@ -181,7 +158,7 @@ class RewardSpec(Section):
 class ScoreSection(Section):
     """How completions become rewards."""
 
-    rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]
+    rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]  # noqa: RUF012
     """List of {name, weight}; the total is the weighted sum. The first one also scores
     evaluation."""
 
@@ -192,42 +169,6 @@ class ScoreSection(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"names a reward twice: {', '.join(names)}")
         return rewards
-
-
-class AlgorithmSection(Section):
-    """A row of the algorithm table and what to change in it. null: the row's own value."""
-
-    name: str = "grpo"
-    """The row: grpo, dapo or dr_grpo."""
-    scale: Scale | None = None
-    """group, batch: advantages are divided by that one's standard deviation; none: they are not."""
-    clip_low: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """The probability ratio is clipped below at 1 - clip_low."""
-    clip_high: NonNegative | None = None
-    """The probability ratio is clipped above at 1 + clip_high."""
-    aggregation: Aggregation | None = None
-    """sequence_mean, token_mean, or constant (the sum over completions * max_new_tokens)."""
-    kl: KLEstimator | None = None
-    """Estimator of the KL to the base model that is added to the loss: none, k1, k2 or k3."""
-    kl_coefficient: NonNegative | None = None
-    """Weight of that KL (beta)."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_row(cls, name: str) -> str:
-        if name not in ALGORITHMS:
-            raise ValueError(f"is not in the algorithm table ({', '.join(ALGORITHMS)})")
-        return name
-
-    def row(self) -> Algorithm:
-        """The table's row with this section's overrides; ValueError if one of them would be
-        ignored."""
-        return resolve(self.name, self.model_dump(exclude={"name"}, exclude_none=True))
-
-    @model_validator(mode="after")
-    def _row_uses_every_override(self) -> Self:
-        self.row()
-        return self
 
 
 class TrainSection(Section):
@@ -317,11 +258,31 @@ class Config(Section):
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
         sample, train, context = self.sample, self.train, self.model.context_tokens
-        if sample.completions_per_prompt < 2:
+        row = self.algorithm.row()
+        if sample.completions_per_prompt < 2 and row.needs_group:
             raise ValueError(
                 f"sample.completions_per_prompt={sample.completions_per_prompt} contradicts "
-                f"algorithm.name={self.algorithm.name}, whose baseline is the group's mean; set it "
-                f"to 2 or more"
+                f"algorithm.name={self.algorithm.name}, which compares the completions of a group; "
+                "set it to 2 or more, or algorithm.name to pg or reinforce_pp"
+            )
+        if row.top_k > sample.completions_per_prompt:
+            raise ValueError(
+                f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
+                f"{sample.completions_per_prompt}; set it to that or less"
+            )
+        filters = [
+            f"sample.{name}={value}"
+            for name, value, off in (
+                ("top_p", sample.top_p, 1), ("top_k", sample.top_k, 0), ("min_p", sample.min_p, 0)
+            )
+            if value != off
+        ]  # fmt: skip
+        if filters and (row.correction not in ("auto", "none") or row.off_policy_threshold):
+            option = "off_policy_threshold" if row.off_policy_threshold else "correction"
+            raise ValueError(
+                f"algorithm.{option}={getattr(row, option)} contradicts {filters[0]}: the "
+                "sampler's log-probs are then of another distribution than the policy's, so their "
+                "ratio is biased; leave one of the two out"
             )
         rollouts = sample.rollouts_per_step
         if train.optimizer_steps > rollouts:

@@ -42,6 +42,10 @@ class TrainingError(ReasonError, ArithmeticError):
     """Learning cannot go on: a loss or a gradient is not finite."""
 
 
+class OutOfMemory(TrainingError, MemoryError):
+    """A single rollout does not fit into memory while learning."""
+
+
 def one_line(error: Exception) -> str:
     """An exception's text without line breaks."""
     return " ".join(str(error).split())

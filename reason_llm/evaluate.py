@@ -16,7 +16,8 @@ from reason_llm.rollout import Prompt
 from reason_llm.sample import Progress, Sampler, SamplingParams
 from reason_llm.score import WeightedReward, score
 from reason_llm.train import packing
-from reason_llm.train.phase import policy_logprobs, to_rollouts
+from reason_llm.train.policy import policy_logprobs
+from reason_llm.train.preparation import to_rollouts
 
 CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
 CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.05, 1.0)}

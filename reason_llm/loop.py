@@ -5,10 +5,8 @@ A run that dies at any moment goes on from its last checkpoint and its buffer wh
 again. What is checked before a weight is read is in ``job``.
 """
 
-import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -16,21 +14,22 @@ import orjson
 from reason_llm import checkpoint, metrics, report
 from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
+from reason_llm.collection import collect
 from reason_llm.config import Config
 from reason_llm.console import Console
+from reason_llm.errors import OutOfMemory
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
 from reason_llm.memory import Plan
 from reason_llm.meter import GIB, Meter, peak_rss_mib
-from reason_llm.metrics import MetricsLog, Record
+from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
-from reason_llm.prompts import order
-from reason_llm.rollout import Group
-from reason_llm.sample import Sampler, SamplingParams, sampling
-from reason_llm.score import score
-from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+from reason_llm.sample import sampling
+from reason_llm.train.algorithms import Algorithm
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import with_advantages
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
@@ -65,36 +64,44 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         log = job.begin(started)
         state = job.state if job.state.folder else _begin(job, log, model, learner, console)
-        record = _Record()
+        record: Record = {}
         for step in range(state.step, config.run.steps):
             if not buffer.holds(step):  # a killed run goes on between the phases
                 with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
                     if model.engine is not None:
-                        record.values |= prove_sampler_is_policy(sampler, model, job.prompts)
-                    groups = collect(job, sampler, buffer, step, record, console)
-                record.values["memory/sampling_peak_gib"] = peak.gib
-                with record.timed("buffer"):
-                    buffer.write(step, with_advantages(groups, learner.settings.algorithm))
+                        record |= prove_sampler_is_policy(sampler, model, job.prompts)
+                    groups, drawn = collect(job, sampler, buffer, step, record, console)
+                record["memory/sampling_peak_gib"] = peak.gib
+                with timed(record, "buffer"):
+                    weights = {reward.name: reward.weight for reward in job.rewards}
+                    scored = with_advantages(groups, learner.settings.algorithm, weights)
+                    buffer.write(step, scored, drawn)
             with (
-                record.timed("learning"),
+                timed(record, "learning"),
                 learning(learner),
                 meter.phase() as peak,
                 console.phase(
                     "learning", config.sample.rollouts_per_step * config.train.epochs
                 ) as progress,
             ):
-                record.values |= learner.learn(
-                    step, buffer.groups(step), lambda items: progress(0, items)
-                )
-            record.values["memory/learning_peak_gib"] = peak.gib
+                try:
+                    record |= learner.learn(
+                        step, buffer.groups(step), lambda items: progress(0, items)
+                    )
+                except OutOfMemory:
+                    if state.folder is None and learner.updates_in_step == 0:
+                        _save(job, state, model, learner)  # run.save_every left it unsaved
+                    raise
+            record["memory/learning_peak_gib"] = peak.gib
             state = RunState(state.run, step + 1, None)
             if _evaluation_is_due(config, state.step):
                 _evaluate(job, model, record, console)
-            record.values |= metrics.describe(buffer.groups(step)) | _memory(plan)
-            console.line(_step_line(config, log.write(state.step, record.values)))
-            record = _Record()
+            record |= metrics.describe(buffer.groups(step)) | _memory(plan)
+            record["sample/groups_dropped"] = buffer.drawn(step) - len(buffer.groups(step))
+            console.line(_step_line(config, log.write(state.step, record)))
+            record = {}
             if state.step % config.run.save_every == 0 or state.step == config.run.steps:
-                with record.timed("saving"):  # stands in the next step's record
+                with timed(record, "saving"):  # stands in the next step's record
                     state = _save(job, state, model, learner)
         return _finish(job, log, model, buffer, console)
 
@@ -102,7 +109,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
 def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:
     train = config.train
     return LearningSettings(
-        algorithm=config.algorithm.row(),
+        algorithm=_with_correction(config),
         train=train,
         temperature=config.sample.temperature,
         max_new_tokens=config.sample.max_new_tokens,
@@ -112,76 +119,24 @@ def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSetti
     )
 
 
-def collect(
-    job: Job,
-    sampler: Sampler,
-    buffer: RolloutBuffer,
-    step: int,
-    record: "_Record",
-    console: Console,
-) -> list[Group]:
-    """The scored groups of a step, wave by wave; each wave but the last is on disk before the next
-    begins."""
-    config, sample = job.config, job.config.sample
-    params = SamplingParams(
-        sample.completions_per_prompt,
-        sample.max_new_tokens,
-        sample.temperature,
-        sample.top_k,
-        sample.top_p,
-        sample.min_p,
-    )
-    indices = order(
-        len(job.prompts), config.run.seed, step * sample.prompts_per_step, sample.prompts_per_step
-    )
-    prompts = [job.prompts[index] for index in indices]
-    wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
-    groups = buffer.groups(step)
-    fresh_tokens = 0  # without those of an interrupted run
-    with console.phase("sampling", config.sample.rollouts_per_step) as progress:
-        progress(0, len(groups) * sample.completions_per_prompt)
-        while len(groups) < len(prompts):
-            start = len(groups)
-            seed = random.Random(f"{config.run.seed}/sample/{step}/{start}").getrandbits(63)
-            with record.timed("sampling"):
-                sampled = sampler.sample(
-                    prompts[start : start + wave], params, seed=seed, progress=progress
-                )
-            fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
-            with record.timed("scoring"):
-                groups += score(sampled, job.rewards)
-            if len(groups) < len(prompts):
-                with record.timed("buffer"):
-                    buffer.add_wave(step, groups[start:])
-    seconds = record.values.get("time/sampling_seconds")
-    if seconds:
-        record.values["sample/tokens_per_second"] = fresh_tokens / seconds
-    return groups
-
-
-class _Record:
-    """The values of a step as they come in."""
-
-    def __init__(self) -> None:
-        self.values: Record = {}
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds within to ``time/<name>_seconds``."""
-        started = time.perf_counter()
-        yield
-        key = f"time/{name}_seconds"
-        self.values[key] = self.values.get(key, 0.0) + time.perf_counter() - started
+def _with_correction(config: Config) -> Algorithm:
+    """The row, ``correction: auto`` resolved: only vLLM's log-probs are not the learner's own."""
+    row, sample = config.algorithm.row(), config.sample
+    if row.correction != "auto":
+        return row
+    filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
+    needed = sample.engine == "vllm" and not filtered
+    return replace(row, correction="token_truncate" if needed else "none")
 
 
 def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, console: Console) -> RunState:
     """Evaluate the untrained policy and save it, so that the run has an identity before it has
     rollouts."""
-    record = _Record()
+    record: Record = {}
     if job.held_out:
         _evaluate(job, model, record, console)
-        console.line(f"before training: held-out accuracy {record.values['eval/accuracy']:.1%}")
-    log.write(0, record.values | _memory(job.plan))
+        console.line(f"before training: held-out accuracy {record['eval/accuracy']:.1%}")
+    log.write(0, record | _memory(job.plan))
     return _save(job, RunState(job.state.run, 0, None), model, learner)
 
 
@@ -198,13 +153,13 @@ def _save(job: Job, state: RunState, model: Model, learner: Learner) -> RunState
     return checkpoint.save(job.folder, state, model.policy, learner.optimizer, keep)
 
 
-def _evaluate(job: Job, model: Model, record: _Record, console: Console) -> None:
+def _evaluate(job: Job, model: Model, record: Record, console: Console) -> None:
     with (
-        record.timed("evaluation"),
+        timed(record, "evaluation"),
         sampling(model, job.plan.cache_tokens) as sampler,
         console.phase("evaluating", len(job.held_out)) as progress,
     ):
-        record.values |= evaluate(
+        record |= evaluate(
             sampler, job.held_out, job.rewards[0], job.config.eval_max_new_tokens, progress
         )
 

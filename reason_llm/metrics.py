@@ -6,6 +6,8 @@ each step stands there once.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
 
 Record = dict[str, float]
+
+
+@contextmanager
+def timed(record: Record, name: str) -> Iterator[None]:
+    """Add the seconds within to ``time/<name>_seconds``."""
+    started = time.perf_counter()
+    yield
+    key = f"time/{name}_seconds"
+    record[key] = record.get(key, 0.0) + time.perf_counter() - started
 
 
 class MetricsLog:

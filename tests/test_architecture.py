@@ -18,14 +18,17 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
     {"errors", "rollout", "train.algorithms"},
-    {"files", "config", "config_file", "command_line", "buffer", "prompts", "metrics", "report",
+    {"files", "config", "config_types", "config_algorithm", "config_file",
+     "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "memory", "meter", "checkpoint"},
-    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.boxed_math",
-     "score.tags", "train.phase"},
-    {"evaluate", "backends", "job"},
+    {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
+     "score.boxed_math", "score.extraction", "score.judge", "score.math_worker",
+     "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
+     "train.replay", "train.phase"},
+    {"evaluate", "backends", "job", "collection"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "model", "train"}
@@ -43,7 +46,7 @@ OWNERS = {
     "unsloth": {"model.unsloth"},
     "vllm": {"model.engine", "model.adapter_sync", "model.unsloth", "sample.vllm_sampler"},
     "datasets": {"prompts"},
-    "math_verify": {"score.boxed_math"},
+    "math_verify": {"score.math_worker"},
     "matplotlib": {"report"},
     "rich": {"console"},
 }

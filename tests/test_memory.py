@@ -31,7 +31,8 @@ from reason_llm.model.shape import Shape
 from reason_llm.train import losses
 from reason_llm.train.algorithms import ALGORITHMS
 from reason_llm.train.logprobs import chunk_bytes, token_logprobs
-from reason_llm.train.phase import Learner, LearningSettings, policy_logprobs
+from reason_llm.train.phase import Learner, LearningSettings
+from reason_llm.train.policy import policy_logprobs
 
 pytestmark = pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
 

@@ -1,41 +1,96 @@
 """Rewards become advantages. Pure functions of numbers.
 
-Shapes: P groups of G completions, N = P * G, grouped: completion i belongs to group i // G.
+Shapes: P groups of G completions, N = P * G, grouped: completion i belongs to group i // G; R
+rewards; T tokens.
 """
 
 import torch
 from torch import Tensor
 
-from reason_llm.train.algorithms import Scale
+from reason_llm.train.algorithms import Baseline, Scale
 
 
 def group_advantages(
-    rewards_N: Tensor, group_size: int, scale: Scale, ddof: int = 1, epsilon: float = 1e-4
+    rewards_N: Tensor,
+    group_size: int,
+    scale: Scale,
+    baseline: Baseline = "group_mean",
+    ddof: int = 1,
+    epsilon: float = 1e-4,
 ) -> Tensor:
-    """How much better each completion is than its group: ``(r - group mean) / (std + epsilon)``.
+    """How much better each completion is than its baseline, over a standard deviation + epsilon.
 
     Args:
         rewards_N: total rewards.
         group_size: G.
         scale: ``group`` takes the group's standard deviation, ``batch`` that of all N rewards;
+            ``whiten`` subtracts the mean of all N advantages and takes their standard deviation;
             ``none`` divides by nothing.
+        baseline: ``group_mean``; ``leave_one_out``, the mean of the group's others; ``none``.
         ddof: 1 for the sample's standard deviation, 0 for the population's.
         epsilon: keeps a group of equal rewards finite; its advantages are 0.
 
     Returns:
         (N,) in the rewards' dtype.
 
-    Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none).
-    Differs: the paper gives neither ddof nor epsilon; both are TRL's.
+    Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
+    arXiv:2402.14740 section 3.2 (leave_one_out); arXiv:2501.03262 section 3 (whiten).
+    Differs: the papers give neither ddof nor epsilon; both are TRL's.
     """
     rewards_PG = rewards_N.view(-1, group_size)
-    centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
-    # A mean of equal numbers can be off by a rounding; such a group must teach nothing at all.
-    centred_PG = centred_PG.masked_fill(
-        (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True), 0.0
-    )
+    centred_PG = rewards_PG
+    if baseline != "none":
+        centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+        # A mean of equal numbers can be off by a rounding; such a group must teach nothing.
+        flat_P1 = (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True)
+        centred_PG = centred_PG.masked_fill(flat_P1, 0.0)
+    if baseline == "leave_one_out":
+        centred_PG = centred_PG * (group_size / (group_size - 1))
     if scale == "none":
-        return centred_PG.view(-1)
+        return centred_PG.reshape(-1)
+    if scale == "whiten":
+        centred_N = centred_PG.reshape(-1)
+        return whiten(centred_N, torch.ones_like(centred_N, dtype=torch.bool), ddof, epsilon)
     over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
     std = torch.std(over, dim=1, correction=ddof, keepdim=True)
     return (centred_PG / (std + epsilon)).view(-1)
+
+
+def per_reward_advantages(
+    rewards_RN: Tensor, weights_R: Tensor, group_size: int, scale: Scale, epsilon: float = 1e-4
+) -> Tensor:
+    """Each reward normalised in its group by itself, then the weighted sum, (N,).
+
+    With ``scale: whiten`` that sum is whitened over the batch. Source: arXiv:2601.05242 section 3.
+    """
+    normalized_RN = torch.stack(
+        [group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
+         for rewards_N in rewards_RN]
+    )  # fmt: skip
+    total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
+    if scale != "whiten":
+        return total_N
+    return whiten(total_N, torch.ones_like(total_N, dtype=torch.bool), epsilon=epsilon)
+
+
+def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
+    """What is still to come at each token: ``G_t = r_t + gamma G_{t+1}``, 0 outside the mask.
+
+    Source: arXiv:2501.03262 section 3.2 (gamma = 1).
+    """
+    returns_BT = torch.zeros_like(rewards_BT)
+    coming_B = torch.zeros_like(rewards_BT[:, 0])
+    for t in reversed(range(rewards_BT.shape[1])):
+        here_B = mask_BT[:, t]
+        coming_B = torch.where(here_B, rewards_BT[:, t] + gamma * coming_B, coming_B)
+        returns_BT[:, t] = torch.where(here_B, coming_B, 0.0)
+    return returns_BT
+
+
+def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
+    """Mean 0 and standard deviation 1 over the masked values, 0 elsewhere; 0 if all are equal."""
+    chosen = values[mask]
+    if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
+        return torch.zeros_like(values)
+    deviation = chosen.std(correction=ddof)
+    return torch.where(mask, (values - chosen.mean()) / (deviation + epsilon), 0.0)

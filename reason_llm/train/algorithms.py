@@ -1,76 +1,251 @@
 """Every algorithm is one row of this table; adding one is a row and a test.
 
 Standard library only, so that the config can check names and columns without torch. What each
-column does is in ``advantages.py`` (baseline, scale) and ``losses.py`` (clip, aggregation, KL).
+column does is in ``advantages.py`` (baseline, scale, normalisation, KL in the reward) and
+``losses.py`` (ratio, surrogate, aggregation, KL and entropy in the loss).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-Scale = Literal["group", "batch", "none"]
-Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+Baseline = Literal["group_mean", "leave_one_out", "none"]
+Scale = Literal["group", "batch", "whiten", "none"]
+Normalization = Literal["total", "per_reward"]
+Ratio = Literal["token", "sequence", "sequence_token"]
+Surrogate = Literal["clip", "reinforce", "cispo", "sapo", "gmpo", "vespo"]
+Aggregation = Literal["sequence_mean", "token_mean", "sequence_sum", "constant"]
 KLEstimator = Literal["none", "k1", "k2", "k3"]
+KLPlace = Literal["loss", "reward", "token_reward"]
+Keep = Literal["all", "positive", "top_k"]
+Truncated = Literal["train", "leave_out"]
+Correction = Literal[
+    "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row. Every column but ``source`` can be overridden in the config's ``algorithm``
-    section."""
+    """One row. Every column but ``idea`` and ``source`` can be overridden in the config's
+    ``algorithm`` section; the fields of ``config.AlgorithmSection`` say what each does."""
 
-    scale: Scale
-    """What the group's centred rewards are divided by: the standard deviation of the group's or
-    the whole step's (``batch``) rewards, or nothing."""
-    clip_low: float
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float
-    """The ratio is clipped above at 1 + clip_high."""
-    aggregation: Aggregation
-    """How token losses become one: mean of sequence means, mean over all tokens, or sum over N *
-    max_new_tokens."""
-    kl: KLEstimator
-    """The estimator of KL(policy || reference) added to the loss."""
-    kl_coefficient: float
-    """Its weight (beta)."""
+    idea: str
+    """In a few words."""
     source: str
     """Paper and equation."""
+    baseline: Baseline = "group_mean"
+    scale: Scale = "group"
+    normalization: Normalization = "total"
+    keep: Keep = "all"
+    top_k: int = 0
+    ratio: Ratio = "token"
+    surrogate: Surrogate = "clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    delta: float = 0.0
+    dual_clip: float = 0.0
+    temperature_positive: float = 1.0
+    temperature_negative: float = 1.05
+    aggregation: Aggregation = "token_mean"
+    kl: KLEstimator = "none"
+    kl_coefficient: float = 0.0
+    kl_place: KLPlace = "loss"
+    entropy_coefficient: float = 0.0
+    top_entropy_fraction: float = 1.0
+    off_policy_threshold: float = 0.0
+    max_ratio: float = 0.0
+    correction: Correction = "auto"
+    correction_cap: float = 2.0
+    dynamic_sampling: int = 1
+    success_range: tuple[float, float] | None = None
+    truncated: Truncated = "train"
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a single completion of a prompt would teach nothing."""
+        return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
 
 
 ALGORITHMS: dict[str, Algorithm] = {
+    "pg": Algorithm(
+        idea="REINFORCE: reward times log-prob; with a baseline if you set one",
+        source="Williams 1992, doi:10.1007/BF00992696, eq. 4 (episodic)",
+        baseline="none", scale="none", surrogate="reinforce",
+    ),
     "grpo": Algorithm(
-        scale="group", clip_low=0.2, clip_high=0.2, aggregation="sequence_mean",
-        kl="k3", kl_coefficient=0.04,
+        idea="advantages normalised in their group, clipped ratio, mean of sequence means, KL to "
+        "the base",
         source="DeepSeekMath, arXiv:2402.03300 eq. 3 and 4; beta from section 4.2",
+        aggregation="sequence_mean", kl="k3", kl_coefficient=0.04,
     ),
     "dapo": Algorithm(
-        scale="group", clip_low=0.2, clip_high=0.28, aggregation="token_mean",
-        kl="none", kl_coefficient=0.0,
-        source="DAPO, arXiv:2503.14476 eq. 8: clip-higher and token-level loss",
+        idea="a higher upper clip, all tokens alike, groups without signal sampled anew, no KL",
+        source="DAPO, arXiv:2503.14476 eq. 8 to 11",
+        clip_high=0.28, dynamic_sampling=3,
     ),
     "dr_grpo": Algorithm(
-        scale="none", clip_low=0.2, clip_high=0.2, aggregation="constant",
-        kl="none", kl_coefficient=0.0,
+        idea="GRPO without the biases: no division by deviation or length",
         source="Dr. GRPO, arXiv:2503.20783 section 3.2",
+        scale="none", aggregation="constant",
+    ),
+    "bnpo": Algorithm(
+        idea="GRPO with all tokens of the optimizer batch alike",
+        source="the loss_type of that name in TRL, after BNPO, arXiv:2506.02864",
+    ),
+    "gdpo": Algorithm(
+        idea="each reward normalised in its group by itself, then the sum over the batch",
+        source="GDPO, arXiv:2601.05242 section 3",
+        normalization="per_reward", scale="whiten",
+    ),
+    "rloo": Algorithm(
+        idea="the baseline is the mean of the others; whole completions; KL in the reward",
+        source="RLOO, arXiv:2402.14740 section 3.2",
+        baseline="leave_one_out", scale="none", surrogate="reinforce",
+        aggregation="sequence_sum", kl="k1", kl_coefficient=0.05, kl_place="reward",
+    ),
+    "reinforce_pp": Algorithm(
+        idea="no group: KL taken off every token's reward, returns whitened over the batch",
+        source="REINFORCE++, arXiv:2501.03262 (v9) section 3.2",
+        baseline="none", scale="whiten", kl="k1", kl_coefficient=0.01, kl_place="token_reward",
+    ),
+    "reinforce_pp_baseline": Algorithm(
+        idea="the group's mean as baseline, whitened over the batch, k2 KL in the loss",
+        source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) section 3.3",
+        scale="whiten", kl="k2", kl_coefficient=0.01,
+    ),
+    "gspo": Algorithm(
+        idea="one ratio for the whole completion, clipped tightly",
+        source="GSPO, arXiv:2507.18071 eq. 5 to 7; clips from section 5.1",
+        ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
+    ),
+    "gspo_token": Algorithm(
+        idea="GSPO whose gradient and advantage are each token's own",
+        source="GSPO, arXiv:2507.18071 eq. 13 and 14",
+        ratio="sequence_token", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
+    ),
+    "luspo": Algorithm(
+        idea="GSPO with each completion weighed by its length",
+        source="LUSPO, arXiv:2602.05261",
+        ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_sum",
+    ),
+    "cispo": Algorithm(
+        idea="the ratio is a clipped weight of the log-prob: no token loses its gradient",
+        source="MiniMax-M1, arXiv:2506.13585 eq. 4 and 5; upper bound 5 from ScaleRL, "
+        "arXiv:2510.13786",
+        surrogate="cispo", clip_low=1.0, clip_high=4.0,
+    ),
+    "sapo": Algorithm(
+        idea="a smooth gate in the clip's place, steeper for negative advantages",
+        source="SAPO, arXiv:2511.20347",
+        surrogate="sapo", aggregation="sequence_mean",
+    ),
+    "gmpo": Algorithm(
+        idea="the geometric mean of the token ratios, clipped widely in log space",
+        source="GMPO, arXiv:2507.20673 section 3; clips from section 4",
+        surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
+    ),
+    "vespo": Algorithm(
+        idea="a gamma-shaped weight of the whole completion's ratio",
+        source="VESPO, arXiv:2602.10693, as in TRL's loss_type of that name",
+        surrogate="vespo",
     ),
 }  # fmt: skip
+
+_USED_BY = {
+    "ratio": ("clip", "cispo", "sapo"),
+    "clip_low": ("clip", "cispo", "gmpo"),
+    "clip_high": ("clip", "cispo", "gmpo"),
+    "delta": ("clip",),
+    "dual_clip": ("clip",),
+    "temperature_positive": ("sapo",),
+    "temperature_negative": ("sapo",),
+}
+"""Columns that only some surrogates read."""
 
 
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     """The row called ``name`` with the columns in ``overrides`` replaced.
 
     Raises:
-        ValueError: an override that the resulting row would ignore, or a KL without a coefficient.
+        ValueError: an override that the resulting row would ignore, naming both options.
     """
     row = replace(ALGORITHMS[name], **overrides)  # type: ignore[arg-type]
-    if row.kl == "none" and "kl" in overrides and "kl_coefficient" not in overrides:
-        row = replace(row, kl_coefficient=0.0)
-    if row.kl == "none" and row.kl_coefficient > 0:
+    if row.kl == "none" and "kl" in overrides:
+        taken_along = {"kl_coefficient": 0.0, "kl_place": "loss"}
+        changes = {k: v for k, v in taken_along.items() if k not in overrides}
+        row = replace(row, **changes)  # type: ignore[arg-type]
+    for column, option, needed in _ignored(row, overrides):
         raise ValueError(
-            f"algorithm.kl_coefficient={row.kl_coefficient} would be ignored because "
-            f"algorithm.kl is none for {name}; set algorithm.kl to k3, or leave kl_coefficient out"
+            f"algorithm.{column}={getattr(row, column)} would be ignored because {option}; {needed}"
         )
-    if row.kl != "none" and row.kl_coefficient == 0:
-        raise ValueError(
-            f"algorithm.kl={row.kl} would be ignored because algorithm.kl_coefficient is 0; "
-            "set a coefficient above 0, or algorithm.kl to none"
-        )
+    _check_meaning(row)
     return row
+
+
+def columns() -> list[str]:
+    """The names of all columns that a config may override."""
+    return [field.name for field in fields(Algorithm) if field.name not in {"idea", "source"}]
+
+
+def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, str, str]]:
+    """(column, the option that makes it useless, what to do) for each that would do nothing."""
+    found = []
+    for column, surrogates in _USED_BY.items():
+        if column in overrides and row.surrogate not in surrogates:
+            found.append((column, f"algorithm.surrogate is {row.surrogate}",
+                          f"leave it out, or set surrogate to {surrogates[0]}"))  # fmt: skip
+    if row.kl == "none" and row.kl_coefficient > 0:
+        found.append(("kl_coefficient", "algorithm.kl is none",
+                      "set algorithm.kl to k3, or leave kl_coefficient out"))  # fmt: skip
+    if row.kl == "none" and row.kl_place != "loss":
+        found.append(("kl_place", "algorithm.kl is none", "set algorithm.kl to k1"))
+    if row.kl != "none" and row.kl_coefficient == 0:
+        found.append(("kl", "algorithm.kl_coefficient is 0",
+                      "set a coefficient above 0, or algorithm.kl to none"))  # fmt: skip
+    if row.keep != "top_k" and row.top_k > 0:
+        found.append(("top_k", f"algorithm.keep is {row.keep}", "set algorithm.keep to top_k"))
+    if row.correction == "none" and "correction_cap" in overrides:
+        found.append(("correction_cap", "algorithm.correction is none",
+                      "set algorithm.correction to token_truncate"))  # fmt: skip
+    if row.dynamic_sampling == 1 and row.success_range is not None:
+        found.append(("success_range", "algorithm.dynamic_sampling is 1",
+                      "set algorithm.dynamic_sampling to 3"))  # fmt: skip
+    return found
+
+
+def _check_meaning(row: Algorithm) -> None:
+    """Combinations that contradict each other.
+
+    Raises:
+        ValueError: naming both options.
+    """
+    if row.keep == "top_k" and row.top_k < 1:
+        raise ValueError("algorithm.keep=top_k needs algorithm.top_k; set it to 1 or more")
+    if row.kl_place != "loss" and row.kl not in ("none", "k1"):
+        raise ValueError(
+            f"algorithm.kl={row.kl} contradicts algorithm.kl_place={row.kl_place}, which takes the "
+            "log-ratio itself off the reward; set algorithm.kl to k1"
+        )
+    if row.kl_place != "loss" and row.normalization == "per_reward":
+        raise ValueError(
+            f"algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, "
+            "which knows no reward for the KL; set kl_place to loss"
+        )
+    if row.kl_place == "token_reward" and (row.baseline, row.scale) != ("none", "whiten"):
+        raise ValueError(
+            f"algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
+            f"algorithm.scale={row.scale}: every token has its own return; set baseline to none "
+            "and scale to whiten, or kl_place to reward"
+        )
+    if 0 < row.dual_clip <= 1:
+        raise ValueError(
+            f"algorithm.dual_clip={row.dual_clip} must be above 1, or 0 for none (arXiv:1912.09729)"
+        )
+    if 0 < row.delta <= 1 + row.clip_high:
+        raise ValueError(
+            f"algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must "
+            f"be above 1 + clip_high, or 0 for none"
+        )
+    if row.surrogate in ("clip", "cispo") and row.clip_low > 1:
+        raise ValueError(f"algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less")
+    if row.success_range is not None and row.success_range[0] > row.success_range[1]:
+        raise ValueError(f"algorithm.success_range={list(row.success_range)} is empty")

@@ -26,6 +26,7 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int | None = None,
     softcap: float | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that
     distribution's entropy.
@@ -38,16 +39,17 @@ def token_logprobs(
         chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
         softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
             arXiv:2408.00118 section 2. None: they do not.
+        entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
 
     Returns:
-        logprobs_BT with gradient and entropy_BT without, float32, 0 outside the mask.
+        logprobs_BT with gradient, and entropy_BT, float32, 0 outside the mask.
     """
     chosen_BT = mask_BT[:, 1:]
     hidden_ND = hidden_BTD[:, :-1][chosen_BT]
     targets_N = ids_BT[:, 1:][chosen_BT]
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap
+        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
     )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
@@ -55,9 +57,9 @@ def token_logprobs(
 
 class _ChunkedLogprobs(torch.autograd.Function):
     """log softmax(h W^T / temperature)[target], whose gradient in h is (W[target] - p W) /
-    temperature.
+    temperature; and the entropy H, whose gradient is -p (log p + H) W / temperature.
 
-    That gradient is one vector of D numbers for each token, so the forward pass makes it while the
+    Each gradient is one vector of D numbers for each token, so the forward pass makes it while the
     chunk's probabilities exist, and the backward pass only scales it: the logits are computed once,
     not twice.
     """
@@ -72,30 +74,37 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         softcap: float | None,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         wants_gradient = ctx.needs_input_grad[0]
         accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
         logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=accumulate)
         entropy_N = torch.empty_like(logprobs_N)
-        gradient_ND = torch.empty_like(hidden_ND) if wants_gradient else None
+        wanted = (wants_gradient, wants_gradient and entropy_gradient)
+        gradients = [torch.empty_like(hidden_ND) if want else None for want in wanted]
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
             logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
-            gradient_CD = None if gradient_ND is None else gradient_ND[part]
+            here = [None if gradient is None else gradient[part] for gradient in gradients]
             logprobs_N[part], entropy_N[part] = _chunk(
-                logits_CV, targets_N[part, None], head_VD, temperature, softcap, gradient_CD
+                logits_CV, targets_N[part, None], head_VD, temperature, softcap, *here
             )
             del logits_CV  # before the next ones are made
-        ctx.save_for_backward(gradient_ND)
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.save_for_backward(*gradients)
+        if not wanted[1]:
+            ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_ND,) = ctx.saved_tensors
-        gradient = grad_logprobs_N[:, None].to(gradient_ND.dtype) * gradient_ND
-        return gradient, None, None, None, None, None, None
+    def backward(
+        ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        of_logprobs_ND, of_entropy_ND = ctx.saved_tensors
+        gradient = grad_logprobs_N[:, None].to(of_logprobs_ND.dtype) * of_logprobs_ND
+        if of_entropy_ND is not None:
+            gradient += grad_entropy_N[:, None].to(of_entropy_ND.dtype) * of_entropy_ND
+        return gradient, None, None, None, None, None, None, None
 
 
 def _chunk(
@@ -104,9 +113,10 @@ def _chunk(
     head_VD: Tensor,
     temperature: float,
     softcap: float | None,
-    gradient_CD: Tensor | None,
+    logprob_gradient_CD: Tensor | None,
+    entropy_gradient_CD: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (C,) of a chunk; their gradient in h is written to ``gradient_CD``.
+    """Log-probs and entropies (C,) of a chunk; their gradients in h are written to the last two.
 
     In place wherever it can be: two tensors of the chunk's size at once, three with a softcap.
     """
@@ -122,13 +132,20 @@ def _chunk(
     probs_CV.div_(sums_C1)
     logprobs_C = logprobs_CV.gather(-1, targets_C1)[:, 0]
     entropy_C = -torch.bmm(probs_CV[:, None, :], logprobs_CV[:, :, None])[:, 0, 0]
-    if gradient_CD is not None:
+    if slope_CV is not None:
+        slope_CV.square_().neg_().add_(1)  # of softcap * tanh(x / softcap)
+    if entropy_gradient_CD is not None:
+        weights_CV = logprobs_CV.add_(entropy_C[:, None]).mul_(probs_CV).neg_()
+        if slope_CV is not None:
+            weights_CV.mul_(slope_CV)
+        entropy_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
+    if logprob_gradient_CD is not None:
         weights_CV = probs_CV.neg_().scatter_add_(
             -1, targets_C1, torch.ones_like(targets_C1, dtype=probs_CV.dtype)
         )
         if slope_CV is not None:
-            weights_CV.mul_(slope_CV.square_().neg_().add_(1))
-        gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
+            weights_CV.mul_(slope_CV)
+        logprob_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
     return logprobs_C, entropy_C
 
 

@@ -4,7 +4,8 @@ Every loss is a masked sum; the caller divides once by ``denominator`` over the 
 batch, so that no split into micro-batches changes the gradient. Losses are minimised.
 
 Shapes: B rows, T tokens, N completions of the optimizer batch. ``mask_BT`` is True where a token is
-trained; entry t of every (B, T) tensor belongs to token t.
+trained; entry t of every (B, T) tensor belongs to token t; advantages are (B, T), or (B, 1) where
+a row has one.
 """
 
 from collections.abc import Sequence
@@ -12,31 +13,154 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reason_llm.train.algorithms import Aggregation, KLEstimator
+from reason_llm.train.algorithms import Aggregation, Algorithm, Correction, KLEstimator, Ratio
+
+VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
+"""(k, lambda) of VESPO's weight for advantages from 0 up, and below."""
+VESPO_LOG_RATIO = (-18.420680743952367, 20.0)
+"""Where VESPO's sequence log-ratio is cut off: log 1e-8 and 20, as its authors do."""
+
+
+def policy_loss(
+    algorithm: Algorithm,
+    logprobs_BT: Tensor,
+    old_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    correction_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The surrogate of the algorithm's row, token by token.
+
+    Args:
+        correction_BT: weights of ``sampler_correction``, for VESPO, which takes them into its
+            ratio; the others are multiplied by them outside.
+
+    Returns:
+        loss_BT, and clipped_BT: True where a clip took the token's gradient away.
+    """  # fmt: skip
+    if algorithm.surrogate == "reinforce":
+        return -advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
+    if algorithm.surrogate == "gmpo":
+        return geometric_mean(
+            logprobs_BT - old_BT, advantages_BT, mask_BT, algorithm.clip_low, algorithm.clip_high
+        )
+    if algorithm.surrogate == "vespo":
+        weights_B1 = vespo_weights(logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT)
+        return -weights_B1 * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
+    ratio_BT = importance_ratio(logprobs_BT, old_BT, mask_BT, algorithm.ratio)
+    if algorithm.surrogate == "cispo":
+        weight_BT = ratio_BT.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high).detach()
+        return -weight_BT * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
+    if algorithm.surrogate == "sapo":
+        temperatures = (algorithm.temperature_positive, algorithm.temperature_negative)
+        return -soft_gate(ratio_BT, advantages_BT, *temperatures) * advantages_BT, torch.zeros_like(
+            mask_BT
+        )
+    return clipped_surrogate(
+        ratio_BT, advantages_BT, algorithm.clip_low, algorithm.clip_high,
+        algorithm.delta, algorithm.dual_clip,
+    )  # fmt: skip
+
+
+def importance_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: Ratio) -> Tensor:
+    """``pi / pi_old``: each token's own, or the completion's, the geometric mean of its tokens'.
+
+    ``sequence_token`` has the completion's value and the token's own gradient.
+
+    Source: arXiv:1707.06347 eq. 6 (token); arXiv:2507.18071 eq. 7 (sequence) and 14
+    (sequence_token).
+    """
+    log_ratio_BT = logprobs_BT - old_BT
+    if level == "token":
+        return torch.exp(log_ratio_BT)
+    mean_B1 = _mean(log_ratio_BT, mask_BT)
+    if level == "sequence":
+        return torch.exp(mean_B1).expand_as(log_ratio_BT)
+    return torch.exp(mean_B1.detach() + logprobs_BT - logprobs_BT.detach())
 
 
 def clipped_surrogate(
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_B: Tensor,
+    ratio_BT: Tensor,
+    advantages_BT: Tensor,
     clip_low: float,
     clip_high: float,
+    delta: float = 0.0,
+    dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprobs -
-    old_logprobs)``, token by token.
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, token by token.
+
+    Args:
+        delta: the unclipped ratio is at most this, a bound for negative advantages; 0: none.
+        dual_clip: for negative advantages the loss is at most ``-dual_clip * A``; 0: none.
 
     Returns:
         loss_BT, and clipped_BT: True where the clip took the token's gradient away.
 
-    Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8.
-    """
-    ratio_BT = torch.exp(logprobs_BT - old_logprobs_BT)
-    advantages_B1 = advantages_B[:, None]
+    Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
+    arXiv:2505.07291 section 3.4; dual_clip, arXiv:1912.09729 eq. 5.
+    """  # fmt: skip
     clipped_ratio_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
-    loss_BT = -torch.minimum(ratio_BT * advantages_B1, clipped_ratio_BT * advantages_B1)
-    too_high_BT = (ratio_BT > 1 + clip_high) & (advantages_B1 > 0)
-    too_low_BT = (ratio_BT < 1 - clip_low) & (advantages_B1 < 0)
-    return loss_BT, too_high_BT | too_low_BT
+    bounded_BT = ratio_BT.clamp(max=delta) if delta else ratio_BT
+    loss_BT = -torch.minimum(bounded_BT * advantages_BT, clipped_ratio_BT * advantages_BT)
+    negative_BT = advantages_BT < 0
+    clipped_BT = ((ratio_BT > 1 + clip_high) & (advantages_BT > 0)) | (
+        (ratio_BT < 1 - clip_low) & negative_BT
+    )
+    if delta:
+        clipped_BT = clipped_BT | ((ratio_BT > delta) & negative_BT)
+    if dual_clip:
+        clipped_BT = clipped_BT | ((ratio_BT > dual_clip) & negative_BT)
+        loss_BT = torch.where(
+            negative_BT, torch.minimum(loss_BT, -dual_clip * advantages_BT), loss_BT
+        )
+    return loss_BT, clipped_BT
+
+
+def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
+    """``4 / tau * sigmoid(tau (r - 1))``: slope 1 at r = 1, ever flatter away from it.
+
+    Source: arXiv:2511.20347; tau by the advantage's sign.
+    """
+    tau_BT = torch.where(advantages_BT > 0, positive, negative)
+    return torch.sigmoid(tau_BT * (ratio_BT - 1)) * 4 / tau_BT
+
+
+def geometric_mean(
+    log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
+
+    Source: arXiv:2507.20673 section 3: each token is clipped on the side where its advantage asks
+    for more.
+    """
+    bounded_BT = log_ratio_BT.clamp(-clip_low, clip_high)
+    clipped_BT = torch.where(advantages_BT > 0, log_ratio_BT > clip_high, log_ratio_BT < -clip_low)
+    log_BT = torch.where(
+        advantages_BT > 0,
+        torch.minimum(log_ratio_BT, bounded_BT),
+        torch.maximum(log_ratio_BT, bounded_BT),
+    )
+    loss_B1 = -advantages_BT * torch.exp(_mean(log_BT, mask_BT))
+    return loss_B1.expand_as(log_ratio_BT), clipped_BT
+
+
+@torch.no_grad()
+def vespo_weights(
+    log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, correction_BT: Tensor | None
+) -> Tensor:
+    """``w^k e^{lambda (1 - w)}`` (B, 1), w the whole completion's ratio: 1 on policy.
+
+    Source: arXiv:2602.10693, with the constants of TRL 1.14's vespo_k_* and vespo_lambda_*.
+    """
+    low, high = VESPO_LOG_RATIO
+    log_w_B1 = (log_ratio_BT.clamp(-20.0, 20.0) * mask_BT).sum(dim=1, keepdim=True)
+    if correction_BT is not None:
+        log_w_B1 += (correction_BT.log().clamp(low, high) * mask_BT).sum(dim=1, keepdim=True)
+    log_w_B1 = log_w_B1.clamp(low, high)
+    positive_B1 = advantages_BT[:, :1] >= 0
+    k_B1 = torch.where(positive_B1, VESPO_POSITIVE[0], VESPO_NEGATIVE[0])
+    lambda_B1 = torch.where(positive_B1, VESPO_POSITIVE[1], VESPO_NEGATIVE[1])
+    return torch.exp(lambda_B1 + k_B1 * log_w_B1 - lambda_B1 * log_w_B1.exp())
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -56,6 +180,56 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstima
     if estimator == "k3":
         return torch.expm1(log_ratio_BT) - log_ratio_BT
     return torch.zeros_like(log_ratio_BT)
+
+
+def sampler_correction(
+    old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, kind: Correction, cap: float
+) -> Tensor:
+    """Weights that correct for tokens drawn by a sampler that is not quite the old policy.
+
+    ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
+    is cut down to it (truncate) or the weight is 0 (mask). 0 outside the mask.
+
+    Source: truncated importance sampling, F. Yao et al., "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training" (2025); the four kinds are TRL's.
+    """
+    log_ratio_BT = (old_BT - sampler_BT) * mask_BT
+    if kind.startswith("sequence"):
+        log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)
+    ratio_BT = torch.exp(log_ratio_BT)
+    if kind.endswith("truncate"):
+        ratio_BT = ratio_BT.clamp(max=cap)
+    else:
+        ratio_BT = torch.where(ratio_BT > cap, 0.0, ratio_BT)
+    return ratio_BT * mask_BT
+
+
+def is_near_policy(
+    logprobs_BT: Tensor,
+    sampler_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    threshold: float,
+) -> Tensor:
+    """(B, 1) True where a completion is trained: its advantage is not negative, or its mean of
+    ``log pi_sampler - log pi`` is at most ``threshold``.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
+    """  # fmt: skip
+    drift_B1 = _mean(sampler_BT - logprobs_BT.detach(), mask_BT)
+    return (advantages_BT[:, :1] >= 0) | (drift_B1 <= threshold)
+
+
+def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
+    """The entropy from which on a token belongs to the ``fraction`` of highest entropy.
+
+    Source: arXiv:2506.01939 section 5; the quantile is interpolated linearly, as TRL does.
+    """
+    ordered_N = entropies_N.double().sort().values
+    place = (1 - fraction) * (len(ordered_N) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered_N) - 1)
+    return float(torch.lerp(ordered_N[below], ordered_N[above], place - below))
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
@@ -78,13 +252,19 @@ def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_toke
         lengths_N: trained tokens of each completion, those whose advantage is 0 included.
 
     Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean,
-    arXiv:2503.14476 eq. 8 (all tokens alike); constant, arXiv:2503.20783 section 3.2 (no division
-    by the sampled length).
+    arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 eq. 5 (mean of
+    sequence sums); constant, arXiv:2503.20783 section 3.2 (no division by the sampled length).
     Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant
     open.
     """
-    if aggregation == "sequence_mean":
+    if aggregation in ("sequence_mean", "sequence_sum"):
         return float(max(1, len(lengths_N)))
     if aggregation == "token_mean":
         return float(max(1, sum(lengths_N)))
     return float(max(1, len(lengths_N) * max_new_tokens))
+
+
+def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B, 1): the mean over each row's trained tokens; 0 for a row without."""
+    counts_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return (values_BT * mask_BT).sum(dim=1, keepdim=True) / counts_B1

@@ -20,6 +20,9 @@ class Rollout:
     completion_ids: tuple[int, ...]
     sampler_logprobs: tuple[float, ...]
     advantage: float
+    reward: float = 0.0
+    is_truncated: bool = False
+    """Cut off by the token limit."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,11 +1,8 @@
 """The learning phase: the buffer's rollouts become gradient steps of the policy adapter.
 
 Owns the optimizer and the order of things; the maths is in ``advantages``, ``losses`` and
-``logprobs``. One step of the loop may hold several optimizer steps. Each divides once, by the count
-of its whole optimizer batch.
-
-Not here: recovery from out-of-memory, importance weights for a sampler that is not the policy (the
-mismatch is only measured).
+``logprobs``, the rows in ``preparation``. One step of the loop may hold several optimizer steps.
+Each divides once, by the count of its whole optimizer batch.
 
 Shapes: B rows of a micro-batch, T tokens, N rollouts.
 """
@@ -14,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +22,12 @@ from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.model.engine import on_default_stream
 from reason_llm.rollout import Group
-from reason_llm.train import losses, optim, packing
-from reason_llm.train.advantages import group_advantages
+from reason_llm.train import losses, optim, packing, preparation
 from reason_llm.train.algorithms import Algorithm
-from reason_llm.train.logprobs import token_logprobs
 from reason_llm.train.packing import Rollout
+from reason_llm.train.policy import policy_logprobs, spread
+from reason_llm.train.replay import MicroBatches
+from reason_llm.train.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,7 @@ class LearningSettings:
     """What the learner needs to know beyond its rollouts."""
 
     algorithm: Algorithm
+    """Its correction is resolved: not ``auto``."""
     train: TrainSection
     temperature: float
     """Of the sampler: the policy is ``softmax(logits / temperature)`` in both phases."""
@@ -52,6 +51,9 @@ class Learner:
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
         self.settings = settings
+        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device)
+        self.updates_in_step = 0
+        """Optimizer steps taken since the step began."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
@@ -67,121 +69,211 @@ class Learner:
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
-            step.
+                step.
+            OutOfMemory: one rollout alone is too much; likewise.
         """
         settings, train = self.settings, self.settings.train
+        self.updates_in_step = 0
         torch.manual_seed(random.Random(f"{settings.seed}/dropout/{step}").getrandbits(63))
-        rollouts = to_rollouts(groups)
-        lengths = [len(rollout.completion_ids) for rollout in rollouts]
-        # With no KL a zero advantage gives a zero gradient: such rollouts count in the mean and
-        # need no pass.
-        chosen = [
-            i for i, r in enumerate(rollouts) if r.advantage != 0 or settings.algorithm.kl != "none"
-        ]
-        fixed = self._fixed_logprobs(rollouts, chosen)
-        tally = _Tally()
+        replays_before = self.micro_batches.replays
+        size = len(groups[0].completions)
+        rollouts = preparation.to_rollouts(groups)
+        counted = preparation.counted(rollouts, size, settings.algorithm)
+        rows = self._rows(rollouts, counted, size)
+        tally = Tally()
         for parameter in self.parameters:  # so that a batch without signal is a step of zeros
             parameter.grad = torch.zeros_like(parameter)
         steps_before = step * train.epochs * train.optimizer_steps
         for pass_ in range(train.epochs * train.optimizer_steps):
             epoch, part = divmod(pass_, train.optimizer_steps)
-            rows = _split(len(rollouts), train.optimizer_steps, f"{settings.seed}/{step}/{epoch}")[
-                part
-            ]
-            trained = sorted(set(rows) & set(chosen))
-            count = losses.denominator(
-                [lengths[i] for i in rows], settings.algorithm.aggregation, settings.max_new_tokens
-            )
-            self.optimizer.zero_grad(set_to_none=False)
-            progress(len(rows) - len(trained))
-            for batch in packing.micro_batches(
-                [rollouts[i].num_tokens for i in trained], settings.micro_batch_tokens
-            ):
-                indices = [trained[i] for i in batch]
-                self._backward(
-                    step, [rollouts[i] for i in indices], [fixed[i] for i in indices], count, tally
-                )
-                progress(len(indices))
-            self._update(step, steps_before + pass_, tally, [rollouts[i].name for i in trained])
-        return tally.metrics() | {"train/trained_fraction": len(chosen) / len(rollouts)}
+            seed = f"{settings.seed}/{step}/{epoch}"
+            batch = set(_split(len(rollouts), train.optimizer_steps, seed)[part])
+            self._optimizer_step(
+                step, steps_before + pass_, [rows[i] for i in counted if i in batch],
+                len(batch), tally, progress,
+            )  # fmt: skip
+        advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
+        return tally.metrics() | {
+            "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
+            "train/counted_fraction": len(counted) / len(rollouts),
+            "train/advantage_std": float(advantages.std()) if len(rollouts) > 1 else 0.0,
+            "train/micro_batch_tokens": float(self.micro_batches.tokens),
+            "train/out_of_memory": float(self.micro_batches.replays - replays_before),
+        }
 
-    def _fixed_logprobs(
-        self, rollouts: Sequence[Rollout], chosen: Sequence[int]
-    ) -> dict[int, "_Fixed"]:
-        """Log-probs that do not change while learning: of the policy before it, and of the
-        reference."""
-        settings = self.settings
+    def _rows(
+        self, rollouts: Sequence[Rollout], counted: Sequence[int], size: int
+    ) -> dict[int, "_Row"]:
+        """The counted rollouts with what does not change while learning."""
+        settings, algorithm = self.settings, self.settings.algorithm
         moves = settings.train.epochs * settings.train.optimizer_steps > 1
-        picked = [rollouts[i] for i in chosen]
-        old = self._logprobs_of(picked) if moves else [None] * len(picked)
-        if settings.algorithm.kl == "none":
-            ref: Sequence[Tensor | None] = [None] * len(picked)
-        else:
+        shapes_reward = algorithm.kl_place != "loss"
+        always = (algorithm.kl != "none" and not shapes_reward) or algorithm.entropy_coefficient > 0
+        rows = {
+            i: _Row(rollouts[i], is_trained=always or shapes_reward or rollouts[i].advantage != 0)
+            for i in counted
+        }
+        if shapes_reward:  # the whole step's, for its baseline and its scale
+            old, _ = self._logprobs_of(rollouts)
             with adapters.reference(self.model.policy):
-                ref = self._logprobs_of(picked)
-        return {i: _Fixed(old[row], ref[row]) for row, i in enumerate(chosen)}
+                ref, _ = self._logprobs_of(rollouts)
+            shaped = preparation.shaped_advantages(rollouts, size, algorithm, old, ref)
+            for i, row in rows.items():
+                row.old, row.ref, row.advantages = old[i], ref[i], shaped[i]
+            return rows
+        picked = [row for row in rows.values() if row.is_trained]
+        chosen = [row.rollout for row in picked]
+        if moves or algorithm.top_entropy_fraction < 1:
+            for row, old_T, entropy_T in zip(picked, *self._logprobs_of(chosen), strict=True):
+                row.old, row.entropies = old_T, entropy_T
+        if algorithm.kl != "none":
+            with adapters.reference(self.model.policy):
+                for row, ref_T in zip(picked, self._logprobs_of(chosen)[0], strict=True):
+                    row.ref = ref_T
+        return rows
 
     @torch.no_grad()
-    def _logprobs_of(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
-        """The log-probs (T,) of each rollout's completion, without dropout."""
-        result: list[Tensor] = [torch.empty(0)] * len(rollouts)
-        self.model.policy.eval()
-        for batch in packing.micro_batches(
-            [r.num_tokens for r in rollouts], self.settings.micro_batch_tokens
-        ):
-            ids_BT, mask_BT = packing.collate([rollouts[i] for i in batch], self.model.device)
-            logprobs_BT, _ = policy_logprobs(self.model, ids_BT, mask_BT, self.settings.temperature)
-            for row, index in enumerate(batch):
-                result[index] = logprobs_BT[row][mask_BT[row]]
-        self.model.policy.train()
-        return result
+    def _logprobs_of(self, rollouts: Sequence[Rollout]) -> tuple[list[Tensor], list[Tensor]]:
+        """Log-probs and entropies (T,) of each rollout's completion, without dropout."""
+        logprobs: list[Tensor] = [torch.empty(0)] * len(rollouts)
+        entropies = list(logprobs)
 
-    def _backward(
+        def run(batch: list[int]) -> None:
+            ids_BT, mask_BT = packing.collate([rollouts[i] for i in batch], self.model.device)
+            found = policy_logprobs(self.model, ids_BT, mask_BT, self.settings.temperature)
+            for row, index in enumerate(batch):
+                logprobs[index], entropies[index] = (x_BT[row][mask_BT[row]] for x_BT in found)
+
+        self.model.policy.eval()
+        self.micro_batches.run(rollouts, run, lambda: None)
+        self.model.policy.train()
+        return logprobs, entropies
+
+    def _optimizer_step(
         self,
         step: int,
-        rollouts: Sequence[Rollout],
-        fixed: Sequence["_Fixed"],
-        count: float,
-        tally: "_Tally",
+        optimizer_step: int,
+        rows: Sequence["_Row"],
+        batch_size: int,
+        tally: Tally,
+        progress: Callable[[int], None],
     ) -> None:
-        """Add the gradient of one micro-batch of an optimizer batch with this denominator."""
+        """One update from the counted rows of an optimizer batch."""
+        algorithm = self.settings.algorithm
+        trained = [row for row in rows if row.is_trained]
+        lengths = [len(row.rollout.completion_ids) for row in rows]
+        batch = _Batch(
+            step=step,
+            count=losses.denominator(lengths, algorithm.aggregation, self.settings.max_new_tokens),
+            tokens=max(1, sum(lengths)),
+            least_entropy=self._least_entropy(trained),
+            is_first=self.updates_in_step == 0,
+        )
+        state, here = torch.get_rng_state(), Tally()
+
+        def restart() -> None:
+            nonlocal here
+            self.optimizer.zero_grad(set_to_none=False)
+            torch.set_rng_state(state)
+            here = Tally()
+
+        def run(indices: list[int]) -> None:
+            self._backward(batch, [trained[i] for i in indices], here)
+            progress(len(indices))
+
+        restart()
+        progress(batch_size - len(trained))
+        self.micro_batches.run([row.rollout for row in trained], run, restart)
+        tally.merge(here)
+        self._update(step, optimizer_step, tally, [row.rollout.name for row in trained])
+
+    def _least_entropy(self, rows: Sequence["_Row"]) -> float:
+        """From which on a token of this optimizer batch is trained."""
+        fraction = self.settings.algorithm.top_entropy_fraction
+        entropies = [row.entropies for row in rows if row.entropies is not None]
+        if fraction == 1 or not entropies:
+            return -math.inf
+        return losses.top_entropy_threshold(torch.cat(entropies), fraction)
+
+    def _backward(self, batch: "_Batch", rows: Sequence["_Row"], tally: Tally) -> None:
+        """Add the gradient of one micro-batch of an optimizer batch."""
         algorithm, device = self.settings.algorithm, self.model.device
+        rollouts = [row.rollout for row in rows]
         ids_BT, mask_BT = packing.collate(rollouts, device)
         logprobs_BT, entropy_BT = policy_logprobs(
-            self.model, ids_BT, mask_BT, self.settings.temperature
+            self.model, ids_BT, mask_BT, self.settings.temperature,
+            entropy_gradient=algorithm.entropy_coefficient > 0,
+        )  # fmt: skip
+        old_BT = spread([row.old for row in rows], mask_BT, otherwise=logprobs_BT.detach())
+        advantages_B1 = torch.tensor([[r.advantage] for r in rollouts], device=device)
+        advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)
+        sampler = [torch.tensor(r.sampler_logprobs, device=device) for r in rollouts]
+        sampler_BT = spread(sampler, mask_BT, otherwise=logprobs_BT)
+        kept_BT = self._kept(batch, logprobs_BT, old_BT, sampler_BT, advantages_BT, entropy_BT,
+                             mask_BT)  # fmt: skip
+        tally.left_out += int((mask_BT.any(1) & ~kept_BT.any(1)).sum())
+        weights_BT = None
+        if algorithm.correction not in ("auto", "none"):
+            weights_BT = losses.sampler_correction(
+                old_BT, sampler_BT, mask_BT, algorithm.correction, algorithm.correction_cap
+            )
+        loss_BT, clipped_BT = losses.policy_loss(
+            algorithm, logprobs_BT, old_BT, advantages_BT, mask_BT, weights_BT
         )
-        old_BT = _spread([f.old for f in fixed], mask_BT, otherwise=logprobs_BT.detach())
-        advantages_B = torch.tensor(
-            [r.advantage for r in rollouts], dtype=torch.float32, device=device
-        )
-        loss_BT, clipped_BT = losses.clipped_surrogate(
-            logprobs_BT, old_BT, advantages_B, algorithm.clip_low, algorithm.clip_high
-        )
-        kl_BT = torch.zeros_like(loss_BT)
+        if weights_BT is not None and algorithm.surrogate != "vespo":
+            loss_BT = loss_BT * weights_BT
+        loss_BT = loss_BT * kept_BT
+        values = {"clip_fraction": clipped_BT, "entropy": entropy_BT}
         if algorithm.kl != "none":
-            ref_BT = _spread([f.ref for f in fixed], mask_BT, otherwise=logprobs_BT)
-            kl_BT = losses.kl_penalty(logprobs_BT, ref_BT, algorithm.kl)
-            loss_BT = loss_BT + algorithm.kl_coefficient * kl_BT
-        loss = losses.masked_sum(loss_BT, mask_BT, algorithm.aggregation) / count
+            ref_BT = spread([row.ref for row in rows], mask_BT, otherwise=logprobs_BT)
+            values["kl"] = losses.kl_penalty(logprobs_BT, ref_BT, algorithm.kl)
+            if algorithm.kl_place == "loss":
+                loss_BT = loss_BT + algorithm.kl_coefficient * values["kl"]
+        if weights_BT is not None:
+            values["correction"] = weights_BT
+        loss = losses.masked_sum(loss_BT, mask_BT, algorithm.aggregation) / batch.count
+        if algorithm.entropy_coefficient > 0:
+            bonus = (entropy_BT * kept_BT).sum() / batch.tokens
+            loss = loss - algorithm.entropy_coefficient * bonus
+        log_ratio_BT = logprobs_BT.detach() - old_BT
         if not torch.isfinite(loss):
             raise TrainingError(
-                f"step {step}: the loss is {loss.item()} on {', '.join(r.name for r in rollouts)} "
-                f"(largest log ratio {float((logprobs_BT.detach() - old_BT).abs().max()):.3g}); "
+                f"step {batch.step}: the loss is {loss.item()} on "
+                f"{', '.join(r.name for r in rollouts)} (largest log ratio "
+                f"{float(log_ratio_BT.abs().max()):.3g}); "
                 "start again with --run.resume never and a lower train.learning_rate"
             )
         loss.backward()
-        sampler_BT = _spread(
-            [torch.tensor(r.sampler_logprobs, device=device) for r in rollouts],
-            mask_BT,
-            logprobs_BT,
-        )
-        tally.add_micro_batch(
-            loss, mask_BT, clipped_BT, entropy_BT, kl_BT, logprobs_BT.detach() - sampler_BT
-        )
+        padding = ids_BT.numel() - sum(r.num_tokens for r in rollouts)
+        mismatch_BT = logprobs_BT - sampler_BT if batch.is_first else None
+        tally.add_micro_batch(loss, mask_BT, padding, values, log_ratio_BT, mismatch_BT)
 
-    def _update(
-        self, step: int, optimizer_step: int, tally: "_Tally", names: Sequence[str]
-    ) -> None:
+    def _kept(
+        self,
+        batch: "_Batch",
+        logprobs_BT: Tensor,
+        old_BT: Tensor,
+        sampler_BT: Tensor,
+        advantages_BT: Tensor,
+        entropy_BT: Tensor,
+        mask_BT: Tensor,
+    ) -> Tensor:
+        """The masked tokens whose policy loss is taken; the others still count."""  # fmt: skip
+        algorithm = self.settings.algorithm
+        kept_BT = mask_BT
+        if algorithm.top_entropy_fraction < 1:
+            kept_BT = kept_BT & (entropy_BT.detach() >= batch.least_entropy)
+        if algorithm.off_policy_threshold:
+            kept_BT = kept_BT & losses.is_near_policy(
+                logprobs_BT, sampler_BT, advantages_BT, mask_BT, algorithm.off_policy_threshold
+            )
+        if algorithm.max_ratio:
+            log_ratio_BT = (logprobs_BT.detach() - old_BT) * mask_BT
+            largest_B1 = log_ratio_BT.amax(dim=1, keepdim=True)
+            kept_BT = kept_BT & (largest_B1 <= math.log(algorithm.max_ratio))
+        return kept_BT
+
+    def _update(self, step: int, optimizer_step: int, tally: Tally, names: Sequence[str]) -> None:
         settings = self.settings
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.train.max_grad_norm))
         if not math.isfinite(norm):
@@ -194,6 +286,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.updates_in_step += 1
         tally.add_update(norm, rate)
 
 
@@ -214,117 +307,32 @@ def learning(learner: Learner) -> Iterator[Learner]:
             torch.cuda.empty_cache()
 
 
-def with_advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
-    """The scored groups with an advantage on every completion."""
-    size = len(groups[0].completions)
-    rewards_N = torch.tensor(
-        [c.reward for group in groups for c in group.completions], dtype=torch.float64
-    )
-    advantages = iter(group_advantages(rewards_N, size, algorithm.scale).tolist())
-    return [
-        replace(
-            group,
-            completions=tuple(replace(c, advantage=next(advantages)) for c in group.completions),
-        )
-        for group in groups
-    ]
+@dataclass(slots=True)
+class _Row:
+    """A rollout with what stays as it is over the step; None where it is not needed."""
 
-
-def to_rollouts(groups: Sequence[Group]) -> list[Rollout]:
-    """The buffer's groups as the learner's rows, in order."""
-    return [
-        Rollout(
-            f"{g.prompt.id}#{i}",
-            g.prompt.token_ids,
-            c.token_ids,
-            c.logprobs,
-            float(c.advantage or 0.0),
-        )
-        for g in groups
-        for i, c in enumerate(g.completions)
-    ]
-
-
-def policy_logprobs(
-    model: Model, ids_BT: Tensor, mask_BT: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (B, T) of the masked tokens under the model as it is now."""
-    hidden_BTD = model.hidden_states(ids_BT)
-    return token_logprobs(
-        hidden_BTD,
-        ids_BT,
-        mask_BT,
-        model.head.weight,
-        model.head.bias,
-        temperature,
-        softcap=model.softcap,
-    )
+    rollout: Rollout
+    is_trained: bool
+    """False: its gradient is 0, and it needs no pass."""
+    old: Tensor | None = None
+    """Log-probs (T,) of the policy before the step."""
+    ref: Tensor | None = None
+    """Log-probs (T,) of the base."""
+    entropies: Tensor | None = None
+    """(T,) of the policy before the step."""
+    advantages: Tensor | None = None
+    """(T,), where tokens differ in them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Fixed:
-    old: Tensor | None
-    ref: Tensor | None
+class _Batch:
+    """What the micro-batches of an optimizer batch share."""
 
-
-@dataclass(slots=True)
-class _Tally:
-    """Sums over the micro-batches of a step, kept as tensors until asked for."""
-
-    tokens: int = 0
-    updates: int = 0
-    sums: dict[str, Tensor | float] = field(default_factory=dict)
-    mismatch_max: float = 0.0
-    rate: float = 0.0
-
-    def add_micro_batch(
-        self,
-        loss: Tensor,
-        mask_BT: Tensor,
-        clipped_BT: Tensor,
-        entropy_BT: Tensor,
-        kl_BT: Tensor,
-        mismatch_BT: Tensor,
-    ) -> None:
-        """Count a micro-batch in; ``mismatch_BT`` is the learner's log-probs less the sampler's."""
-        self._add("loss", loss.detach())
-        self.tokens += int(mask_BT.sum())
-        self._add("clip_fraction", (clipped_BT & mask_BT).sum())
-        self._add("entropy", entropy_BT.sum())
-        self._add("kl", (kl_BT.detach() * mask_BT).sum())
-        if (
-            self.updates == 0
-        ):  # later the policy has moved, and the difference is no longer the sampler's
-            self.mismatch_max = max(self.mismatch_max, float((mismatch_BT * mask_BT).abs().max()))
-
-    def add_update(self, norm: float, rate: float) -> None:
-        """Count an optimizer step in."""
-        self._add("grad_norm", norm)
-        self.updates += 1
-        self.rate = rate
-
-    def metrics(self) -> dict[str, float]:
-        """Means: over tokens for what tokens have, over optimizer steps for loss and gradient
-        norm."""
-        tokens, updates = max(1, self.tokens), max(1, self.updates)
-        per = {
-            "loss": updates,
-            "grad_norm": updates,
-            "clip_fraction": tokens,
-            "entropy": tokens,
-            "kl": tokens,
-        }
-        means = {
-            f"train/{name}": float(self.sums.get(name, 0.0)) / count for name, count in per.items()
-        }
-        return means | {
-            "train/sampler_mismatch_max": self.mismatch_max,
-            "train/learning_rate": self.rate,
-            "train/tokens": float(self.tokens),
-        }
-
-    def _add(self, name: str, value: Tensor | float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
+    step: int
+    count: float
+    tokens: int
+    least_entropy: float
+    is_first: bool
 
 
 def _split(count: int, parts: int, seed: str) -> list[list[int]]:
@@ -333,15 +341,3 @@ def _split(count: int, parts: int, seed: str) -> list[list[int]]:
     if parts > 1:
         random.Random(seed).shuffle(indices)
     return [indices[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
-
-
-def _spread(rows: Sequence[Tensor | None], mask_BT: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of completion log-probs laid out as (B, T) where the mask is True, 0 elsewhere;
-    ``otherwise`` if none."""
-    known = [row for row in rows if row is not None]
-    if len(known) < len(rows):
-        return otherwise
-    values = torch.cat(known).float()
-    return torch.zeros(mask_BT.shape, dtype=values.dtype, device=mask_BT.device).masked_scatter(
-        mask_BT, values
-    )

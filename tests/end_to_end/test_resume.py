@@ -88,7 +88,7 @@ def outcome(folder: Path) -> dict[str, object]:
         "summary": {
             k: v
             for k, v in orjson.loads((run / "summary.json").read_bytes()).items()
-            if not k.endswith(("_seconds", "_mib", "adapter"))
+            if not k.endswith(("_seconds", "_mib", "_gib", "adapter"))
         },
         "finished": orjson.loads((folder / "buffer.json").read_bytes())["trained"],
         "rollouts": orjson.loads((folder / "buffer.json").read_bytes())["groups"],

@@ -16,8 +16,9 @@ from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.algorithms import ALGORITHMS, Algorithm
-from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+from reason_llm.train.algorithms import ALGORITHMS, Algorithm, resolve
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import to_rollouts, with_advantages
 
 
 def groups(seed: int = 0, flat: bool = False) -> list[Group]:
@@ -33,7 +34,8 @@ def groups(seed: int = 0, flat: bool = False) -> list[Group]:
         for i in range(4):
             ids = integers(3, 250, integers(1, 31, 1)[0])
             reward = 1.0 if flat and p > 0 else float(integers(0, 4, 1)[0]) + i
-            completions.append(Completion(ids, "", (-1.0,) * len(ids), "stop", {}, reward))
+            rewards = {"a": reward - i, "b": float(i)}
+            completions.append(Completion(ids, "", (-1.0,) * len(ids), "stop", rewards, reward))
         made.append(Group(Prompt(f"p{p}", "", integers(3, 250, 5 + 3 * p), ""), tuple(completions)))
     return made
 
@@ -78,7 +80,10 @@ def sampled_groups(model: Model, tokenizer: Any) -> list[Group]:
     return [
         replace(
             g,
-            completions=tuple(replace(c, reward=float(i % 3)) for i, c in enumerate(g.completions)),
+            completions=tuple(
+                replace(c, reward=float(i % 3), rewards={"a": float(i % 3)})
+                for i, c in enumerate(g.completions)
+            ),
         )
         for g in made
     ]
@@ -94,6 +99,73 @@ def test_any_split_gives_the_same_gradient(model: Model, tokenizer: Any, name: s
         assert (split - whole).norm() / whole.norm() < 1e-6, budget
         for key in ("train/loss", "train/entropy", "train/kl", "train/grad_norm"):
             assert metrics[key] == pytest.approx(whole_metrics[key], rel=1e-5, abs=1e-6), key
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"entropy_coefficient": 0.1},
+    {"top_entropy_fraction": 0.3},
+    {"off_policy_threshold": 0.01},
+    {"max_ratio": 1.001},
+    {"correction": "token_truncate", "correction_cap": 1.05},
+    {"correction": "sequence_mask", "correction_cap": 1.2},
+    {"keep": "positive"},
+    {"keep": "top_k", "top_k": 3},
+    {"truncated": "leave_out"},
+    {"scale": "batch"},
+    {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_changes_the_gradient_and_no_split_does(
+    model: Model, tokenizer: Any, options: dict
+) -> None:
+    """Two optimizer steps, so that the second one is off policy; the last one's gradient."""
+    data = noisy(sampled_groups(model, tokenizer))
+    plain = ALGORITHMS["dapo"]
+    row = resolve("dapo", options)
+    whole, _ = second_gradient(model, row, 10**6, data)
+    split, _ = second_gradient(model, row, 150, data)
+    assert (split - whole).norm() / whole.norm() < 1e-5
+    without, _ = second_gradient(model, plain, 10**6, data)
+    assert (without - whole).norm() / whole.norm() > 1e-3
+
+
+def noisy(data: list[Group]) -> list[Group]:
+    """As if the sampler had not been quite the policy, and had cut every third completion off."""
+    generator = torch.Generator().manual_seed(5)
+
+    def shake(completion: Completion) -> Completion:
+        noise = 0.2 * torch.randn(len(completion.logprobs), generator=generator)
+        logprobs = [p + float(n) for p, n in zip(completion.logprobs, noise, strict=True)]
+        return replace(completion, logprobs=tuple(logprobs))
+
+    return [
+        replace(
+            g,
+            completions=tuple(
+                replace(shake(c), finish_reason="length" if i % 3 == 2 else "stop")
+                for i, c in enumerate(g.completions)
+            ),
+        )
+        for g in data
+    ]
+
+
+def second_gradient(model: Model, row: Algorithm, budget: int, data: list[Group]) -> Any:
+    """As ``gradient``, of the second of two epochs; the adapter is put back afterwards."""
+    made = learner(model, row, budget, max_grad_norm=1e9, learning_rate=1e-3, epochs=2)
+    seen: list[torch.Tensor] = []
+    made.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
+    )
+    before = [p.detach().clone() for p in made.parameters]
+    with learning(made):
+        metrics = made.learn(0, with_advantages(data, row), lambda items: None)
+    for parameter, old in zip(made.parameters, before, strict=True):
+        parameter.data.copy_(old)
+    assert len(seen) == 2
+    return seen[-1], metrics
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -141,9 +213,7 @@ def test_gradient_points_to_the_better_answer(model: Model) -> None:
     made = learner(model, row)
 
     def likelihoods() -> list[float]:
-        from reason_llm.train.phase import to_rollouts
-
-        return [float(t.sum()) for t in made._logprobs_of(to_rollouts(data))]
+        return [float(t.sum()) for t in made._logprobs_of(to_rollouts(data))[0]]
 
     before = likelihoods()
     with learning(made):

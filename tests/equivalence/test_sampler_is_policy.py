@@ -10,7 +10,8 @@ from reason_llm.model.base import Model
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train import packing
-from reason_llm.train.phase import policy_logprobs, to_rollouts
+from reason_llm.train.policy import policy_logprobs
+from reason_llm.train.preparation import to_rollouts
 
 
 def sampled(model: Model, tokenizer: Any, temperature: float) -> list[Group]:

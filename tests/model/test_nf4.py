@@ -34,7 +34,8 @@ from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import with_advantages
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM and bitsandbytes warn of their own
 

@@ -31,7 +31,8 @@ from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.transformers_sampler import TransformersSampler, filtered_logprobs
 from reason_llm.sample.vllm_sampler import VllmSampler
 from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import with_advantages
 
 pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
 

@@ -65,6 +65,21 @@ def test_double_precision_gradient_is_exact() -> None:
     assert torch.autograd.gradcheck(total, (hidden,))
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_the_entropy_has_an_exact_gradient_when_asked(softcap: float | None) -> None:
+    hidden, head, _, ids, mask = case(torch.float64, bias=False)
+
+    def total(h: torch.Tensor) -> torch.Tensor:
+        logprobs, entropy = token_logprobs(
+            h, ids, mask, head, None, 0.9, 5, softcap, entropy_gradient=True
+        )
+        return logprobs.square().sum() + entropy.pow(3).sum()
+
+    assert torch.autograd.gradcheck(total, (hidden,))
+    _, entropy = token_logprobs(hidden, ids, mask, head, None, 0.9, 5, softcap)
+    assert not entropy.requires_grad
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the most elements of any tensor that an operation returned."""
 

@@ -6,12 +6,13 @@
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from reason_llm.train import losses
-from reason_llm.train.algorithms import ALGORITHMS
+from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 
 # Known vectors: 2 and 3 tokens, advantages 1 and -1 (float64 of the papers' formulas).
 LOGPROBS = [[-2.04415, -0.85025, -2.69], [-0.41683, -2.34914, -1.57985]]
@@ -38,9 +39,8 @@ def loss_and_gradient(
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
     logprobs = tensor(LOGPROBS).requires_grad_()
     mask = torch.tensor(MASK)
-    loss, _ = losses.clipped_surrogate(
-        logprobs, tensor(OLD), tensor([1.0, -1.0]), clip_low, clip_high
-    )
+    ratio = torch.exp(logprobs - tensor(OLD))
+    loss, _ = losses.clipped_surrogate(ratio, tensor([[1.0], [-1.0]]), clip_low, clip_high)
     count = losses.denominator(mask.sum(1).tolist(), aggregation, max_new_tokens)
     total = losses.masked_sum(loss, mask, aggregation) / count
     total.backward()
@@ -74,7 +74,8 @@ def test_grpo_row_is_the_mean_of_sequence_means() -> None:
 
 def test_first_step_gradient_is_minus_the_advantage() -> None:
     logprobs = tensor([[-1.0, -2.0]]).requires_grad_()
-    loss, clipped = losses.clipped_surrogate(logprobs, logprobs.detach(), tensor([0.7]), 0.2, 0.2)
+    ratio = torch.exp(logprobs - logprobs.detach())
+    loss, clipped = losses.clipped_surrogate(ratio, tensor([[0.7]]), 0.2, 0.2)
     loss.sum().backward()
     assert not clipped.any()
     assert torch.allclose(logprobs.grad, tensor([[-0.7, -0.7]]))  # descending raises the log-prob
@@ -88,9 +89,7 @@ def test_clip_takes_the_gradient_only_where_it_would_go_further(
     ratio: float, advantage: float, gradient_lives: bool
 ) -> None:
     logprobs = tensor([[math.log(ratio)]]).requires_grad_()
-    loss, clipped = losses.clipped_surrogate(
-        logprobs, tensor([[0.0]]), tensor([advantage]), 0.2, 0.28
-    )
+    loss, clipped = losses.clipped_surrogate(torch.exp(logprobs), tensor([[advantage]]), 0.2, 0.28)
     loss.sum().backward()
     assert (logprobs.grad.item() != 0) == gradient_lives
     assert clipped.item() == (not gradient_lives)
@@ -99,14 +98,14 @@ def test_clip_takes_the_gradient_only_where_it_would_go_further(
 
 
 def test_clip_high_is_the_upper_bound_and_clip_low_the_lower() -> None:
-    logprobs, old = tensor([[math.log(1.25), math.log(0.75)]]), tensor([[0.0, 0.0]])
-    _, up = losses.clipped_surrogate(logprobs, old, tensor([1.0]), 0.2, 0.28)
-    _, down = losses.clipped_surrogate(logprobs, old, tensor([-1.0]), 0.2, 0.28)
+    ratio = tensor([[1.25, 0.75]])
+    _, up = losses.clipped_surrogate(ratio, tensor([[1.0]]), 0.2, 0.28)
+    _, down = losses.clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.28)
     assert up.tolist() == [[False, False]]
     assert down.tolist() == [[False, True]]
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "sequence_sum", "constant"])
 def test_micro_batches_add_up_to_the_whole(aggregation: str) -> None:
     generator = torch.Generator().manual_seed(0)
     loss = torch.randn(6, 9, dtype=torch.float64, generator=generator)
@@ -120,6 +119,7 @@ def test_micro_batches_add_up_to_the_whole(aggregation: str) -> None:
 def test_denominators_by_hand() -> None:
     assert losses.denominator([2, 3], "sequence_mean", 10) == 2
     assert losses.denominator([2, 3], "token_mean", 10) == 5
+    assert losses.denominator([2, 3], "sequence_sum", 10) == 2
     assert losses.denominator([2, 3], "constant", 10) == 20
 
 
@@ -130,10 +130,8 @@ def test_only_grpo_lets_a_long_wrong_answer_off(name: str, is_biased: bool) -> N
 
     def push(length: int) -> float:
         logprobs = torch.zeros(1, length, dtype=torch.float64, requires_grad=True)
-        loss, _ = losses.clipped_surrogate(
-            logprobs, logprobs.detach(), tensor([-1.0]), row.clip_low, row.clip_high
-        )
         mask = torch.ones(1, length, dtype=torch.bool)
+        loss, _ = losses.policy_loss(row, logprobs, logprobs.detach(), tensor([[-1.0]]), mask)
         count = losses.denominator([length], row.aggregation, 16)
         (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
         return logprobs.grad[0, 0].item()
@@ -172,3 +170,144 @@ def test_kl_pulls_the_policy_towards_the_reference() -> None:
             policy = tensor([[-1.0]]).requires_grad_()
             losses.kl_penalty(policy, tensor([[ref]]), estimator).sum().backward()
             assert math.copysign(1, policy.grad.item()) == sign
+
+
+def value_and_gradient(
+    row: Algorithm, logprobs: object, old: object, advantages: object, lengths: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss per token, and the gradient of the aggregated loss, in the log-probs."""
+    logprobs_BT = tensor(logprobs).requires_grad_()
+    mask = torch.arange(logprobs_BT.shape[1])[None] < torch.tensor(lengths)[:, None]
+    loss, _ = losses.policy_loss(row, logprobs_BT, tensor(old), tensor(advantages), mask)
+    count = losses.denominator(lengths, row.aggregation, 8)
+    (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
+    assert logprobs_BT.grad is not None
+    return loss.detach(), logprobs_BT.grad
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("advantage", [0.7, -0.7])
+def test_on_policy_every_row_raises_good_tokens_and_lowers_bad_ones(
+    name: str, advantage: float
+) -> None:
+    logprobs = [[-1.0, -2.0, -0.5]]
+    row = replace(ALGORITHMS[name], aggregation="token_mean")
+    if row.ratio == "sequence" or row.surrogate == "gmpo":
+        row = replace(row, aggregation="sequence_mean")  # their loss is the whole row's
+    _, gradient = value_and_gradient(row, logprobs, logprobs, [[advantage]], [3])
+    # On policy every surrogate has the gradient of REINFORCE: -A for each token, over the mean.
+    assert torch.allclose(gradient, torch.full_like(gradient, -advantage / 3), atol=1e-12)
+
+
+def test_sequence_ratio_is_the_geometric_mean() -> None:
+    logprobs, old = tensor([[-1.0, -2.0, -9.0]]), tensor([[-1.2, -1.6, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    by_hand = math.exp((0.2 - 0.4) / 2)
+    for level in ("sequence", "sequence_token"):
+        ratio = losses.importance_ratio(logprobs, old, mask, level)
+        assert ratio[0, :2].tolist() == pytest.approx([by_hand, by_hand])
+
+
+def test_gspo_token_has_each_token_s_own_advantage_and_gradient() -> None:
+    """With one advantage a row it is GSPO; with several, GSPO cannot tell tokens apart."""
+    row, token = ALGORITHMS["gspo"], ALGORITHMS["gspo_token"]
+    logprobs, old = [[-1.0, -2.0]], [[-1.0001, -2.0001]]
+    one = [value_and_gradient(r, logprobs, old, [[1.0, 1.0]], [2])[1] for r in (row, token)]
+    assert torch.allclose(one[0], one[1], atol=1e-12)
+    _, gradient = value_and_gradient(token, logprobs, old, [[1.0, 0.0]], [2])
+    assert gradient[0, 0] < 0
+    assert gradient[0, 1] == 0
+
+
+def test_cispo_clips_the_weight_and_never_the_gradient() -> None:
+    row = replace(ALGORITHMS["cispo"], clip_high=0.5)
+    logprobs = [[math.log(3.0), math.log(0.5)]]
+    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[1.0]], [2])
+    assert gradient[0].tolist() == pytest.approx([-1.5 / 2, -0.5 / 2])
+
+
+def test_two_sided_clip_bounds_a_negative_advantage() -> None:
+    row = replace(ALGORITHMS["bnpo"], delta=4.0)
+    loss, gradient = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[-1.0]], [1])
+    assert loss.item() == pytest.approx(4.0)
+    assert gradient.item() == 0
+    loss, gradient = value_and_gradient(row, [[math.log(3.0)]], [[0.0]], [[-1.0]], [1])
+    assert loss.item() == pytest.approx(3.0)
+    assert gradient.item() == pytest.approx(3.0)
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+    row = replace(ALGORITHMS["bnpo"], dual_clip=3.0)
+    loss, gradient = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[-0.5]], [1])
+    assert loss.item() == pytest.approx(1.5)
+    assert gradient.item() == 0
+    loss, _ = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[0.5]], [1])
+    assert loss.item() == pytest.approx(-0.6)  # a good token is clipped as always
+
+
+def test_sapo_s_gate_is_soft_and_steeper_below_zero() -> None:
+    row = ALGORITHMS["sapo"]
+    slopes = {}
+    for advantage in (1.0, -1.0):
+        logprobs = [[math.log(2.0)]]
+        loss, gradient = value_and_gradient(row, logprobs, [[0.0]], [[advantage]], [1])
+        tau = 1.0 if advantage > 0 else 1.05
+        gate = 1 / (1 + math.exp(-tau))
+        assert loss.item() == pytest.approx(-advantage * gate * 4 / tau)
+        slopes[advantage] = abs(gradient.item())
+        assert gradient.item() == pytest.approx(-advantage * 2.0 * 4 * gate * (1 - gate))
+    assert slopes[-1.0] < slopes[1.0] < 2.0
+
+
+def test_gmpo_clips_each_token_before_the_geometric_mean() -> None:
+    row = ALGORITHMS["gmpo"]
+    log_ratios = [1.0, 0.1, -1.0]  # clipped at 0.4 above for a good answer, not below
+    loss, gradient = value_and_gradient(row, [log_ratios], [[0.0] * 3], [[2.0]], [3])
+    mean = math.exp((0.4 + 0.1 - 1.0) / 3)
+    assert loss[0].tolist() == pytest.approx([-2.0 * mean] * 3)
+    assert gradient[0].tolist() == pytest.approx([0.0, -2.0 * mean / 3, -2.0 * mean / 3])
+    loss, gradient = value_and_gradient(row, [log_ratios], [[0.0] * 3], [[-2.0]], [3])
+    mean = math.exp((1.0 + 0.1 - 0.4) / 3)
+    assert loss[0].tolist() == pytest.approx([2.0 * mean] * 3)
+    assert gradient[0, 2] == 0
+
+
+def test_vespo_weighs_by_the_whole_completion() -> None:
+    row = ALGORITHMS["vespo"]
+    w = math.exp(0.3)
+    logprobs = [[0.1, 0.2]]
+    weight = math.exp(3.0 * (1 - w)) * w**2
+    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[1.0]], [2])
+    assert gradient[0].tolist() == pytest.approx([-weight / 2] * 2)
+    weight = math.exp(2.0 * (1 - w)) * w**3
+    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[-1.0]], [2])
+    assert gradient[0].tolist() == pytest.approx([weight / 2] * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("token_truncate", [[2.0, 0.5], [1.25, 0.0]]),
+        ("token_mask", [[0.0, 0.5], [1.25, 0.0]]),
+        ("sequence_truncate", [[2.0, 2.0], [1.25, 0.0]]),
+        ("sequence_mask", [[0.0, 0.0], [1.25, 0.0]]),
+    ],
+)
+def test_correction_of_the_sampler_by_hand(kind: str, expected: list) -> None:
+    old = tensor([[math.log(8.0), math.log(0.5)], [math.log(1.25), 9.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    found = losses.sampler_correction(old, torch.zeros_like(old), mask, kind, cap=2.0)
+    assert torch.allclose(found, tensor(expected))
+
+
+def test_off_policy_completions_are_left_out_only_if_they_were_bad() -> None:
+    logprobs, sampler = tensor([[-3.0, -3.0]] * 3), tensor([[-1.0, -1.0]] * 2 + [[-2.9, -2.9]])
+    advantages, mask = tensor([[-1.0], [1.0], [-1.0]]), torch.ones(3, 2, dtype=torch.bool)
+    kept = losses.is_near_policy(logprobs, sampler, advantages, mask, threshold=1.0)
+    assert kept[:, 0].tolist() == [False, True, True]
+
+
+def test_the_top_entropy_threshold_is_a_quantile() -> None:
+    entropies = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert losses.top_entropy_threshold(entropies, 0.2) == pytest.approx(0.82)
+    assert losses.top_entropy_threshold(entropies, 1.0) == pytest.approx(0.1)

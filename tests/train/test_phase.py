@@ -16,14 +16,8 @@ from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.phase import (
-    Learner,
-    LearningSettings,
-    _split,
-    learning,
-    to_rollouts,
-    with_advantages,
-)
+from reason_llm.train.phase import Learner, LearningSettings, _split, learning
+from reason_llm.train.preparation import to_rollouts, with_advantages
 
 ROW = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
 
@@ -142,7 +136,7 @@ def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
 def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
     made = learner(model, temperature=0.5, epochs=2, learning_rate=0.0)
     data = groups()
-    fixed = made._logprobs_of(to_rollouts(data))
+    fixed, _ = made._logprobs_of(to_rollouts(data))
     ids = torch.tensor([data[0].prompt.token_ids + data[0].completions[0].token_ids])
     with torch.no_grad():
         logits = model.logits(model.hidden_states(ids))[0, 5:-1].double() / 0.5

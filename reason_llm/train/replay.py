@@ -1,0 +1,72 @@
+"""Out of memory is an event, not an end: the work begins again in smaller micro-batches."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from reason_llm.errors import OutOfMemory
+from reason_llm.train import packing
+from reason_llm.train.packing import Rollout
+
+log = logging.getLogger(__name__)
+
+
+class MicroBatches:
+    """Work in micro-batches whose size is halved, for good, when memory does not suffice.
+
+    Args:
+        tokens: of a micro-batch to begin with.
+    """
+
+    def __init__(self, tokens: int, device: torch.device) -> None:
+        self.tokens = tokens
+        self.replays = 0
+        """How often work began again."""
+        self._device = device
+
+    def run(
+        self,
+        rollouts: Sequence[Rollout],
+        work: Callable[[list[int]], None],
+        restart: Callable[[], None],
+    ) -> None:
+        """``work`` on the indices of every micro-batch; out of memory, ``restart`` and all again.
+
+        Raises:
+            OutOfMemory: a rollout alone in its micro-batch is too much.
+        """
+        lengths = [rollout.num_tokens for rollout in rollouts]
+        while True:
+            try:
+                for batch in packing.micro_batches(lengths, self.tokens):
+                    work(batch)
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                failed = " ".join(str(error).split())[:200]
+            # Outside the handler, whose traceback holds the tensors that take the memory.
+            if self.tokens <= max(lengths):
+                raise OutOfMemory(
+                    f"out of memory with one rollout of {max(lengths)} tokens in a micro-batch "
+                    f"({failed}); lower sample.max_new_tokens or model.context_tokens, or set "
+                    "train.gradient_checkpointing to true or model.quantize to nf4; what was "
+                    "learned and sampled so far is saved"
+                )
+            self.tokens = max(max(lengths), self.tokens // 2)
+            self.replays += 1
+            log.warning(
+                "out of memory while learning (%s): again with micro-batches of %d tokens",
+                failed,
+                self.tokens,
+            )
+            restart()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """On a CPU torch has no class of its own for it."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or "can't allocate memory" in str(error)

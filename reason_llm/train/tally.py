@@ -1,0 +1,98 @@
+"""What a step's optimizer steps came to: sums over micro-batches, kept as tensors until read."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over micro-batches; whole ones are added up with ``merge``."""
+
+    tokens: int = 0
+    padding: int = 0
+    updates: int = 0
+    left_out: int = 0
+    """Completions that off_policy_threshold or max_ratio took out."""
+    sums: dict[str, Tensor | float] = field(default_factory=dict)
+    mismatch_max: float = 0.0
+    log_ratios: list[Tensor] = field(default_factory=list)
+    rate: float = 0.0
+
+    def add_micro_batch(
+        self,
+        loss: Tensor,
+        mask_BT: Tensor,
+        padding: int,
+        values: dict[str, Tensor],
+        log_ratio_BT: Tensor,
+        mismatch_BT: Tensor | None,
+    ) -> None:
+        """Count a micro-batch in.
+
+        Args:
+            padding: tokens that are none.
+            values: (B, T) by name, whose means over the masked tokens are wanted.
+            log_ratio_BT: the policy's log-probs less the old ones.
+            mismatch_BT: the learner's less the sampler's; None once the policy has moved.
+        """
+        self._add("loss", loss.detach())
+        self.tokens += int(mask_BT.sum())
+        self.padding += padding
+        for name, value_BT in values.items():
+            self._add(name, (value_BT.detach().float() * mask_BT).sum())
+        self.log_ratios.append(log_ratio_BT.detach()[mask_BT].float().cpu())
+        if mismatch_BT is not None:
+            mismatch_N = mismatch_BT.detach()[mask_BT].float()
+            if len(mismatch_N):
+                self.mismatch_max = max(self.mismatch_max, float(mismatch_N.abs().max()))
+            # k3 of KL(sampler || learner), from tokens that the sampler drew
+            self._add("sampler_kl", (torch.expm1(mismatch_N) - mismatch_N).sum())
+            self._add("sampler_tokens", float(len(mismatch_N)))
+
+    def add_update(self, norm: float, rate: float) -> None:
+        """Count an optimizer step in."""
+        self._add("grad_norm", norm)
+        self.updates += 1
+        self.rate = rate
+
+    def merge(self, other: "Tally") -> None:
+        """Count in what another tally counted."""
+        self.tokens += other.tokens
+        self.padding += other.padding
+        self.left_out += other.left_out
+        self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
+        self.log_ratios += other.log_ratios
+        for name, value in other.sums.items():
+            self._add(name, value)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over tokens for what tokens have, over optimizer steps for loss and gradient
+        norm."""
+        tokens, updates = max(1, self.tokens), max(1, self.updates)
+        sums = {name: float(value) for name, value in self.sums.items()}
+        per_update = {"loss", "grad_norm"}
+        sampler_tokens = max(1.0, sums.pop("sampler_tokens", 0.0))
+        found = {"loss": 0.0, "grad_norm": 0.0, "clip_fraction": 0.0, "entropy": 0.0, "kl": 0.0}
+        found |= {"sampler_kl": sums.pop("sampler_kl", 0.0) / sampler_tokens}
+        for name, value in sums.items():
+            found[name] = value / (updates if name in per_update else tokens)
+        ratios = torch.cat(self.log_ratios).exp() if self.tokens else torch.ones(1)
+        for name, quantile in RATIO_QUANTILES.items():
+            # torch.quantile takes no more than 2^24 numbers.
+            rank = 1 + round(quantile * (len(ratios) - 1))
+            found[f"ratio_{name}"] = float(ratios.kthvalue(rank).values)
+        return {f"train/{name}": value for name, value in found.items()} | {
+            "train/ratio_max": float(ratios.max()),
+            "train/sampler_mismatch_max": self.mismatch_max,
+            "train/learning_rate": self.rate,
+            "train/tokens": float(self.tokens),
+            "train/padding_fraction": self.padding / max(1, self.padding + self.tokens),
+            "train/left_out": float(self.left_out),
+        }
+
+    def _add(self, name: str, value: Tensor | float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value

@@ -1,0 +1,109 @@
+"""Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reason_llm.buffer import RolloutBuffer
+from reason_llm.collection import collect, is_kept
+from reason_llm.config import Config
+from reason_llm.console import Console
+from reason_llm.job import Job, prepare
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.train.algorithms import ALGORITHMS, resolve
+
+QUIET = Console("quiet")
+
+
+def group(*rewards: float) -> Group:
+    made = tuple(Completion((1,), "", (-1.0,), "stop", {"boxed": r}, r) for r in rewards)
+    return Group(Prompt("p", "", (1,), ""), made)
+
+
+def test_only_groups_with_signal_and_in_range_are_kept() -> None:
+    dapo, plain = ALGORITHMS["dapo"], ALGORITHMS["grpo"]
+    assert is_kept(group(1, 0, 0, 0), dapo, "boxed")
+    assert not is_kept(group(1, 1, 1, 1), dapo, "boxed")
+    assert is_kept(group(1, 1, 1, 1), plain, "boxed")
+    ranged = resolve("dapo", {"success_range": (0.5, 0.75)})
+    assert not is_kept(group(1, 0, 0, 0), ranged, "boxed")
+    assert is_kept(group(1, 1, 0, 0), ranged, "boxed")
+    assert is_kept(group(1, 1, 1, 0), ranged, "boxed")
+
+
+class Scripted:
+    """A sampler whose completions are right by the prompt's number: some groups have no signal."""
+
+    def __init__(self, flat: Callable[[int], bool]) -> None:
+        self.flat = flat
+        self.asked: list[tuple[int, int]] = []
+
+    def sample(self, prompts: Any, params: Any, seed: int, progress: Any) -> list[Group]:
+        self.asked.append((len(prompts), seed))
+        made = []
+        for prompt in prompts:
+            number = int(prompt.id.rpartition(":")[2])
+            right = f"<think></think><answer>{prompt.answer}</answer>"
+            texts = [right] * params.num_completions
+            if not self.flat(number):
+                texts[0] = "no"
+            completions = tuple(Completion((3, 2), t, (-1.0, -1.0), "stop") for t in texts)
+            made.append(Group(prompt, completions))
+        return made
+
+    def prompts_at_once(self, prompts: Any, params: Any) -> int:
+        return 3
+
+
+def collected(job: Job, sampler: Scripted, stop_after: int | None = None) -> Any:
+    """Collect step 2; with ``stop_after``, die when the sampler is asked once more."""
+    original, record = sampler.sample, {}
+
+    def sample(*args: Any, **kwargs: Any) -> list[Group]:
+        if stop_after is not None and len(sampler.asked) == stop_after:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    sampler.sample = sample  # type: ignore[method-assign]
+    with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
+        return collect(job, sampler, buffer, 2, record, QUIET)
+
+
+@pytest.fixture
+def job(small_run: Callable[..., Config]) -> Job:
+    config = small_run(algorithm__name="dapo", algorithm__kl=None, algorithm__dynamic_sampling=4)
+    return prepare(config, QUIET)
+
+
+def test_the_step_is_filled_with_groups_that_have_signal(job: Job) -> None:
+    sampler = Scripted(flat=lambda number: number % 2 == 0)
+    groups, drawn = collected(job, sampler)
+    assert len(groups) == 4
+    assert all(len({c.reward for c in g.completions}) == 2 for g in groups)
+    assert len({g.prompt.id for g in groups}) == 4
+    assert 4 < drawn <= 16
+    assert drawn == sum(count for count, _ in sampler.asked)
+    assert len({seed for _, seed in sampler.asked}) == len(sampler.asked)
+
+
+def test_the_bound_holds_and_a_step_without_any_signal_is_taken_as_it_is(job: Job) -> None:
+    sampler = Scripted(flat=lambda number: True)
+    groups, drawn = collected(job, sampler)
+    assert drawn == 16
+    assert groups
+    assert all(len({c.reward for c in g.completions}) == 1 for g in groups)
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_killed_step_draws_on_as_if_it_had_not_been(job: Job, stop_after: int) -> None:
+    def flat(number: int) -> bool:
+        return number % 4 != 0
+
+    whole, drawn = collected(job, Scripted(flat))
+    job.config.run.buffer.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        collected(job, Scripted(flat), stop_after)
+    resumed = Scripted(flat)
+    assert collected(job, resumed) == (whole, drawn)
+    assert sum(count for count, _ in resumed.asked) < drawn

@@ -1,0 +1,60 @@
+"""Which rows count, and the KL taken off the reward."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.train.algorithms import ALGORITHMS, resolve
+from reason_llm.train.packing import Rollout
+from reason_llm.train.preparation import counted, shaped_advantages, with_advantages
+
+
+def rollout(reward: float, advantage: float = 0.0, truncated: bool = False) -> Rollout:
+    return Rollout("r", (1,), (2, 3), (-1.0, -1.0), advantage, reward, truncated)
+
+
+def test_all_count_unless_the_row_says_otherwise() -> None:
+    rollouts = [rollout(1, 0.5), rollout(0, -0.5, truncated=True), rollout(2, 0.0), rollout(3, 0.1)]
+    assert counted(rollouts, 2, ALGORITHMS["grpo"]) == [0, 1, 2, 3]
+    assert counted(rollouts, 2, resolve("grpo", {"keep": "positive"})) == [0, 3]
+    assert counted(rollouts, 2, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [0, 3]
+    assert counted(rollouts, 2, resolve("grpo", {"truncated": "leave_out"})) == [0, 2, 3]
+
+
+def test_ties_of_the_best_go_to_the_first() -> None:
+    rollouts = [rollout(1), rollout(2), rollout(2), rollout(2)]
+    assert counted(rollouts, 4, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [1, 2]
+
+
+def test_kl_off_the_reward_of_the_completion() -> None:
+    """RLOO: rewards 1 and 0, KL 0.5 and -0.25, beta 0.1."""
+    row = replace(ALGORITHMS["rloo"], kl_coefficient=0.1)
+    old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
+    ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
+    found = shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref)
+    by_hand = (1 - 0.05) - (0 + 0.025)
+    assert found[0].tolist() == pytest.approx([by_hand] * 2)
+    assert found[1].tolist() == pytest.approx([-by_hand] * 2)
+
+
+def test_kl_off_each_token_s_reward_is_whitened_over_all_tokens() -> None:
+    """REINFORCE++: returns to go of -beta kl_t with the reward at the end."""
+    row = replace(ALGORITHMS["reinforce_pp"], kl_coefficient=1.0)
+    old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
+    ref = [torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -0.5])]
+    found = torch.stack(shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref))
+    returns = torch.tensor([[-0.5 + 1, 1.0], [0.5, 0.5]])
+    assert torch.allclose(found, (returns - returns.mean()) / returns.std(), atol=1e-6)
+
+
+def test_weights_of_the_rewards_reach_gdpo() -> None:
+    completions = tuple(
+        Completion((1,), "", (-1.0,), "stop", {"a": a, "b": b}, a + b)
+        for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0))
+    )
+    groups = [Group(Prompt("p", "", (1,), ""), completions)]
+    only_a = with_advantages(groups, ALGORITHMS["gdpo"], {"a": 1.0, "b": 0.0})[0].completions
+    assert only_a[0].advantage == pytest.approx(only_a[2].advantage)
+    assert only_a[0].advantage > 0 > only_a[1].advantage
