@@ -22,7 +22,8 @@ from reason_llm.model.shape import Shape
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams
 from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.phase import Learner, LearningSettings, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings
+from reason_llm.train.preparation import with_advantages
 
 NEEDS_GPU = [
     pytest.mark.gpu,
@@ -45,7 +46,7 @@ BUDGET_GIB = 12.0
 PROMPT_TOKENS, COMPLETION_TOKENS = 200, 312
 """Prompts longer than a block of vLLM's cache, so that prefixes are cached."""
 PROMPTS, COMPLETIONS = 16, 8
-ROW = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+ROW = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0, correction="token_truncate")
 
 
 def make_model(folder: Path, sizes: dict[str, int] = HALF_BILLION) -> str:

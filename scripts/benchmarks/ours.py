@@ -18,7 +18,8 @@ from reason_llm.model.shape import Shape
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.vllm_sampler import VllmSampler
-from reason_llm.train.phase import Learner, LearningSettings, learning, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import with_advantages
 
 
 class FixedLengthSampler(VllmSampler):
@@ -82,7 +83,7 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
     outcome = Outcome()
     with Model(config.model, tokenizer, 0, plan.engine, checkpointing=True) as model:
         settings = LearningSettings(
-            config.algorithm.row(),
+            replace(config.algorithm.row(), correction="token_truncate"),  # as auto is with vLLM
             config.train,
             config.sample.temperature,
             work.completion_tokens,

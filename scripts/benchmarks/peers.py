@@ -3,8 +3,8 @@ runs it (its loader, kernels and Standby).
 
 Arguments as TRL 1.14.2 (trl/trainer/grpo_config.py, trl/generation/vllm_generation.py) and Unsloth
 2026.10.7 name them. Each gets what serves it best: as many rows in a micro-batch as ours holds,
-TRL's chunked log-probs where liger-kernel is
-installed, and no importance-sampling correction, which ours has not and which costs a forward pass.
+TRL's chunked log-probs where liger-kernel is installed, and no importance-sampling correction,
+which costs it a forward pass and us none.
 """
 
 import importlib.util
