@@ -35,6 +35,14 @@ def shared_model(tokenizer: Any) -> Iterator[Model]:
         yield model
 
 
+@pytest.fixture(scope="session")
+def half_billion(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random model of 0.5 B parameters in bfloat16, for tests/gpu."""
+    from gpu_runs import make_model
+
+    return make_model(tmp_path_factory.mktemp("half_billion"))
+
+
 @pytest.fixture
 def model(shared_model: Model) -> Model:
     """The tiny model with an adapter that changes something, the same for every test."""

@@ -1,0 +1,111 @@
+"""``python scripts/benchmark.py gpu --model-shape qwen2.5-7b --out docs/gpu_table.md``"""
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks import worker
+from benchmarks.models import SHAPES, make
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Settings
+
+DESCRIPTION = """\
+This project beside bare vLLM, TRL and Unsloth on one GPU, at the same work: seconds of a phase
+switch, planned and measured memory, tokens a second, and the longest context under a cap.
+The model's weights are random; nothing is downloaded."""
+
+
+def main() -> int:
+    """Read the command line and run what it names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = parser.add_subparsers(dest="part", required=True)
+    _add_gpu(parts.add_parser("gpu", description=DESCRIPTION))
+    one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
+    one.add_argument("system", choices=worker.SYSTEMS)
+    one.add_argument("work", type=Path)
+    one.add_argument("outcome", type=Path)
+    made = parts.add_parser("model", description="A random model of a shape; used by gpu.")
+    made.add_argument("shape", choices=SHAPES)
+    made.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    if given.part == "model":
+        make(given.shape, given.folder)
+        return 0
+    if given.part == "worker":
+        worker.run(given.system, given.work, given.outcome)
+        return 0
+    return _gpu(given)
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model-shape", choices=SHAPES, default="qwen2.5-7b")
+    add("--model-folder", type=Path, help="keep the random model there (default: a temporary one)")
+    add("--out", type=Path, help="write the table there, and all numbers beside it as .json")
+    add("--systems", nargs="+", choices=worker.SYSTEMS, help="default: all")
+    add("--kinds", nargs="+", choices=["nf4", "bf16"], help="default: both")
+    add("--rounds", type=int, default=2, help="each measures every system once (default: 2)")
+    add("--repeats", type=int, default=3, help="measured steps in a round (default: 3)")
+    add("--prompts", type=int, default=16, help="in a step (default: 16)")
+    add("--completions", type=int, default=8, help="of a prompt (default: 8)")
+    add("--prompt-tokens", type=int, default=256)
+    add("--completion-tokens", type=int, default=768)
+    add("--rank", type=int, default=32, help="of the adapter (default: 32)")
+    add("--caps", nargs="*", type=float, help="in GiB (default: 24 48 80); none: no contexts")
+    add("--contexts", nargs="+", type=int, help="tried under the caps, rising, in tokens")
+    add("--group", type=int, default=4, help="completions in such a trial (default: 4)")
+    add("--most-seconds", type=float, default=1800, help="for one system at one piece of work")
+    add(
+        "--dry-run", action="store_true", help="a tiny model and little work: anywhere, in a minute"
+    )
+
+
+def _gpu(given: argparse.Namespace) -> int:
+    from benchmarks import device, table
+    from benchmarks.gpu import make_model, run
+
+    with TemporaryDirectory() as temporary:
+        shape = "tiny" if given.dry_run else given.model_shape
+        model = make_model(shape, given.model_folder or Path(temporary) / shape)
+        settings = _settings(given, model)
+        results = run(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    print(table.markdown(settings, results, device.describe()))
+    if given.out is not None:
+        table.save(settings, results, device.describe(), given.out)
+    return 0
+
+
+def _settings(given: argparse.Namespace, model: str) -> "Settings":
+    from benchmarks.gpu import LADDER, Settings
+    from benchmarks.work import Work
+
+    dry = given.dry_run
+    work = Work(
+        model=model,
+        kind="bf16",
+        prompts=2 if dry else given.prompts,
+        completions=2 if dry else given.completions,
+        prompt_tokens=24 if dry else given.prompt_tokens,
+        completion_tokens=24 if dry else given.completion_tokens,
+        rank=8 if dry else given.rank,
+        repeats=1 if dry else given.repeats,
+        warmup=True,
+    )
+    few = ("reason_llm", "vllm", "trl")
+    return Settings(
+        systems=tuple(given.systems or (few if dry else worker.SYSTEMS)),
+        kinds=tuple(given.kinds or (("bf16",) if dry else ("nf4", "bf16"))),
+        work=work,
+        rounds=1 if dry else given.rounds,
+        caps_gib=tuple(given.caps if given.caps is not None else (8,) if dry else (24, 48, 80)),
+        ladder=tuple(given.contexts or ((64,) if dry else LADDER)),
+        group=2 if dry else given.group,
+        most_seconds=given.most_seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

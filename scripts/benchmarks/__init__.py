@@ -1,0 +1,1 @@
+"""What ``scripts/benchmark.py`` measures: this project beside others, at the same work."""

@@ -1,0 +1,82 @@
+"""The sampling alone by vLLM alone: ``LLM.generate`` with its own CUDA graphs and the same memory,
+with and without an adapter."""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import save_file
+
+from benchmarks import device, models, ours
+from benchmarks.work import Outcome, Work
+from reason_llm.model.base import meta_model
+from reason_llm.model.engine import MAX_LORA_RANKS
+
+
+def measure(work: Work, lora: bool) -> Outcome:
+    """Tokens a second of the same prompts, lengths and log-probs."""
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    plan = ours.plan_of(work)
+    assert plan.engine is not None
+    more: dict[str, Any] = {}
+    if lora:
+        rank = next(rank for rank in MAX_LORA_RANKS if rank >= work.rank)
+        more |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    if not device.has_gpu():
+        more["enforce_eager"] = True
+    llm = LLM(
+        model=work.model,
+        dtype="bfloat16",
+        quantization="bitsandbytes" if work.kind == "nf4" else None,
+        max_model_len=plan.engine.context_tokens,
+        max_num_seqs=plan.engine.max_sequences,
+        kv_cache_memory_bytes=plan.engine.kv_cache_bytes,
+        gpu_memory_utilization=0.01,  # only checks, where the KV cache's size is given
+        disable_log_stats=True,
+        **more,
+    )
+    params = SamplingParams(
+        n=work.completions,
+        max_tokens=work.completion_tokens,
+        temperature=1.0,
+        ignore_eos=True,
+        logprobs=0,
+    )
+    outcome = Outcome()
+    with TemporaryDirectory() as folder:
+        adapter = _write_adapter(work, Path(folder)) if lora else None
+        request = LoRARequest("random", 1, adapter) if adapter else None
+        texts = models.prompt_texts(work.model, work.prompts * work.steps, work.prompt_tokens, 0)
+        rows = models.prompt_ids(work.model, texts)
+        for step in range(work.steps):
+            part = rows[step * work.prompts : (step + 1) * work.prompts]
+            started = time.perf_counter()
+            outputs = llm.generate(
+                [{"prompt_token_ids": row} for row in part],
+                params,
+                lora_request=request,
+                use_tqdm=False,
+            )
+            seconds = time.perf_counter() - started
+            tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+            if step > 0 or not work.warmup:
+                speeds = outcome.values.setdefault("sampling_tokens_per_second", [])
+                speeds.append(tokens / seconds)
+    return outcome
+
+
+def _write_adapter(work: Work, folder: Path) -> str:
+    """Random values in PEFT's own form."""
+    policy = meta_model(ours.config_of(work, "native").model)
+    tensors = {
+        name: 0.01 * torch.randn(tensor.shape, dtype=torch.bfloat16)
+        for name, tensor in get_peft_model_state_dict(policy).items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    policy.peft_config["default"].save_pretrained(str(folder))
+    return str(folder)

@@ -1,0 +1,69 @@
+"""One system at one piece of work, in a process of its own: what it came to lies in a file, whether
+it went well or not."""
+
+import os
+from pathlib import Path
+
+from benchmarks import device
+from benchmarks.work import Outcome, Work, read_work, write
+
+SYSTEMS = {
+    "reason_llm": "reason_llm",
+    "reason_llm_unsloth": "reason_llm over Unsloth",
+    "vllm": "vLLM alone",
+    "vllm_lora": "vLLM alone, LoRA",
+    "trl": "TRL",
+    "unsloth": "Unsloth",
+}
+"""What can be measured, and its name in the table."""
+LEARNERS = ("reason_llm", "reason_llm_unsloth", "trl", "unsloth")
+"""Those that learn, too."""
+PEERS = ("trl", "unsloth")
+"""Not ours, and of no use without a GPU."""
+
+
+def run(system: str, work_file: Path, outcome_file: Path) -> None:
+    """Measure and write; an exception becomes the outcome's error."""
+    work = read_work(work_file)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        if system in PEERS and not device.has_gpu():
+            raise RuntimeError("needs a CUDA GPU, and this machine has none")
+        if system == "unsloth":
+            _import_unsloth(work_file.parent)
+        device.keep_under(work.budget_gib)
+        with device.watch() as watched:
+            outcome = _measure(system, work)
+            outcome.values["largest_gib"] = [watched.gib]
+    except Exception as error:  # noqa: BLE001 - a system that fails is a row of the table
+        said = " ".join(str(error).split())[:300]
+        outcome = Outcome(error=f"{type(error).__name__}: {said}")
+    write(outcome, outcome_file)
+
+
+def _import_unsloth(folder: Path) -> None:
+    """Before all that it patches, and before CUDA begins; the environment is read at import."""
+    os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"  # it would take the whole card
+    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
+    import unsloth  # noqa: F401
+
+
+def _measure(system: str, work: Work) -> Outcome:
+    from benchmarks import bare, ours, peers  # heavy
+
+    match system:
+        case "reason_llm":
+            return ours.measure(work)
+        case "reason_llm_unsloth":
+            return ours.measure(work, backend="unsloth")
+        case "vllm":
+            return bare.measure(work, lora=False)
+        case "vllm_lora":
+            return bare.measure(work, lora=True)
+        case "trl":
+            return peers.measure_trl(work)
+        case _:
+            return peers.measure_unsloth(work)

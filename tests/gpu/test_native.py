@@ -1,0 +1,177 @@
+"""One copy of the weights on a GPU, in bfloat16, with CUDA graphs and asynchronous scheduling.
+
+1. Release and wake: the KV cache's memory comes back, the views stay as they are.
+2. Sync: what is sampled follows the adapter under CUDA graphs; the canary, in numbers.
+3. Drain: release directly after sampling, and after sampling that was broken off.
+4. Learning: gradients in float32 under autocast, base unchanged.
+5. The plan against what is measured; the seconds of a switch between the phases.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, scored, stage
+
+from reason_llm.errors import TrainingError
+from reason_llm.evaluate import CANARY_TOLERANCE, prove_sampler_is_policy
+from reason_llm.model.engine import free_gpu_bytes
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.train.phase import learning
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.fixture(scope="module")
+def shared_stage(half_billion: str) -> Iterator[Stage]:
+    with stage(half_billion) as made:
+        yield made
+
+
+@pytest.fixture
+def run(shared_stage: Stage) -> Stage:
+    randomize(shared_stage.model, seed=1)
+    shared_stage.engine.wake()
+    return shared_stage
+
+
+def test_the_memory_comes_back_and_the_views_stay_bitwise(run: Stage) -> None:
+    expected = logits(run.model)
+    for cycle in range(3):
+        with sampling(run.model, 0) as sampler:
+            sampler.sample(run.prompts, SamplingParams(2, 32), cycle, quiet)
+        torch.cuda.empty_cache()
+        free = free_gpu_bytes()
+        run.engine.release()
+        gained = free_gpu_bytes() - free
+        print(f"cycle {cycle}: {gained:,} of {run.engine.kv_cache_bytes:,} bytes came back")
+        assert gained >= 0.9 * run.engine.kv_cache_bytes
+        assert torch.equal(logits(run.model), expected)
+        # What came back can be used, and using it harms no weight.
+        used = torch.full((int(0.8 * gained),), 255, dtype=torch.uint8, device=run.model.device)
+        assert torch.equal(logits(run.model), expected)
+        del used
+        torch.cuda.empty_cache()
+        run.engine.wake()
+        assert torch.equal(logits(run.model), expected)
+
+
+def test_what_is_sampled_follows_the_adapter_under_cuda_graphs(run: Stage) -> None:
+    config = run.engine.llm.llm_engine.vllm_config
+    print(config.compilation_config.cudagraph_mode, config.scheduler_config.async_scheduling)
+    assert not config.model_config.enforce_eager
+    greedy = SamplingParams(1, 32, temperature=0.0)
+    seen = set()
+    for seed in range(4):
+        randomize(run.model, seed)
+        with sampling(run.model, 0) as sampler:
+            groups = sampler.sample(run.prompts, greedy, 0, quiet)
+            print(prove_sampler_is_policy(sampler, run.model, run.prompts))
+        seen.add(tuple(group.completions[0].token_ids for group in groups))
+    assert len(seen) == 4
+    for parameter in run.learner.parameters[1::2]:  # every B
+        parameter.data.mul_(-1)
+    with pytest.raises(TrainingError, match="not the policy"):
+        prove_sampler_is_policy(VllmSampler(run.model), run.model, run.prompts)
+    with sampling(run.model, 0) as sampler:
+        prove_sampler_is_policy(sampler, run.model, run.prompts)
+
+
+def test_the_canary_in_bfloat16(run: Stage) -> None:
+    """How far the tolerance is from what rounding gives, over several adapters."""
+    found = []
+    for seed in range(8):
+        randomize(run.model, seed)
+        with sampling(run.model, 0) as sampler:
+            found.append(prove_sampler_is_policy(sampler, run.model, run.prompts))
+    means = [values["sample/canary_difference"] for values in found]
+    largest = [values["sample/canary_difference_max"] for values in found]
+    print(f"mean {max(means):.4f} of {CANARY_TOLERANCE[torch.bfloat16][0]}")
+    print(f"largest {max(largest):.4f} of {CANARY_TOLERANCE[torch.bfloat16][1]}")
+    assert max(means) < 0.8 * CANARY_TOLERANCE[torch.bfloat16][0]
+
+
+def test_release_directly_after_sampling(run: Stage) -> None:
+    for seed in range(3):
+        with sampling(run.model, 0) as sampler:
+            sampler.sample(run.prompts, SamplingParams(8, 16), seed, quiet)
+        run.engine.release()
+        assert not run.engine.awake
+
+
+def test_release_after_sampling_that_was_broken_off(run: Stage) -> None:
+    def stop(tokens: int, items: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), sampling(run.model, 0) as sampler:
+        # Twice what is decoded at once: the first half ends while the other is under way.
+        twice = SamplingParams(2 * COMPLETIONS, 64)
+        sampler.sample(run.prompts, twice, 0, stop)
+    expected = logits(run.model)
+    run.engine.release()
+    assert torch.equal(logits(run.model), expected)
+    with sampling(run.model, 0) as sampler:
+        prove_sampler_is_policy(sampler, run.model, run.prompts)
+        groups = sampler.sample(run.prompts, SamplingParams(8, 16), 0, quiet)
+    assert [len(group.completions) for group in groups] == [8] * len(run.prompts)
+
+
+def test_learning_moves_the_adapter_in_float32_and_nothing_else(run: Stage) -> None:
+    frozen = [p for p in run.model.policy.parameters() if not p.requires_grad]
+    assert {p.dtype for p in frozen} == {torch.bfloat16}
+    base = [p.detach().cpu() for p in frozen]
+    before = [p.detach().clone() for p in run.learner.parameters]
+    seen: list[tuple[set[torch.dtype], float]] = []
+    run.learner.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(
+            (
+                {p.grad.dtype for p in run.learner.parameters},
+                min(float(p.grad.norm()) for p in run.learner.parameters),
+            )
+        )
+    )
+    for step in range(2):
+        with sampling(run.model, 0) as sampler:
+            groups = sampler.sample(run.prompts, SamplingParams(4, 64), step, quiet)
+        with learning(run.learner):
+            metrics = run.learner.learn(step, scored(groups), lambda items: None)
+    assert {p.dtype for p in run.learner.parameters} == {torch.float32}
+    assert [kinds for kinds, _ in seen] == [{torch.float32}] * 2
+    assert all(smallest > 0 for _, smallest in seen)
+    assert not any(torch.equal(a, b) for a, b in zip(before, run.learner.parameters, strict=True))
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(base, frozen, strict=True))
+    print(f"mismatch of a step's log-probs {metrics['train/sampler_mismatch_max']:.3f}")
+
+
+def test_the_plan_is_what_is_measured(run: Stage) -> None:
+    assert run.plan.machine.kind == run.model.device.type
+    with sampling(run.model, 0) as sampler, run.meter.phase() as sampled:
+        groups = sampler.sample(run.prompts, run.params, 0, quiet)
+    with learning(run.learner), run.meter.phase() as learned:
+        run.learner.learn(0, scored(groups), lambda items: None)
+    planned = (run.plan.sampling_bytes / 2**30, run.plan.learning_bytes / 2**30)
+    for line in run.plan.table():
+        print(line)
+    print(f"sampling: {sampled.gib:.2f} GiB of {planned[0]:.2f} planned")
+    print(f"learning: {learned.gib:.2f} GiB of {planned[1]:.2f} planned")
+    assert (sampled.gib, learned.gib) == pytest.approx(planned, rel=0.1)
+
+
+def test_a_switch_of_the_phases_takes_less_than_three_seconds(run: Stage) -> None:
+    seconds: dict[str, list[float]] = {"release": [], "wake": [], "sync": []}
+    assert run.model.sync is not None
+    for _ in range(5):
+        for name, act in (
+            ("release", run.engine.release),
+            ("wake", run.engine.wake),
+            ("sync", run.model.sync),
+        ):
+            free_gpu_bytes()  # waits for the GPU
+            started = time.perf_counter()
+            act()
+            free_gpu_bytes()
+            seconds[name].append(time.perf_counter() - started)
+    print({name: f"{median(values):.3f} s" for name, values in seconds.items()})
+    assert sum(median(values) for values in seconds.values()) < 3
