@@ -21,14 +21,14 @@ class Peak:
 class Meter:
     """Measured peak memory of this process, phase by phase: the GPU's, or without one the host's.
 
-    On a GPU, what the driver says is in use beyond what was before the process began, read where a
-    phase ends and before its memory is given back: torch keeps a phase's peak reserved, and vLLM's
-    pool and CUDA's own memory, which torch's counters leave out, are in.
+    On a GPU, what the driver says is in use on the whole card, as the budget is of the whole card,
+    read where a phase ends and before its memory is given back: torch keeps a phase's peak
+    reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in. So is
+    what other programs take.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._before = self._used() if device.type == "cuda" else 0
 
     @contextmanager
     def phase(self) -> Iterator["Peak"]:
@@ -49,16 +49,13 @@ class Meter:
 
     def _peak_bytes(self) -> int:
         if self.device.type == "cuda":
-            return self._used() - self._before
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            return total - free
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def _used(self) -> int:
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return total - free
 
 
 def peak_rss_mib() -> float:

@@ -117,6 +117,8 @@ class Engine:
     def close(self) -> None:
         """End the engine. Views of its weights must be gone before, or they outlive their pool."""
         gc.collect()
+        if self.can_release:
+            self.wake()  # or vLLM 0.31 would unmap the released KV cache once more as it ends
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         gc.collect()
