@@ -48,9 +48,13 @@ def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name."""
+    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name.
+
+    bitsandbytes' tables (qmap) are one for all parameters; here each has a copy, as safetensors
+    wants it.
+    """
     return {
-        f"{index}.{name}": torch.as_tensor(value)
+        f"{index}.{name}": torch.as_tensor(value.clone() if name.startswith("qmap") else value)
         for index, parameter in enumerate(_parameters(optimizer))
         for name, value in optimizer.state[parameter].items()
     }

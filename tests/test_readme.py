@@ -1,0 +1,22 @@
+"""What the README lists is what there is."""
+
+from conftest import ROOT
+from reason_llm.score.table import REWARDS
+from reason_llm.train.algorithms import ALGORITHMS
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_algorithm_has_its_row() -> None:
+    for name, row in ALGORITHMS.items():
+        assert f"| `{name}` | {row.idea} | {row.source} |" in README, name
+
+
+def test_every_reward_is_named() -> None:
+    assert all(f"`{name}`" in README for name in REWARDS)
+
+
+def test_every_config_is_there() -> None:
+    named = {word for word in README.split() if word.startswith("configs/") and ".yaml" in word}
+    assert named
+    assert all((ROOT / word.strip("`,.;:)")).is_file() for word in named)
