@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOST_PADDING = 0.05
+"""Of all tokens that go through the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -31,18 +34,25 @@ class Rollout:
 
 
 def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget, longest rows first.
+    """Indices grouped so that rows * longest row <= budget, longest rows first, and no more than
+    ``MOST_PADDING`` of all is padding.
 
     A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
     suffice, it shows at once.
     """
     batches: list[list[int]] = []
+    real = padded = 0  # tokens of all batches so far, without padding and with it
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         # The first row of a batch is its longest.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget_tokens:
+        longest = lengths[batches[-1][0]] if batches else 0
+        fits = batches and (len(batches[-1]) + 1) * longest <= budget_tokens
+        real += lengths[index]
+        if fits and padded + longest - real <= MOST_PADDING * (padded + longest):
             batches[-1].append(index)
+            padded += longest
         else:
             batches.append([index])
+            padded += lengths[index]
     return batches
 
 

@@ -250,9 +250,10 @@ class Learner:
                 "start again with --run.resume never and a lower train.learning_rate"
             )
         loss.backward()
-        padding = ids_BT.numel() - sum(r.num_tokens for r in rollouts)
+        passed = ids_BT.numel()
+        padding = passed - sum(r.num_tokens for r in rollouts)
         mismatch_BT = logprobs_BT - sampler_BT if batch.is_first else None
-        tally.add_micro_batch(loss, mask_BT, padding, values, log_ratio_BT, mismatch_BT)
+        tally.add_micro_batch(loss, mask_BT, passed, padding, values, log_ratio_BT, mismatch_BT)
 
     def _kept(
         self,

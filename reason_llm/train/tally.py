@@ -13,6 +13,9 @@ class Tally:
     """Sums over micro-batches; whole ones are added up with ``merge``."""
 
     tokens: int = 0
+    """Trained ones."""
+    passed: int = 0
+    """All that went through the model, prompts and padding included."""
     padding: int = 0
     updates: int = 0
     left_out: int = 0
@@ -26,6 +29,7 @@ class Tally:
         self,
         loss: Tensor,
         mask_BT: Tensor,
+        passed: int,
         padding: int,
         values: dict[str, Tensor],
         log_ratio_BT: Tensor,
@@ -34,13 +38,15 @@ class Tally:
         """Count a micro-batch in.
 
         Args:
-            padding: tokens that are none.
+            passed: tokens of the micro-batch.
+            padding: those of them that are none.
             values: (B, T) by name, whose means over the masked tokens are wanted.
             log_ratio_BT: the policy's log-probs less the old ones.
             mismatch_BT: the learner's less the sampler's; None once the policy has moved.
         """
         self._add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
+        self.passed += passed
         self.padding += padding
         for name, value_BT in values.items():
             self._add(name, (value_BT.detach().float() * mask_BT).sum())
@@ -62,6 +68,7 @@ class Tally:
     def merge(self, other: "Tally") -> None:
         """Count in what another tally counted."""
         self.tokens += other.tokens
+        self.passed += other.passed
         self.padding += other.padding
         self.left_out += other.left_out
         self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
@@ -90,7 +97,7 @@ class Tally:
             "train/sampler_mismatch_max": self.mismatch_max,
             "train/learning_rate": self.rate,
             "train/tokens": float(self.tokens),
-            "train/padding_fraction": self.padding / max(1, self.padding + self.tokens),
+            "train/padding_fraction": self.padding / max(1, self.passed),
             "train/left_out": float(self.left_out),
         }
 

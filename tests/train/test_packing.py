@@ -8,7 +8,19 @@ from reason_llm.train.packing import Rollout, collate, micro_batches
 
 
 def test_by_hand() -> None:
-    assert micro_batches([3, 10, 4, 9], budget_tokens=20) == [[1, 3], [2, 0]]
+    assert micro_batches([3, 10, 4, 9], budget_tokens=20) == [[1, 3], [2], [0]]
+    assert micro_batches([10, 10, 10, 10, 9, 7], budget_tokens=60) == [[0, 1, 2, 3, 4], [5]]
+    assert micro_batches([10, 10, 10, 10, 9, 9], budget_tokens=60) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_at_most_a_twentieth_is_padding_however_the_lengths_fall() -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        lengths = [min(2000, 16 + int(draw.paretovariate(1.1) * 10)) for _ in range(300)]
+        batches = micro_batches(lengths, 8192)
+        passed = sum(len(batch) * lengths[batch[0]] for batch in batches)
+        assert passed - sum(lengths) <= 0.05 * passed
+        assert len(batches) < 150  # and still in batches
 
 
 def test_every_row_once_within_the_budget_longest_first() -> None:

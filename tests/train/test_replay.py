@@ -42,7 +42,7 @@ def test_the_step_is_replayed_with_the_same_result(
     parameters = [p for p in model.policy.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     made = learner(model, epochs=epochs)
-    limit = 60 * 384 * 4  # about 60 tokens of the widest layer
+    limit = 25 * 384 * 4  # about 25 tokens of the widest layer
     with learning(made), SmallMemory(limit, error) as memory, caplog.at_level(logging.WARNING):
         metrics = made.learn(0, groups(), lambda items: None)
     replayed = [p.detach().clone() for p in parameters]
