@@ -1,0 +1,1 @@
+"""Measurements against other trainers, in one run each; ``scripts/benchmark.py`` starts them."""
