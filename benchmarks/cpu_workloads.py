@@ -45,7 +45,7 @@ class Workload:
     advantage."""
     learning_rate: float
     trl_rows: int
-    """Rows of one of TRL's forward passes: (a) the whole step; (b) 8, its default, and as fast as 2,
+    """Rows of one of TRL's forward passes: (a) the whole step; (b) 8, its default, as fast as 2,
     4 and 16; (c) 4, as more take too much memory."""
     trl_rows_small: int | None
     """The same where it takes the least memory; None: not measured apart."""
