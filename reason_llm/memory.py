@@ -26,8 +26,9 @@ USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
 """Of the budget; the rest is fragmentation on a GPU, and other programs on a CPU."""
 MOST_SEQUENCES = 256
 """Sequences that are decoded at once."""
-MOST_MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Larger micro-batches gain no speed."""
+MOST_MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
+"""Larger micro-batches gain no speed. On a CPU they lose some: more padding, and activations that
+no cache holds."""
 PREFILL_TOKENS = 2048
 """Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
 RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}

@@ -1,4 +1,4 @@
-"""``python scripts/benchmark.py gpu --model-shape qwen2.5-7b --out docs/gpu_table.md``"""
+"""``python scripts/benchmark.py cpu``; ``... gpu --model-shape qwen2.5-7b --out docs/gpu.md``."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import orjson
 from benchmarks import worker
 from benchmarks.models import SHAPES, make
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     _add_gpu(parts.add_parser("gpu", description=DESCRIPTION))
+    _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
     one.add_argument("work", type=Path)
@@ -37,7 +39,34 @@ def main() -> int:
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
-    return _gpu(given)
+    return _cpu(given) if given.part == "cpu" else _gpu(given)
+
+
+def _add_cpu(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workload", nargs="+", choices="abc", default=["a", "b", "c"])
+    add("--repeats", type=int, default=5, help="optimizer steps that count (default: 5)")
+    add("--small", action="store_true", help="the smallest form, as a test")
+    add("--threads", type=int, default=1, help="of each process (default: 1)")
+    add("--trl-rows", type=int, help="rows of TRL's passes (default: the best found)")
+    add("--no-extras", action="store_true", help="only the main setting of TRL")
+    add("--out", type=Path, help="write the table there, and all numbers beside it as .json")
+
+
+def _cpu(given: argparse.Namespace) -> int:
+    from benchmarks import cpu
+
+    extras = not (given.small or given.no_extras)
+    found = cpu.run(
+        given.workload, given.repeats, given.small, given.threads, given.trl_rows, extras
+    )
+    print(cpu.table(found))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(cpu.table(found) + "\n", encoding="utf-8")
+        numbers = orjson.dumps(found, option=orjson.OPT_INDENT_2)
+        given.out.with_suffix(".json").write_bytes(numbers)
+    return 0
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, engine, nf4, shared_weights, unsloth
+from reason_llm.model import adapters, decode_attention, engine, nf4, shared_weights, unsloth
 from reason_llm.model.adapter_sync import AdapterSync
 from reason_llm.model.engine import Engine, EngineSizes
 
@@ -320,6 +320,9 @@ def _check_folder(path: str, name: str, what: str) -> None:
 def _load_base(config: ModelSection, device: torch.device) -> Any:
     dtype = weights_dtype(config, device)
     quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
+    attention = shared_weights.attention_for(read_config(config.path))
+    if attention is None:  # this base samples too
+        attention = decode_attention.register()
     try:
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,
@@ -328,7 +331,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             output_loading_info=True,
             quantization_config=quantization,
             device_map={"": device},
-            attn_implementation=shared_weights.attention_for(read_config(config.path)),
+            attn_implementation=attention,
         )
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "weights", error) from error

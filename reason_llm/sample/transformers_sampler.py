@@ -40,10 +40,7 @@ class TransformersSampler:
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         num_rows = len(prompts) * params.num_completions
-        generator = torch.Generator().manual_seed(seed)
-        uniforms_NL = torch.rand(num_rows, params.max_new_tokens, generator=generator).to(
-            self.model.device
-        )
+        uniforms_NL = self.uniforms(num_rows, params.max_new_tokens, seed).to(self.model.device)
         rows = self._rows_at_once(prompts, params)
         completions: list[Completion] = []
         for start in range(0, num_rows, rows):
@@ -63,6 +60,11 @@ class TransformersSampler:
             Group(prompt, tuple(completions[index * size : (index + 1) * size]))
             for index, prompt in enumerate(prompts)
         ]
+
+    def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
+        """The numbers in [0, 1) that every token of every row is drawn with, (N, L): the whole of
+        the sampler's randomness."""
+        return torch.rand(num_rows, num_tokens, generator=torch.Generator().manual_seed(seed))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """See ``Sampler.prompts_at_once``."""

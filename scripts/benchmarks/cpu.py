@@ -1,0 +1,235 @@
+"""This project and TRL's GRPOTrainer do the same work on a CPU, in turn, in one run.
+
+Each side is a process of its own, which takes one optimizer step when it is its turn: ours, TRL,
+ours, TRL, and so on, so that other load falls on both. The first step of each is a warm-up. Numbers
+are medians over the others; a ratio of times is the median of the ratios of the steps taken side by
+side. A step is what an optimizer step needs: sampling, rewards, (here) the buffer on disk,
+learning; TRL's loading of data and logging between steps are left out. Peak memory is the process's
+largest resident memory from start to end, and once more without what its libraries took before it
+began. vLLM is hidden from both: neither uses it here, and TRL would import it.
+
+Not here: what the sides do (``cpu_ours``, ``cpu_trl``) and on what (``cpu_workloads``).
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks import cpu_workloads
+from benchmarks.cpu_workloads import ROOT, Workload
+
+MIB = 2**20
+START = "import sys; sys.modules['vllm'] = None; from benchmarks.{module} import main; main()"
+TITLES = {
+    "ours": "reason_llm",
+    "trl": "TRL",
+    "trl_small": "TRL, least memory",
+    "trl_chunked": "TRL, chunked log-probs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One side's numbers on one workload."""
+
+    side: str
+    rows: int | None
+    """Rows of a forward pass of TRL."""
+    steps: list[dict[str, float]]
+    """sampling, learning, total (seconds) and tokens of each step but the warm-up."""
+    peak_bytes: int
+    before_bytes: int
+    """Resident with the libraries imported and nothing loaded."""
+
+    def seconds(self, part: str) -> float:
+        """The median over the steps."""
+        return median(step[part] for step in self.steps)
+
+
+class Side:
+    """A process that takes turns.
+
+    Raises (on ``ask``):
+        RuntimeError: it died; with the end of what it wrote.
+    """
+
+    def __init__(self, module: str, arguments: list[str], folder: Path, threads: int) -> None:
+        folder.mkdir(parents=True)
+        self._log = folder / "stderr.txt"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START.format(module=module), *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("w"),
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        self._process.communicate()
+
+    def ask(self) -> dict[str, Any]:
+        """Give it its turn and wait for the end of it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it died: then its answer is empty
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a side of the benchmark died:\n{self._log.read_text()[-3000:]}")
+        answer: dict[str, Any] = orjson.loads(line)
+        return answer
+
+
+def run(
+    names: list[str], repeats: int, small: bool, threads: int, trl_rows: int | None, extras: bool
+) -> dict[str, Any]:
+    """Measure the workloads called ``names``; everything as JSON-ready values.
+
+    Args:
+        repeats: optimizer steps that count.
+        small: the smallest form, which shows that all of it runs and nothing else.
+        trl_rows: rows of TRL's passes, in place of those found best.
+        extras: also TRL with its least memory and with chunked log-probs, where the workload has
+            them.
+    """
+    disable_progress_bar()
+    found: dict[str, Any] = {"threads": threads, "repeats": repeats, "workloads": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            place = Path(folder) / name
+            workload = cpu_workloads.make(name, 1 + repeats, small, place / "model")
+            if trl_rows is not None:
+                workload = cpu_workloads.with_rows(workload, trl_rows)
+            results = _measure(workload, place, threads, extras)
+            found["workloads"].append(
+                {
+                    "name": name,
+                    "title": workload.title,
+                    "sides": [_summary(r, results[0]) for r in results],
+                }
+            )
+        if "c" in names:
+            size = ["128", "4096"] if small else ["8192", "150000"]
+            with Side("cpu_logprobs", size, Path(folder) / "logprobs", threads) as side:
+                found["logprobs"] = side.ask()
+    found["load_average"] = os.getloadavg()
+    return found
+
+
+def _measure(workload: Workload, place: Path, threads: int, extras: bool) -> list[Result]:
+    """All sides, a step each in turn."""
+    variants: dict[str, tuple[Workload, list[str]]] = {
+        "ours": (workload, []),
+        "trl": (workload, []),
+    }
+    if extras and workload.trl_rows_small is not None:
+        fewer = cpu_workloads.with_rows(workload, workload.trl_rows_small)
+        variants["trl_small"] = (fewer, [])
+        variants["trl_chunked"] = (workload, ["chunked"])
+    place.mkdir(parents=True, exist_ok=True)
+    steps: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+    results = []
+    with ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for name, (variant, more) in variants.items():
+            file = place / f"{name}.json"
+            file.write_bytes(orjson.dumps(variant.to_json()))
+            module = "cpu_ours" if name == "ours" else "cpu_trl"
+            arguments = [str(file), str(place / name), *more]
+            sides[name] = stack.enter_context(Side(module, arguments, place / name, threads))
+        for number in range(len(workload.steps)):
+            for name, side in sides.items():
+                step = side.ask()
+                if number > 0:
+                    steps[name].append(step)
+        for name, side in sides.items():
+            rows = None if name == "ours" else variants[name][0].trl_rows
+            results.append(Result(name, rows, steps[name], **side.ask()))
+    return results
+
+
+def _summary(result: Result, ours: Result) -> dict[str, Any]:
+    """One side's medians, and what of it this project takes."""
+    pairs = list(zip(ours.steps, result.steps, strict=True))
+    return {
+        "side": TITLES[result.side],
+        "rows": result.rows,
+        "sampling_seconds": result.seconds("sampling"),
+        "learning_seconds": result.seconds("learning"),
+        "step_seconds": result.seconds("total"),
+        "tokens": result.seconds("tokens"),
+        "peak_mib": result.peak_bytes / MIB,
+        "own_mib": (result.peak_bytes - result.before_bytes) / MIB,
+        "speed_ratio": median(theirs["total"] / mine["total"] for mine, theirs in pairs),
+        "peak_ratio": ours.peak_bytes / result.peak_bytes,
+        "own_ratio": (ours.peak_bytes - ours.before_bytes)
+        / (result.peak_bytes - result.before_bytes),
+        "steps": result.steps,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results as a Markdown table. Speed: their seconds over ours; memory: ours over theirs."""
+    lines = [
+        "| workload | side | tokens | sampling s | learning s | step s | peak MiB | without "
+        "libraries | we are faster | our peak / theirs | without libraries |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for workload in found["workloads"]:
+        for side in workload["sides"]:
+            rows = "" if side["rows"] is None else f", {side['rows']} rows a pass"
+            ratios = (
+                "| | |"
+                if side["rows"] is None
+                else f"{side['speed_ratio']:.2f}x | {side['peak_ratio']:.2f} | "
+                f"{side['own_ratio']:.2f} |"
+            )
+            lines.append(
+                f"| {workload['title']} | {side['side']}{rows} | {side['tokens']:.0f} | "
+                f"{side['sampling_seconds']:.2f} | {side['learning_seconds']:.2f} | "
+                f"{side['step_seconds']:.2f} | {side['peak_mib']:.0f} | {side['own_mib']:.0f} | "
+                f"{ratios}"
+            )
+    if "logprobs" in found:
+        logprobs = found["logprobs"]
+        lines += [
+            "",
+            f"Log-probs of one long row, forward and backward: {logprobs['extra_bytes'] / MIB:.0f} "
+            f"MiB more, {logprobs['extra_bytes'] / logprobs['logits_bytes']:.3f} of its logits' "
+            f"{logprobs['logits_bytes'] / MIB:,.0f} MiB, in {logprobs['seconds']:.1f} s.",
+        ]
+    load = ", ".join(f"{value:.1f}" for value in found["load_average"])
+    lines += [
+        "",
+        f"Medians of {found['repeats']} steps in turn, {found['threads']} thread(s), load average "
+        f"{load}.",
+    ]
+    return "\n".join(lines)

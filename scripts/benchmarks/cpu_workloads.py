@@ -1,0 +1,237 @@
+"""What both sides of the CPU benchmark do: the model, the prompts, the lengths, the optimizer.
+
+A workload is a record that goes to each side's process as JSON, so that nothing but the process
+differs. Prompts are given as rendered text and as token ids; a length is a number of completion
+tokens, the end-of-sequence token included.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from reason_llm.config import ColumnsSection
+from reason_llm.model.base import load_tokenizer
+from reason_llm.prompts import load_prompts, order
+from reason_llm.rollout import Prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "model" / "tiny"
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One optimizer step's work, and the prompts of every step."""
+
+    title: str
+    model: str
+    """A folder that holds weights and tokenizer."""
+    steps: tuple[tuple[Prompt, ...], ...]
+    """The prompts of each optimizer step; the first step is a warm-up."""
+    completions_per_prompt: int
+    max_new_tokens: int
+    lengths: tuple[int, ...] | None
+    """Tokens of each row's completion, prompt by prompt; None: the model ends where it ends."""
+    learner_only: bool
+    """Completions are random ids of those lengths: nothing is sampled."""
+    reward: str | None
+    """A reward of the project's table; None: 0 and 1 in turn, so that every row has an
+    advantage."""
+    learning_rate: float
+    trl_rows: int
+    """Rows of one of TRL's forward passes: (a) the whole step; (b) 8, its default, as fast as 2,
+    4 and 16; (c) 4, as more take too much memory."""
+    trl_rows_small: int | None
+    """The same where it takes the least memory; None: not measured apart."""
+    rank: int = 16
+    alpha: float = 32.0
+
+    @property
+    def rows(self) -> int:
+        """Completions in a step."""
+        return len(self.steps[0]) * self.completions_per_prompt
+
+    def completions(self, step: int, vocabulary: int) -> list[list[int]]:
+        """The given completions of a step where nothing is sampled: the last token ends each."""
+        assert self.lengths is not None
+        draw = random.Random(f"{SEED}/completions/{step}")
+        return [
+            [draw.randrange(300, vocabulary - 1) for _ in range(length - 1)] + [vocabulary - 1]
+            for length in self.lengths
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Workload":
+        """The workload that ``to_json`` gave."""
+        steps = tuple(
+            tuple(Prompt(**{**p, "token_ids": tuple(p["token_ids"])}) for p in step)
+            for step in value["steps"]
+        )
+        lengths = None if value["lengths"] is None else tuple(value["lengths"])
+        return cls(**{**value, "steps": steps, "lengths": lengths})
+
+
+def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
+    """The workload called a, b or c, with its model made in ``folder``."""
+    return {"a": _short_answers, "b": _mixed_lengths, "c": _learner_alone}[name](
+        num_steps, small, folder
+    )
+
+
+def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
+    """The quick start: its model, prompts, reward and sizes."""
+    prompts_per_step = 8 if small else 64
+    everything = load_prompts(
+        str(ROOT / "data" / "arithmetic_train.jsonl"),
+        "train",
+        ColumnsSection(),
+        None,
+        load_tokenizer(str(TINY)),
+        1024,
+    )
+    steps = tuple(
+        tuple(
+            everything[i]
+            for i in order(len(everything), SEED, step * prompts_per_step, prompts_per_step)
+        )
+        for step in range(num_steps)
+    )
+    return Workload(
+        title=f"(a) short answers, model/tiny, {prompts_per_step} prompts x 4, at most 32 tokens",
+        model=str(TINY),
+        steps=steps,
+        completions_per_prompt=4,
+        max_new_tokens=32,
+        lengths=None,
+        learner_only=False,
+        reward="think_answer_tags",
+        learning_rate=2e-3,
+        trl_rows=prompts_per_step * 4,
+        trl_rows_small=None,
+    )
+
+
+def _mixed_lengths(num_steps: int, small: bool, folder: Path) -> Workload:
+    """Most answers are short, a few are long."""
+    prompts, most = (2, 48) if small else (4, 256)
+    lengths = heavy_tail(prompts * 4, 16, most)
+    vocabulary, sizes = (2048, SMALL) if small else (32_000, MIDDLE)
+    parameters = make_model(folder, vocabulary, **sizes)
+    return Workload(
+        title=f"(b) mixed lengths, {parameters / 1e6:.0f} M parameters, vocabulary {vocabulary:,}, "
+        f"{prompts} prompts x 4, {min(lengths)} to {max(lengths)} tokens",
+        model=str(folder),
+        steps=tuple(_made_prompts(folder, step, prompts, 16, 48) for step in range(num_steps)),
+        completions_per_prompt=4,
+        max_new_tokens=most,
+        lengths=lengths,
+        learner_only=False,
+        reward=None,
+        learning_rate=1e-5,
+        trl_rows=8,
+        trl_rows_small=1,
+    )
+
+
+def _learner_alone(num_steps: int, small: bool, folder: Path) -> Workload:
+    """A large vocabulary, and rollouts that are given."""
+    prompts, most = (1, 48) if small else (4, 256)
+    lengths = heavy_tail(prompts * 4, 16, most)
+    vocabulary, sizes = (4096, SMALL) if small else (150_000, WIDE)
+    parameters = make_model(folder, vocabulary, **sizes)
+    return Workload(
+        title=f"(c) learner alone, {parameters / 1e6:.0f} M parameters, vocabulary "
+        f"{vocabulary:,}, {prompts} prompts x 4, {min(lengths)} to {max(lengths)} tokens",
+        model=str(folder),
+        steps=tuple(_made_prompts(folder, step, prompts, 16, 48) for step in range(num_steps)),
+        completions_per_prompt=4,
+        max_new_tokens=most,
+        lengths=lengths,
+        learner_only=True,
+        reward=None,
+        learning_rate=1e-5,
+        trl_rows=4,
+        trl_rows_small=1,
+    )
+
+
+def heavy_tail(rows: int, least: int, most: int) -> tuple[int, ...]:
+    """Lengths at even quantiles of a Pareto distribution (shape 1.1) cut at ``most``, shuffled;
+    the shortest is ``least`` and the longest ``most``."""
+    quantiles = [(row + 0.5) / rows for row in range(rows)]
+    lengths = [min(most, int(least * (1 - q) ** (-1 / 1.1))) for q in quantiles]
+    lengths[0], lengths[-1] = least, most
+    random.Random(SEED).shuffle(lengths)
+    return tuple(lengths)
+
+
+SMALL = {"hidden": 64, "layers": 2, "intermediate": 128}
+MIDDLE = {"hidden": 384, "layers": 8, "intermediate": 1024}
+WIDE = {"hidden": 256, "layers": 4, "intermediate": 768}
+
+
+def make_model(folder: Path, vocabulary: int, hidden: int, layers: int, intermediate: int) -> int:
+    """Save a random Qwen2 with tied embeddings and a tokenizer of bytes; the parameters' number.
+
+    The tokenizer's other tokens never occur in a text, and its last one ends an answer.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fillers = [f"<{i}>" for i in range(vocabulary - len(alphabet) - 2)]
+    tokens = [*alphabet, *fillers, "<|endoftext|>", "<|end|>"]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    wrapped.save_pretrained(folder)
+    torch.manual_seed(SEED)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            num_key_value_heads=max(1, hidden // 128),
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=vocabulary - 1,
+            pad_token_id=vocabulary - 2,
+        )
+    )
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _made_prompts(folder: Path, step: int, count: int, least: int, most: int) -> tuple[Prompt, ...]:
+    """Prompts of random letters, ``least`` to ``most`` tokens."""
+    draw = random.Random(f"{SEED}/prompts/{step}")
+    tokenizer = load_tokenizer(str(folder))
+    made = []
+    for index in range(count):
+        text = "".join(draw.choices("abcdefghij", k=draw.randint(least, most)))
+        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
+        made.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
+    return tuple(made)
+
+
+def with_rows(workload: Workload, rows: int) -> Workload:
+    """The same work with another number of rows in TRL's passes."""
+    return replace(workload, trl_rows=rows)
