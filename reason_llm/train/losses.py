@@ -45,8 +45,11 @@ def policy_loss(
             logprobs_BT - old_BT, advantages_BT, mask_BT, algorithm.clip_low, algorithm.clip_high
         )
     if algorithm.surrogate == "vespo":
-        weights_B1 = vespo_weights(logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT)
-        return -weights_B1 * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
+        is_whole = algorithm.correction.startswith("sequence")
+        weights_BT = vespo_weights(
+            logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT, is_whole
+        )
+        return -weights_BT * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
     ratio_BT = importance_ratio(logprobs_BT, old_BT, mask_BT, algorithm.ratio)
     if algorithm.surrogate == "cispo":
         weight_BT = ratio_BT.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high).detach()
@@ -146,21 +149,38 @@ def geometric_mean(
 
 @torch.no_grad()
 def vespo_weights(
-    log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, correction_BT: Tensor | None
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    correction_BT: Tensor | None,
+    is_whole: bool = False,
 ) -> Tensor:
-    """``w^k e^{lambda (1 - w)}`` (B, 1), w the whole completion's ratio: 1 on policy.
+    """``w^k e^{lambda (1 - w)}``, w the whole completion's ratio: 1 on policy; k and lambda by the
+    advantage's sign.
+
+    Args:
+        correction_BT: weights of the sampler's tokens, which belong to w; None: all 1.
+        is_whole: they are the whole completion's already, the same at each of its tokens.
+
+    Returns:
+        (B, 1), or (B, T) where a row's advantages differ.
 
     Source: arXiv:2602.10693, with the constants of TRL 1.14's vespo_k_* and vespo_lambda_*.
     """
     low, high = VESPO_LOG_RATIO
     log_w_B1 = (log_ratio_BT.clamp(-20.0, 20.0) * mask_BT).sum(dim=1, keepdim=True)
     if correction_BT is not None:
-        log_w_B1 += (correction_BT.log().clamp(low, high) * mask_BT).sum(dim=1, keepdim=True)
+        log_correction_BT = correction_BT.log().clamp(low, high) * mask_BT
+        log_w_B1 += (
+            _mean(log_correction_BT, mask_BT)
+            if is_whole
+            else log_correction_BT.sum(dim=1, keepdim=True)
+        )
     log_w_B1 = log_w_B1.clamp(low, high)
-    positive_B1 = advantages_BT[:, :1] >= 0
-    k_B1 = torch.where(positive_B1, VESPO_POSITIVE[0], VESPO_NEGATIVE[0])
-    lambda_B1 = torch.where(positive_B1, VESPO_POSITIVE[1], VESPO_NEGATIVE[1])
-    return torch.exp(lambda_B1 + k_B1 * log_w_B1 - lambda_B1 * log_w_B1.exp())
+    positive_BT = advantages_BT >= 0
+    k_BT = torch.where(positive_BT, VESPO_POSITIVE[0], VESPO_NEGATIVE[0])
+    lambda_BT = torch.where(positive_BT, VESPO_POSITIVE[1], VESPO_NEGATIVE[1])
+    return torch.exp(lambda_BT + k_BT * log_w_B1 - lambda_BT * log_w_B1.exp())
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -211,13 +231,13 @@ def is_near_policy(
     mask_BT: Tensor,
     threshold: float,
 ) -> Tensor:
-    """(B, 1) True where a completion is trained: its advantage is not negative, or its mean of
-    ``log pi_sampler - log pi`` is at most ``threshold``.
+    """True where a token is trained: its advantage is not negative, or its completion's mean of
+    ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
     """  # fmt: skip
     drift_B1 = _mean(sampler_BT - logprobs_BT.detach(), mask_BT)
-    return (advantages_BT[:, :1] >= 0) | (drift_B1 <= threshold)
+    return (advantages_BT >= 0) | (drift_B1 <= threshold)
 
 
 def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
