@@ -230,6 +230,17 @@ def _check_meaning(row: Algorithm) -> None:
             f"algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, "
             "which knows no reward for the KL; set kl_place to loss"
         )
+    if row.normalization == "per_reward" and row.baseline != "group_mean":
+        raise ValueError(
+            f"algorithm.baseline={row.baseline} contradicts algorithm.normalization=per_reward, "
+            "which takes each reward's own mean in the group; set baseline to group_mean"
+        )
+    if row.normalization == "per_reward" and row.scale not in ("group", "whiten"):
+        raise ValueError(
+            f"algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which "
+            "divides each reward by its own deviation in the group; set scale to group, or to "
+            "whiten, which does the same to their sum over the step"
+        )
     if row.kl_place == "token_reward" and (row.baseline, row.scale) != ("none", "whiten"):
         raise ValueError(
             f"algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
@@ -244,6 +255,11 @@ def _check_meaning(row: Algorithm) -> None:
         raise ValueError(
             f"algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must "
             f"be above 1 + clip_high, or 0 for none"
+        )
+    if 0 < row.max_ratio < 1:
+        raise ValueError(
+            f"algorithm.max_ratio={row.max_ratio} would leave every completion out: on policy the "
+            "ratio is 1; set algorithm.max_ratio above 1, or to 0 for none"
         )
     if row.surrogate in ("clip", "cispo") and row.clip_low > 1:
         raise ValueError(f"algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less")
