@@ -68,7 +68,7 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "pg": Algorithm(
         idea="REINFORCE: reward times log-prob; with a baseline if you set one",
-        source="Williams 1992, doi:10.1007/BF00992696, eq. 4 (episodic)",
+        source="Williams 1992, doi:10.1007/BF00992696",
         baseline="none", scale="none", surrogate="reinforce",
     ),
     "grpo": Algorithm(
@@ -93,23 +93,23 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "gdpo": Algorithm(
         idea="each reward normalised in its group by itself, then the sum over the batch",
-        source="GDPO, arXiv:2601.05242 section 3",
+        source="GDPO, arXiv:2601.05242 eq. 4 to 7",
         normalization="per_reward", scale="whiten",
     ),
     "rloo": Algorithm(
         idea="the baseline is the mean of the others; whole completions; KL in the reward",
-        source="RLOO, arXiv:2402.14740 section 3.2",
+        source="RLOO, arXiv:2402.14740",
         baseline="leave_one_out", scale="none", surrogate="reinforce",
         aggregation="sequence_sum", kl="k1", kl_coefficient=0.05, kl_place="reward",
     ),
     "reinforce_pp": Algorithm(
         idea="no group: KL taken off every token's reward, returns whitened over the batch",
-        source="REINFORCE++, arXiv:2501.03262 (v9) section 3.2",
+        source="REINFORCE++, arXiv:2501.03262 (v9) eq. 4 and 5",
         baseline="none", scale="whiten", kl="k1", kl_coefficient=0.01, kl_place="token_reward",
     ),
     "reinforce_pp_baseline": Algorithm(
         idea="the group's mean as baseline, whitened over the batch, k2 KL in the loss",
-        source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) section 3.3",
+        source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) eq. 6 to 8",
         scale="whiten", kl="k2", kl_coefficient=0.01,
     ),
     "gspo": Algorithm(
@@ -140,7 +140,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "gmpo": Algorithm(
         idea="the geometric mean of the token ratios, clipped widely in log space",
-        source="GMPO, arXiv:2507.20673 section 3; clips from section 4",
+        source="GMPO, arXiv:2507.20673",
         surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
     ),
     "vespo": Algorithm(

@@ -100,7 +100,7 @@ def clipped_surrogate(
         loss_BT, and clipped_BT: True where the clip took the token's gradient away.
 
     Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
-    arXiv:2505.07291 section 3.4; dual_clip, arXiv:1912.09729 eq. 5.
+    arXiv:2505.07291; dual_clip, arXiv:1912.09729.
     """  # fmt: skip
     clipped_ratio_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
     bounded_BT = ratio_BT.clamp(max=delta) if delta else ratio_BT
@@ -133,7 +133,7 @@ def geometric_mean(
 ) -> tuple[Tensor, Tensor]:
     """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
 
-    Source: arXiv:2507.20673 section 3: each token is clipped on the side where its advantage asks
+    Source: arXiv:2507.20673: each token is clipped on the side where its advantage asks
     for more.
     """
     bounded_BT = log_ratio_BT.clamp(-clip_low, clip_high)
@@ -243,7 +243,7 @@ def is_near_policy(
 def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
     """The entropy from which on a token belongs to the ``fraction`` of highest entropy.
 
-    Source: arXiv:2506.01939 section 5; the quantile is interpolated linearly, as TRL does.
+    Source: arXiv:2506.01939; the quantile is interpolated linearly, as TRL does.
     """
     ordered_N = entropies_N.double().sort().values
     place = (1 - fraction) * (len(ordered_N) - 1)
@@ -272,7 +272,7 @@ def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_toke
         lengths_N: trained tokens of each completion, those whose advantage is 0 included.
 
     Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean,
-    arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 eq. 5 (mean of
+    arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 (mean of
     sequence sums); constant, arXiv:2503.20783 section 3.2 (no division by the sampled length).
     Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant
     open.
