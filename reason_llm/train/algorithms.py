@@ -124,8 +124,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "luspo": Algorithm(
         idea="GSPO with each completion weighed by its length",
-        source="LUSPO, arXiv:2602.05261",
-        ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_sum",
+        source="LUSPO, arXiv:2602.05261; clips from section 5.1",
+        ratio="sequence", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum",
     ),
     "cispo": Algorithm(
         idea="the ratio is a clipped weight of the log-prob: no token loses its gradient",

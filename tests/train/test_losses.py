@@ -199,6 +199,13 @@ def test_on_policy_every_row_raises_good_tokens_and_lowers_bad_ones(
     assert torch.allclose(gradient, torch.full_like(gradient, -advantage / 3), atol=1e-12)
 
 
+def test_luspo_weighs_each_completion_by_its_length() -> None:
+    """On policy its gradient is -A at each token of each completion, over their number."""
+    row, zeros = ALGORITHMS["luspo"], [[0.0] * 3] * 2
+    _, gradient = value_and_gradient(row, zeros, zeros, [[1.0], [-1.0]], [1, 3])
+    assert gradient.tolist() == [[-0.5, 0.0, 0.0], [0.5, 0.5, 0.5]]
+
+
 def test_sequence_ratio_is_the_geometric_mean() -> None:
     logprobs, old = tensor([[-1.0, -2.0, -9.0]]), tensor([[-1.2, -1.6, 0.0]])
     mask = torch.tensor([[True, True, False]])
