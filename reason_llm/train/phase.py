@@ -70,7 +70,8 @@ class Learner:
         """All epochs and optimizer steps over these groups; the step's metrics.
 
         Args:
-            progress: told how many rollouts were passed, or could be left out, as it happens.
+            progress: told how many rollouts were passed, or could be left out, as it happens; a
+                negative number where an optimizer step begins again.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
@@ -180,17 +181,20 @@ class Learner:
             least_entropy=self._least_entropy(trained),
             is_first=self.updates_in_step == 0,
         )
-        state, here = torch.get_rng_state(), Tally()
+        state, here, done = torch.get_rng_state(), Tally(), 0
 
         def restart() -> None:
-            nonlocal here
+            nonlocal here, done
             self.optimizer.zero_grad(set_to_none=False)
             torch.set_rng_state(state)
-            here = Tally()
+            progress(-done)
+            here, done = Tally(), 0
 
         def run(indices: list[int]) -> None:
+            nonlocal done
             self._backward(batch, [trained[i] for i in indices], here)
             progress(len(indices))
+            done += len(indices)
 
         restart()
         progress(batch_size - len(trained))

@@ -57,8 +57,9 @@ def watch(made: Learner) -> list[tuple[float, torch.Tensor]]:
     return seen
 
 
-def test_the_rate_follows_the_schedule_over_all_steps(model: Model) -> None:
-    made = learner(model, schedule="linear", optimizer_steps=2, learning_rate=0.8)
+@pytest.mark.parametrize("passes", [{"optimizer_steps": 2}, {"epochs": 2}], ids=str)
+def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict) -> None:
+    made = learner(model, schedule="linear", learning_rate=0.8, **passes)
     made.optimizer.step = lambda *_: None  # type: ignore[method-assign]  # so nothing diverges
     rates = []
     original = made._update
