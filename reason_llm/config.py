@@ -293,6 +293,12 @@ class Config(Section):
                 f"algorithm.name={self.algorithm.name}, which compares the completions of a group; "
                 "set it to 2 or more, or algorithm.name to pg or reinforce_pp"
             )
+        if sample.rollouts_per_step < 2 and row.scale != "none" and row.kl_place != "token_reward":
+            raise ValueError(
+                f"sample.prompts_per_step * completions_per_prompt = 1 contradicts algorithm.scale="
+                f"{row.scale}: one reward has no deviation; raise one of the two, or set scale to "
+                "none"
+            )
         if row.top_k > sample.completions_per_prompt:
             raise ValueError(
                 f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="

@@ -63,7 +63,8 @@ class AlgorithmSection(Section):
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
     max_new_tokens)."""
     kl: KLEstimator | None = None
-    """Estimator of the KL to the base model: none, k1, k2 or k3."""
+    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward: in the
+    loss its gradient does not depend on the base (arXiv:2501.03262, v9, appendix B.1)."""
     kl_coefficient: NonNegative | None = None
     """Weight of that KL (beta)."""
     kl_place: KLPlace | None = None
@@ -78,7 +79,8 @@ class AlgorithmSection(Section):
     """Leave out completions with a negative advantage whose mean log-ratio to the sampler is above
     this. 0: none. Source: arXiv:2512.02556 eq. 9."""
     max_ratio: NonNegative | None = None
-    """Leave out completions with a token whose probability ratio is above this. 0: none."""
+    """Leave out completions with a token whose probability ratio is above this, which is at least
+    1. 0: none."""
     correction: Correction | None = None
     """Weights for a sampler that is not quite the policy, from its log-probs in the buffer:
     token_truncate, token_mask, sequence_truncate, sequence_mask or none. auto: token_truncate with

@@ -88,6 +88,11 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             ["sample.completions_per_prompt=1", "algorithm.name=grpo"],
         ),
         (
+            "data: {train: x}\nsample: {prompts_per_step: 1, completions_per_prompt: 1}\n"
+            "algorithm: {name: pg, scale: batch}\n",
+            ["algorithm.scale=batch", "completions_per_prompt = 1"],
+        ),
+        (
             "data: {train: x}\ntrain: {optimizer_steps: 1000}\n",
             ["train.optimizer_steps=1000", "128 rollouts"],
         ),

@@ -34,7 +34,7 @@ def group_advantages(
         (N,) in the rewards' dtype.
 
     Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
-    arXiv:2402.14740 section 3.2 (leave_one_out); arXiv:2501.03262 section 3 (whiten).
+    arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
     Differs: the papers give neither ddof nor epsilon; both are TRL's.
     """
     rewards_PG = rewards_N.view(-1, group_size)
@@ -61,7 +61,8 @@ def per_reward_advantages(
 ) -> Tensor:
     """Each reward normalised in its group by itself, then the weighted sum, (N,).
 
-    With ``scale: whiten`` that sum is whitened over the batch. Source: arXiv:2601.05242 section 3.
+    With ``scale: whiten`` that sum is whitened over the batch. Source: arXiv:2601.05242 eq. 4 to
+    7.
     """
     normalized_RN = torch.stack(
         [group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
@@ -76,7 +77,7 @@ def per_reward_advantages(
 def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
     """What is still to come at each token: ``G_t = r_t + gamma G_{t+1}``, 0 outside the mask.
 
-    Source: arXiv:2501.03262 section 3.2 (gamma = 1).
+    Source: arXiv:2501.03262 (v9) eq. 4 (gamma = 1).
     """
     returns_BT = torch.zeros_like(rewards_BT)
     coming_B = torch.zeros_like(rewards_BT[:, 0])

@@ -68,7 +68,7 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "pg": Algorithm(
         idea="REINFORCE: reward times log-prob; with a baseline if you set one",
-        source="Williams 1992, doi:10.1007/BF00992696, eq. 4 (episodic)",
+        source="Williams 1992, doi:10.1007/BF00992696",
         baseline="none", scale="none", surrogate="reinforce",
     ),
     "grpo": Algorithm(
@@ -93,23 +93,23 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "gdpo": Algorithm(
         idea="each reward normalised in its group by itself, then the sum over the batch",
-        source="GDPO, arXiv:2601.05242 section 3",
+        source="GDPO, arXiv:2601.05242 eq. 4 to 7",
         normalization="per_reward", scale="whiten",
     ),
     "rloo": Algorithm(
         idea="the baseline is the mean of the others; whole completions; KL in the reward",
-        source="RLOO, arXiv:2402.14740 section 3.2",
+        source="RLOO, arXiv:2402.14740",
         baseline="leave_one_out", scale="none", surrogate="reinforce",
         aggregation="sequence_sum", kl="k1", kl_coefficient=0.05, kl_place="reward",
     ),
     "reinforce_pp": Algorithm(
         idea="no group: KL taken off every token's reward, returns whitened over the batch",
-        source="REINFORCE++, arXiv:2501.03262 (v9) section 3.2",
+        source="REINFORCE++, arXiv:2501.03262 (v9) eq. 4 and 5",
         baseline="none", scale="whiten", kl="k1", kl_coefficient=0.01, kl_place="token_reward",
     ),
     "reinforce_pp_baseline": Algorithm(
         idea="the group's mean as baseline, whitened over the batch, k2 KL in the loss",
-        source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) section 3.3",
+        source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) eq. 6 to 8",
         scale="whiten", kl="k2", kl_coefficient=0.01,
     ),
     "gspo": Algorithm(
@@ -124,8 +124,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "luspo": Algorithm(
         idea="GSPO with each completion weighed by its length",
-        source="LUSPO, arXiv:2602.05261",
-        ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_sum",
+        source="LUSPO, arXiv:2602.05261; clips from section 5.1",
+        ratio="sequence", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum",
     ),
     "cispo": Algorithm(
         idea="the ratio is a clipped weight of the log-prob: no token loses its gradient",
@@ -140,7 +140,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "gmpo": Algorithm(
         idea="the geometric mean of the token ratios, clipped widely in log space",
-        source="GMPO, arXiv:2507.20673 section 3; clips from section 4",
+        source="GMPO, arXiv:2507.20673",
         surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
     ),
     "vespo": Algorithm(
@@ -230,6 +230,17 @@ def _check_meaning(row: Algorithm) -> None:
             f"algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, "
             "which knows no reward for the KL; set kl_place to loss"
         )
+    if row.normalization == "per_reward" and row.baseline != "group_mean":
+        raise ValueError(
+            f"algorithm.baseline={row.baseline} contradicts algorithm.normalization=per_reward, "
+            "which takes each reward's own mean in the group; set baseline to group_mean"
+        )
+    if row.normalization == "per_reward" and row.scale not in ("group", "whiten"):
+        raise ValueError(
+            f"algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which "
+            "divides each reward by its own deviation in the group; set scale to group, or to "
+            "whiten, which does the same to their sum over the step"
+        )
     if row.kl_place == "token_reward" and (row.baseline, row.scale) != ("none", "whiten"):
         raise ValueError(
             f"algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
@@ -244,6 +255,11 @@ def _check_meaning(row: Algorithm) -> None:
         raise ValueError(
             f"algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must "
             f"be above 1 + clip_high, or 0 for none"
+        )
+    if 0 < row.max_ratio < 1:
+        raise ValueError(
+            f"algorithm.max_ratio={row.max_ratio} would leave every completion out: on policy the "
+            "ratio is 1; set algorithm.max_ratio above 1, or to 0 for none"
         )
     if row.surrogate in ("clip", "cispo") and row.clip_low > 1:
         raise ValueError(f"algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less")

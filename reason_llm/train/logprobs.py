@@ -38,7 +38,7 @@ def token_logprobs(
         head_VD, bias_V: the frozen head.
         chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
         softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
-            arXiv:2408.00118 section 2. None: they do not.
+            arXiv:2408.00118. None: they do not.
         entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
 
     Returns:

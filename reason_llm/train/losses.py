@@ -45,8 +45,11 @@ def policy_loss(
             logprobs_BT - old_BT, advantages_BT, mask_BT, algorithm.clip_low, algorithm.clip_high
         )
     if algorithm.surrogate == "vespo":
-        weights_B1 = vespo_weights(logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT)
-        return -weights_B1 * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
+        is_whole = algorithm.correction.startswith("sequence")
+        weights_BT = vespo_weights(
+            logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT, is_whole
+        )
+        return -weights_BT * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
     ratio_BT = importance_ratio(logprobs_BT, old_BT, mask_BT, algorithm.ratio)
     if algorithm.surrogate == "cispo":
         weight_BT = ratio_BT.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high).detach()
@@ -97,7 +100,7 @@ def clipped_surrogate(
         loss_BT, and clipped_BT: True where the clip took the token's gradient away.
 
     Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
-    arXiv:2505.07291 section 3.4; dual_clip, arXiv:1912.09729 eq. 5.
+    arXiv:2505.07291; dual_clip, arXiv:1912.09729.
     """  # fmt: skip
     clipped_ratio_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
     bounded_BT = ratio_BT.clamp(max=delta) if delta else ratio_BT
@@ -130,7 +133,7 @@ def geometric_mean(
 ) -> tuple[Tensor, Tensor]:
     """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
 
-    Source: arXiv:2507.20673 section 3: each token is clipped on the side where its advantage asks
+    Source: arXiv:2507.20673: each token is clipped on the side where its advantage asks
     for more.
     """
     bounded_BT = log_ratio_BT.clamp(-clip_low, clip_high)
@@ -146,21 +149,38 @@ def geometric_mean(
 
 @torch.no_grad()
 def vespo_weights(
-    log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, correction_BT: Tensor | None
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    correction_BT: Tensor | None,
+    is_whole: bool = False,
 ) -> Tensor:
-    """``w^k e^{lambda (1 - w)}`` (B, 1), w the whole completion's ratio: 1 on policy.
+    """``w^k e^{lambda (1 - w)}``, w the whole completion's ratio: 1 on policy; k and lambda by the
+    advantage's sign.
+
+    Args:
+        correction_BT: weights of the sampler's tokens, which belong to w; None: all 1.
+        is_whole: they are the whole completion's already, the same at each of its tokens.
+
+    Returns:
+        (B, 1), or (B, T) where a row's advantages differ.
 
     Source: arXiv:2602.10693, with the constants of TRL 1.14's vespo_k_* and vespo_lambda_*.
     """
     low, high = VESPO_LOG_RATIO
     log_w_B1 = (log_ratio_BT.clamp(-20.0, 20.0) * mask_BT).sum(dim=1, keepdim=True)
     if correction_BT is not None:
-        log_w_B1 += (correction_BT.log().clamp(low, high) * mask_BT).sum(dim=1, keepdim=True)
+        log_correction_BT = correction_BT.log().clamp(low, high) * mask_BT
+        log_w_B1 += (
+            _mean(log_correction_BT, mask_BT)
+            if is_whole
+            else log_correction_BT.sum(dim=1, keepdim=True)
+        )
     log_w_B1 = log_w_B1.clamp(low, high)
-    positive_B1 = advantages_BT[:, :1] >= 0
-    k_B1 = torch.where(positive_B1, VESPO_POSITIVE[0], VESPO_NEGATIVE[0])
-    lambda_B1 = torch.where(positive_B1, VESPO_POSITIVE[1], VESPO_NEGATIVE[1])
-    return torch.exp(lambda_B1 + k_B1 * log_w_B1 - lambda_B1 * log_w_B1.exp())
+    positive_BT = advantages_BT >= 0
+    k_BT = torch.where(positive_BT, VESPO_POSITIVE[0], VESPO_NEGATIVE[0])
+    lambda_BT = torch.where(positive_BT, VESPO_POSITIVE[1], VESPO_NEGATIVE[1])
+    return torch.exp(lambda_BT + k_BT * log_w_B1 - lambda_BT * log_w_B1.exp())
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -211,19 +231,19 @@ def is_near_policy(
     mask_BT: Tensor,
     threshold: float,
 ) -> Tensor:
-    """(B, 1) True where a completion is trained: its advantage is not negative, or its mean of
-    ``log pi_sampler - log pi`` is at most ``threshold``.
+    """True where a token is trained: its advantage is not negative, or its completion's mean of
+    ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
     """  # fmt: skip
     drift_B1 = _mean(sampler_BT - logprobs_BT.detach(), mask_BT)
-    return (advantages_BT[:, :1] >= 0) | (drift_B1 <= threshold)
+    return (advantages_BT >= 0) | (drift_B1 <= threshold)
 
 
 def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
     """The entropy from which on a token belongs to the ``fraction`` of highest entropy.
 
-    Source: arXiv:2506.01939 section 5; the quantile is interpolated linearly, as TRL does.
+    Source: arXiv:2506.01939; the quantile is interpolated linearly, as TRL does.
     """
     ordered_N = entropies_N.double().sort().values
     place = (1 - fraction) * (len(ordered_N) - 1)
@@ -252,7 +272,7 @@ def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_toke
         lengths_N: trained tokens of each completion, those whose advantage is 0 included.
 
     Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean,
-    arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 eq. 5 (mean of
+    arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 (mean of
     sequence sums); constant, arXiv:2503.20783 section 3.2 (no division by the sampled length).
     Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant
     open.

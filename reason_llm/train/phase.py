@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,7 +70,8 @@ class Learner:
         """All epochs and optimizer steps over these groups; the step's metrics.
 
         Args:
-            progress: told how many rollouts were passed, or could be left out, as it happens.
+            progress: told how many rollouts were passed, or could be left out, as it happens; a
+                negative number where an optimizer step begins again.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
@@ -83,8 +84,7 @@ class Learner:
         replays_before = self.micro_batches.replays
         size = len(groups[0].completions)
         rollouts = preparation.to_rollouts(groups)
-        counted = preparation.counted(rollouts, size, settings.algorithm)
-        rows = self._rows(rollouts, counted, size)
+        rows = self._rows(rollouts, size)
         tally = Tally()
         for parameter in self.parameters:  # so that a batch without signal is a step of zeros
             parameter.grad = torch.zeros_like(parameter)
@@ -94,38 +94,31 @@ class Learner:
             seed = f"{settings.seed}/{step}/{epoch}"
             batch = set(_split(len(rollouts), train.optimizer_steps, seed)[part])
             self._optimizer_step(
-                step, steps_before + pass_, [rows[i] for i in counted if i in batch],
+                step, steps_before + pass_, [rows[i] for i in rows if i in batch],
                 len(batch), tally, progress,
             )  # fmt: skip
         advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
         return tally.metrics() | {
             "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
-            "train/counted_fraction": len(counted) / len(rollouts),
+            "train/counted_fraction": len(rows) / len(rollouts),
             "train/advantage_std": float(advantages.std()) if len(rollouts) > 1 else 0.0,
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
             "train/out_of_memory": float(self.micro_batches.replays - replays_before),
         }
 
-    def _rows(
-        self, rollouts: Sequence[Rollout], counted: Sequence[int], size: int
-    ) -> dict[int, "_Row"]:
-        """The counted rollouts with what does not change while learning."""
+    def _rows(self, rollouts: Sequence[Rollout], size: int) -> dict[int, "_Row"]:
+        """The counted rollouts by index, with what does not change while learning."""
         settings, algorithm = self.settings, self.settings.algorithm
+        if algorithm.kl_place != "loss":
+            shaped = self._shaped_rows(rollouts, size)
+            counted = preparation.counted([row.rollout for row in shaped], size, algorithm)
+            return {i: shaped[i] for i in counted}
         moves = settings.train.epochs * settings.train.optimizer_steps > 1
-        shapes_reward = algorithm.kl_place != "loss"
-        always = (algorithm.kl != "none" and not shapes_reward) or algorithm.entropy_coefficient > 0
+        always = algorithm.kl != "none" or algorithm.entropy_coefficient > 0
         rows = {
-            i: _Row(rollouts[i], is_trained=always or shapes_reward or rollouts[i].advantage != 0)
-            for i in counted
+            i: _Row(rollouts[i], is_trained=always or rollouts[i].advantage != 0)
+            for i in preparation.counted(rollouts, size, algorithm)
         }
-        if shapes_reward:  # the whole step's, for its baseline and its scale
-            old, _ = self._logprobs_of(rollouts)
-            with adapters.reference(self.model.policy):
-                ref, _ = self._logprobs_of(rollouts)
-            shaped = preparation.shaped_advantages(rollouts, size, algorithm, old, ref)
-            for i, row in rows.items():
-                row.old, row.ref, row.advantages = old[i], ref[i], shaped[i]
-            return rows
         picked = [row for row in rows.values() if row.is_trained]
         chosen = [row.rollout for row in picked]
         if moves or algorithm.top_entropy_fraction < 1:
@@ -136,6 +129,20 @@ class Learner:
                 for row, ref_T in zip(picked, self._logprobs_of(chosen)[0], strict=True):
                     row.ref = ref_T
         return rows
+
+    def _shaped_rows(self, rollouts: Sequence[Rollout], size: int) -> list["_Row"]:
+        """All rollouts, the KL to the base taken off their rewards; of the whole step, for its
+        baseline and its scale. A rollout's one advantage is then the mean of its tokens'."""
+        old, entropies = self._logprobs_of(rollouts)
+        with adapters.reference(self.model.policy):
+            ref, _ = self._logprobs_of(rollouts)
+        shaped = preparation.shaped_advantages(rollouts, size, self.settings.algorithm, old, ref)
+        return [
+            _Row(replace(rollout, advantage=float(of_tokens.mean())), True, *of_row, of_tokens)
+            for rollout, of_tokens, of_row in zip(
+                rollouts, shaped, zip(old, ref, entropies, strict=True), strict=True
+            )
+        ]
 
     @torch.no_grad()
     def _logprobs_of(self, rollouts: Sequence[Rollout]) -> tuple[list[Tensor], list[Tensor]]:
@@ -174,17 +181,20 @@ class Learner:
             least_entropy=self._least_entropy(trained),
             is_first=self.updates_in_step == 0,
         )
-        state, here = torch.get_rng_state(), Tally()
+        state, here, done = torch.get_rng_state(), Tally(), 0
 
         def restart() -> None:
-            nonlocal here
+            nonlocal here, done
             self.optimizer.zero_grad(set_to_none=False)
             torch.set_rng_state(state)
-            here = Tally()
+            progress(-done)
+            here, done = Tally(), 0
 
         def run(indices: list[int]) -> None:
+            nonlocal done
             self._backward(batch, [trained[i] for i in indices], here)
             progress(len(indices))
+            done += len(indices)
 
         restart()
         progress(batch_size - len(trained))
@@ -215,9 +225,10 @@ class Learner:
         advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)
         sampler = [torch.tensor(r.sampler_logprobs, device=device) for r in rollouts]
         sampler_BT = spread(sampler, mask_BT, otherwise=logprobs_BT)
-        kept_BT = self._kept(batch, logprobs_BT, old_BT, sampler_BT, advantages_BT, entropy_BT,
-                             mask_BT)  # fmt: skip
+        kept_BT = self._kept(logprobs_BT, old_BT, sampler_BT, advantages_BT, mask_BT)
         tally.left_out += int((mask_BT.any(1) & ~kept_BT.any(1)).sum())
+        if algorithm.top_entropy_fraction < 1:
+            kept_BT = kept_BT & (entropy_BT.detach() >= batch.least_entropy)
         weights_BT = None
         if algorithm.correction not in ("auto", "none"):
             weights_BT = losses.sampler_correction(
@@ -257,19 +268,15 @@ class Learner:
 
     def _kept(
         self,
-        batch: "_Batch",
         logprobs_BT: Tensor,
         old_BT: Tensor,
         sampler_BT: Tensor,
         advantages_BT: Tensor,
-        entropy_BT: Tensor,
         mask_BT: Tensor,
     ) -> Tensor:
-        """The masked tokens whose policy loss is taken; the others still count."""  # fmt: skip
+        """The masked tokens that are near enough to the policy; the others still count."""
         algorithm = self.settings.algorithm
         kept_BT = mask_BT
-        if algorithm.top_entropy_fraction < 1:
-            kept_BT = kept_BT & (entropy_BT.detach() >= batch.least_entropy)
         if algorithm.off_policy_threshold:
             kept_BT = kept_BT & losses.is_near_policy(
                 logprobs_BT, sampler_BT, advantages_BT, mask_BT, algorithm.off_policy_threshold

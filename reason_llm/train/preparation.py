@@ -91,7 +91,7 @@ def shaped_advantages(
     Args:
         old, ref: log-probs (T,) of each completion under the policy and the base.
 
-    Source: arXiv:2402.14740 eq. 2 (reward); arXiv:2501.03262 section 3.2 (token_reward).
+    Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """
     beta = algorithm.kl_coefficient
     kl = [losses.kl_penalty(o, r, "k1") for o, r in zip(old, ref, strict=True)]

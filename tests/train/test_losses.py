@@ -199,6 +199,13 @@ def test_on_policy_every_row_raises_good_tokens_and_lowers_bad_ones(
     assert torch.allclose(gradient, torch.full_like(gradient, -advantage / 3), atol=1e-12)
 
 
+def test_luspo_weighs_each_completion_by_its_length() -> None:
+    """On policy its gradient is -A at each token of each completion, over their number."""
+    row, zeros = ALGORITHMS["luspo"], [[0.0] * 3] * 2
+    _, gradient = value_and_gradient(row, zeros, zeros, [[1.0], [-1.0]], [1, 3])
+    assert gradient.tolist() == [[-0.5, 0.0, 0.0], [0.5, 0.5, 0.5]]
+
+
 def test_sequence_ratio_is_the_geometric_mean() -> None:
     logprobs, old = tensor([[-1.0, -2.0, -9.0]]), tensor([[-1.2, -1.6, 0.0]])
     mask = torch.tensor([[True, True, False]])
@@ -311,3 +318,69 @@ def test_the_top_entropy_threshold_is_a_quantile() -> None:
     entropies = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
     assert losses.top_entropy_threshold(entropies, 0.2) == pytest.approx(0.82)
     assert losses.top_entropy_threshold(entropies, 1.0) == pytest.approx(0.1)
+
+
+def test_off_policy_completions_are_judged_by_each_token_s_advantage() -> None:
+    """Where tokens differ in it, what stands at the prompt's place says nothing."""
+    logprobs, sampler = tensor([[0.0, -3.0, -3.0]]), tensor([[0.0, -1.0, -1.0]])
+    mask = torch.tensor([[False, True, True]])
+    kept = losses.is_near_policy(logprobs, sampler, tensor([[0.0, -1.0, 2.0]]), mask, threshold=1)
+    assert kept[0, 1:].tolist() == [False, True]
+
+
+def test_vespo_s_weight_goes_by_each_token_s_advantage() -> None:
+    advantages, mask = tensor([[0.0, -1.0, 2.0]]), torch.tensor([[False, True, True]])
+    log_ratio = tensor([[0.0, 0.1, 0.2]])
+    weights = losses.vespo_weights(log_ratio, advantages, mask, None)
+    w = math.exp(0.3)
+    by_hand = [math.exp(2.0 * (1 - w)) * w**3, math.exp(3.0 * (1 - w)) * w**2]
+    assert weights[0, 1:].tolist() == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("kind", ["token_truncate", "sequence_truncate"])
+def test_vespo_takes_the_sampler_s_correction_into_its_ratio_once(kind: str) -> None:
+    """Two tokens of 1.2 each: the completion's weight is their product, of whichever kind."""
+    row = replace(ALGORITHMS["vespo"], correction=kind)
+    old, mask = tensor([[0.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
+    sampler = torch.full_like(old, -math.log(1.2))
+    weights = losses.sampler_correction(old, sampler, mask, kind, cap=3.0)
+    logprobs = old.clone().requires_grad_()
+    loss, _ = losses.policy_loss(row, logprobs, old, tensor([[1.0]]), mask, weights)
+    (loss * mask).sum().backward()
+    weight = math.exp(3.0 * (1 - 1.44)) * 1.44**2
+    assert logprobs.grad[0].tolist() == pytest.approx([-weight, -weight, 0.0])
+
+
+def test_vespo_stays_finite_far_from_the_policy() -> None:
+    for log_ratio in (-500.0, 500.0):
+        far = tensor([[log_ratio, log_ratio]])
+        mask = torch.ones(1, 2, dtype=torch.bool)
+        weights = losses.vespo_weights(far, tensor([[1.0]]), mask, None)
+        assert weights.item() == pytest.approx(0, abs=1e-12)
+        gone = losses.vespo_weights(far * 0, tensor([[1.0]]), mask, torch.zeros_like(far))
+        assert gone.item() == pytest.approx(0, abs=1e-12)
+
+
+def test_gmpo_s_two_bounds_are_not_one() -> None:
+    row = replace(ALGORITHMS["gmpo"], clip_low=0.1, clip_high=0.5)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for advantage, clipped, log_ratio in ((1.0, [True, False], 0.5), (-1.0, [False, True], -0.1)):
+        loss, found = losses.policy_loss(
+            row, tensor([[0.6, -0.6]]), tensor([[0.0, 0.0]]), tensor([[advantage]]), mask
+        )
+        free = -0.6 if advantage > 0 else 0.6
+        assert loss[0, 0].item() == pytest.approx(-advantage * math.exp((log_ratio + free) / 2))
+        assert found[0].tolist() == clipped
+
+
+def test_bounds_of_negative_advantages_count_as_clipped() -> None:
+    for options in ({"delta": 4.0}, {"dual_clip": 3.0}):
+        ratio = tensor([[5.0, 2.0]])
+        _, bad = losses.clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.2, **options)
+        assert bad.tolist() == [[True, False]]
+
+
+def test_cispo_s_lower_bound_is_clip_low() -> None:
+    row = replace(ALGORITHMS["cispo"], clip_low=0.3, clip_high=4.0)
+    _, gradient = value_and_gradient(row, [[math.log(0.5)]], [[0.0]], [[1.0]], [1])
+    assert gradient.item() == pytest.approx(-0.7)

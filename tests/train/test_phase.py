@@ -15,7 +15,7 @@ from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.algorithms import ALGORITHMS
+from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 from reason_llm.train.phase import Learner, LearningSettings, _split, learning
 from reason_llm.train.preparation import to_rollouts, with_advantages
 
@@ -57,8 +57,9 @@ def watch(made: Learner) -> list[tuple[float, torch.Tensor]]:
     return seen
 
 
-def test_the_rate_follows_the_schedule_over_all_steps(model: Model) -> None:
-    made = learner(model, schedule="linear", optimizer_steps=2, learning_rate=0.8)
+@pytest.mark.parametrize("passes", [{"optimizer_steps": 2}, {"epochs": 2}], ids=str)
+def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict) -> None:
+    made = learner(model, schedule="linear", learning_rate=0.8, **passes)
     made.optimizer.step = lambda *_: None  # type: ignore[method-assign]  # so nothing diverges
     rates = []
     original = made._update
@@ -160,3 +161,53 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(model: Model) ->
         made.learn(2, groups(), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     made.parameters[0]._backward_hooks.clear()  # type: ignore[union-attr]
+
+
+SHAPED = {
+    "rloo": replace(ALGORITHMS["rloo"], kl_coefficient=0.3),
+    "reinforce_pp": replace(ALGORITHMS["reinforce_pp"], kl_coefficient=0.3),
+}
+
+
+def learned(model: Model, row: Algorithm, **train: Any) -> tuple[dict[str, float], torch.Tensor]:
+    """The metrics of a step on ``groups``, and the last gradient; the adapter is put back."""
+    made = learner(model, **train)
+    made.settings = replace(made.settings, algorithm=row)
+    before = [p.detach().clone() for p in made.parameters]
+    seen = watch(made)
+    with learning(made):
+        metrics = made.learn(0, with_advantages(groups(), row), lambda items: None)
+    for parameter, old in zip(made.parameters, before, strict=True):
+        parameter.data.copy_(old)
+    return metrics, seen[-1][1]
+
+
+@pytest.mark.parametrize("row", SHAPED.values(), ids=SHAPED)
+def test_options_hold_where_the_kl_is_in_the_reward(model: Model, row: Algorithm) -> None:
+    plain, without = learned(model, row)
+    _, few = learned(model, replace(row, top_entropy_fraction=0.2))
+    assert (few - without).norm() > 0.1 * without.norm()
+    far, near = learned(model, replace(row, off_policy_threshold=0.1))
+    assert (near - without).norm() > 0.1 * without.norm()
+    assert far["train/loss"] != plain["train/loss"]
+
+
+def test_positive_ones_are_those_whose_reward_is_good_after_the_kl(model: Model) -> None:
+    """With much weight on the KL, it and not the reward says which completions are trained."""
+    row = replace(SHAPED["rloo"], kl_coefficient=100.0, keep="positive")
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=row)
+    rollouts = to_rollouts(with_advantages(groups(), row))
+    with learning(made):
+        rows = made._rows(rollouts, 4)
+        everything = made._shaped_rows(rollouts, 4)
+    assert all(float(r.advantages.mean()) > 0 for r in rows.values())  # type: ignore[union-attr]
+    expected = [i for i, r in enumerate(everything) if float(r.advantages.mean()) > 0]  # type: ignore[union-attr]
+    assert list(rows) == expected
+    assert expected != [i for i, r in enumerate(rollouts) if r.advantage > 0]
+
+
+def test_only_far_completions_count_as_left_out(model: Model) -> None:
+    """A completion without a token of high entropy was not left out for its ratio."""
+    metrics, _ = learned(model, replace(ROW, top_entropy_fraction=0.01))
+    assert metrics["train/left_out"] == 0

@@ -1,0 +1,173 @@
+"""A step of the learner, by its metrics and its last gradient.
+
+1. What is measured once, before the policy moves.   2. Old log-probs and the sampler's correction.
+3. What is left out, and what is trained for its entropy.   4. Dropout: its seed, and replays.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_phase import ROW, SHAPED, groups, learned, learner
+from test_replay import SmallMemory
+
+from conftest import TINY
+from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.model import adapters
+from reason_llm.model.base import Model
+from reason_llm.train.algorithms import ALGORITHMS, Algorithm
+from reason_llm.train.losses import vespo_weights
+from reason_llm.train.phase import learning
+from reason_llm.train.preparation import to_rollouts, with_advantages
+
+
+def logprobs_now(model: Model) -> list[torch.Tensor]:
+    return learner(model)._logprobs_of(to_rollouts(groups()))[0]
+
+
+def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
+    once, _ = learned(model, ROW, learning_rate=0.02)
+    twice, _ = learned(model, ROW, learning_rate=0.02, epochs=2)
+    assert once["train/sampler_kl"] > 0
+    assert twice["train/sampler_kl"] == pytest.approx(once["train/sampler_kl"], rel=1e-5)
+    made = learner(model, learning_rate=0.0)
+    with learning(made):
+        first, second = (made.learn(step, groups(), lambda items: None) for step in range(2))
+    assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
+
+
+def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
+    """k3 of KL(sampler || learner), and no other way round."""
+    metrics, _ = learned(model, replace(ROW, kl="k3", kl_coefficient=1e-9))  # so that all take part
+    mismatch = torch.cat(logprobs_now(model)) - -1.0
+    by_hand = (torch.expm1(mismatch) - mismatch).mean()
+    assert metrics["train/sampler_kl"] == pytest.approx(float(by_hand), rel=1e-4)
+    assert metrics["train/sampler_mismatch_max"] == pytest.approx(float(mismatch.abs().max()))
+
+
+def test_kl_of_the_reward_is_measured_against_the_base(model: Model) -> None:
+    metrics, _ = learned(model, SHAPED["rloo"])
+    made, rollouts = learner(model), to_rollouts(groups())
+    now = torch.cat(made._logprobs_of(rollouts)[0])
+    with adapters.reference(model.policy):
+        base = torch.cat(made._logprobs_of(rollouts)[0])
+    assert metrics["train/kl"] == pytest.approx(float((now - base).mean()), rel=1e-4)
+
+
+def test_the_second_optimizer_step_is_off_policy(model: Model) -> None:
+    metrics, _ = learned(model, ROW, learning_rate=0.02, optimizer_steps=2)
+    assert metrics["train/ratio_max"] > 1.01
+    assert metrics["train/ratio_p01"] < 0.99 < 1.01 < metrics["train/ratio_p99"]
+
+
+def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
+    row = replace(ROW, correction="token_truncate")
+    once, _ = learned(model, row, learning_rate=0.02)
+    twice, _ = learned(model, row, learning_rate=0.02, epochs=2)
+    assert 0 < once["train/correction"] < 1
+    assert twice["train/correction"] == pytest.approx(once["train/correction"], rel=1e-4)
+
+
+def test_vespo_s_loss_with_a_correction_by_hand(model: Model) -> None:
+    """The correction is in its ratio, and not a factor beside it."""
+    row: Algorithm = replace(ALGORITHMS["vespo"], correction="token_truncate")
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=row)
+    data = with_advantages(groups(), row)
+    near = [  # as a sampler a little off would have it
+        replace(g, completions=tuple(
+            replace(c, logprobs=tuple((now - 0.02).tolist())) for c, now in zip(
+                g.completions, logprobs_now(model)[4 * i : 4 * i + 4], strict=True)))
+        for i, g in enumerate(data)
+    ]  # fmt: skip
+    with learning(made):
+        metrics = made.learn(0, near, lambda items: None)
+    total, tokens = 0.0, 0
+    for rollout, now in zip(to_rollouts(near), logprobs_now_before(near), strict=True):
+        ones = torch.ones(1, len(now), dtype=torch.bool)
+        advantage = torch.tensor([[rollout.advantage]])
+        weight = vespo_weights(torch.full((1, len(now)), 0.02), advantage, ones, None)
+        total -= float(weight) * rollout.advantage * float(now.sum())
+        tokens += len(now)
+    assert metrics["train/loss"] == pytest.approx(total / tokens, rel=1e-3)
+
+
+def logprobs_now_before(near: Any) -> list[torch.Tensor]:
+    return [torch.tensor(r.sampler_logprobs) + 0.02 for r in to_rollouts(near)]
+
+
+def test_completions_beyond_the_ratio_are_counted_as_left_out(model: Model) -> None:
+    free, _ = learned(model, ROW, learning_rate=0.02, epochs=2)
+    bound, _ = learned(model, replace(ROW, max_ratio=1.01), learning_rate=0.02, epochs=2)
+    assert free["train/left_out"] == 0
+    assert 0 < bound["train/left_out"] <= 12
+
+
+def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> None:
+    flat = [
+        replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
+        for g in groups()
+    ]
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=replace(ROW, entropy_coefficient=0.1))
+    with learning(made):
+        metrics = made.learn(0, flat, lambda items: None)
+    assert metrics["train/trained_fraction"] == 1
+    assert metrics["train/grad_norm"] > 0
+    assert metrics["train/loss"] == pytest.approx(-0.1 * metrics["train/entropy"], rel=1e-5)
+
+
+@pytest.fixture
+def dropping(tokenizer: Any) -> Iterator[Model]:
+    """The tiny model whose adapter drops a third of its inputs while learning."""
+    adapter = AdapterSection(rank=4, dropout=0.3)
+    with Model(
+        ModelSection(path=str(TINY), dtype="float32", adapter=adapter), tokenizer, 0
+    ) as made:
+        for parameter in made.policy.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.05)
+        yield made
+
+
+def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
+    made, seen = learner(model, learning_rate=0.0, max_grad_norm=1e9, **train), []
+    made.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
+    )
+    with learning(made):
+        made.learn(step, groups(), lambda items: None)
+    return seen
+
+
+def test_dropout_is_drawn_anew_from_the_seed_and_the_step(dropping: Model) -> None:
+    torch.manual_seed(1)
+    first, second = gradients(dropping, epochs=2)
+    assert not torch.equal(first, second)  # the passes for old log-probs end with dropout on again
+    torch.manual_seed(2)
+    assert torch.equal(gradients(dropping, epochs=2)[0], first)
+    assert not torch.equal(gradients(dropping, step=1, epochs=2)[0], first)
+
+
+def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: Model) -> None:
+    seen, told = [], []
+    made = learner(dropping, learning_rate=0.0)
+    made.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
+    )
+    made.micro_batches.tokens = 70
+    limit = 60 * 384 * 4
+    with learning(made), SmallMemory(limit, torch.OutOfMemoryError) as memory:
+        made.learn(0, groups(), told.append)
+    assert memory.refused
+    assert sum(told) == 12
+    small = learner(dropping, learning_rate=0.0)
+    small.micro_batches.tokens = made.micro_batches.tokens
+    small.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in small.parameters]).clone())
+    )
+    with learning(small):
+        small.learn(0, groups(), lambda items: None)
+    assert torch.equal(seen[0], seen[1])
