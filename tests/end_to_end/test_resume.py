@@ -20,7 +20,7 @@ TRAIN = ROOT / "scripts" / "train.py"
 DIE_AT = Path(__file__).parent / "die_at.py"
 
 SAMPLING = "reason_llm.sample.transformers_sampler:_Batch.extend"
-SCORING = "reason_llm.loop:score"
+SCORING = "reason_llm.score:Scorer.score"
 WRITING = "reason_llm.files:sync"
 BETWEEN = "reason_llm.train.phase:Learner.learn"
 LEARNING = "reason_llm.train.phase:Learner._update"
@@ -130,7 +130,7 @@ def test_killed_at_every_place_in_turn(tmp_path: Path, uninterrupted: dict[str, 
     for place, count in [
         (SAMPLING, 5),  # the evaluation before training
         (SAVING, 1),  # the checkpoint before training
-        (SCORING, 2),
+        (SCORING, 3),
         (BETWEEN, 1),
         (LEARNING, 1),
         (EVALUATING, 1),
