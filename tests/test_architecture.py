@@ -18,7 +18,7 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
-     "jail.values", "jail.program_server", "jail.function_harness"},
+     "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases"},
     {"files", "config", "config_types", "config_algorithm", "config_file",
      "command_line", "buffer", "prompts", "metrics", "report",
      "console"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "memory", "meter", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
-     "score.boxed_math", "score.code_cases", "score.code_tests", "score.extraction",
+     "score.boxed_math", "score.code_tests", "score.extraction",
      "score.judge", "score.math_worker", "score.sandbox",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},

@@ -20,7 +20,7 @@ from typing import Any, Self
 from reason_llm import jail
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code_cases import (
+from reason_llm.code_cases import (
     AssertTests,
     CallTests,
     ProgramTests,

@@ -9,7 +9,7 @@ import pytest
 
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code_cases import (
+from reason_llm.code_cases import (
     read_tests,
 )
 from reason_llm.score.code_tests import CodeTests, Outcome, run_tests
