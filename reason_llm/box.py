@@ -1,4 +1,4 @@
-"""The content of the last ``\\boxed{}``: what gold solutions and completions alike mark as final."""
+"""The content of the last ``\\boxed{}``, which gold solutions and completions mark as final."""
 
 import re
 
