@@ -31,8 +31,9 @@ def collect(
     config, sample = job.config, job.config.sample
     algorithm = config.algorithm.row()
     wanted, most = sample.prompts_per_step, sample.prompts_per_step * algorithm.dynamic_sampling
-    indices = order(len(job.prompts), config.run.seed, step * most, most)
-    prompts = [job.prompts[index] for index in indices]
+    all_prompts = job.data.prompts
+    indices = order(job.data.sizes, job.data.weights, config.run.seed, step * most, most)
+    prompts = [all_prompts[index] for index in indices]
     params = sampling_params(config)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     state = _Collected(buffer.groups(step), buffer.drawn(step))

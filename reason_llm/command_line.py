@@ -42,7 +42,7 @@ def parse_command_line(
         "config", nargs="?", type=Path, default=default, help=f"YAML file (default: {default})"
     )
     for name, text in switches.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+        parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
     for section, options in _by_section():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:

@@ -4,12 +4,14 @@ Anything unknown, of the wrong type, out of range or contradictory is refused he
 turns that into one line. Reward names are checked in ``score``, prompts in ``prompts``.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config_algorithm import AlgorithmSection
+from reason_llm.config_data import DataSection
 from reason_llm.config_types import Count, NonNegative, Section
 
 
@@ -87,33 +89,6 @@ class ModelSection(Section):
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
-
-
-class ColumnsSection(Section):
-    """Which columns of the data hold what. null: found by their usual names."""
-
-    prompt: str | None = None
-    """Column of the question: text, one message or a list of messages. null: messages, question,
-    problem or prompt."""
-    answer: str | None = None
-    """Column of the gold answer. null: gt_answer, answer or solution; text after #### counts where
-    there is one."""
-
-
-class DataSection(Section):
-    """What is trained and evaluated on."""
-
-    train: str
-    """A .jsonl, .json, .csv or .parquet file, or a Hub id."""
-    split: str = "train"
-    """Split of a Hub data set to train on; evaluation takes its test split."""
-    columns: ColumnsSection = ColumnsSection()
-    """Column names."""
-    system_prompt: str = "auto"
-    """auto (by the first reward), think_answer_tags, boxed, none, or any other text, which is taken
-    as it is."""
-    eval: str | None = None
-    """Held-out set, of the same forms. null: no evaluation."""
 
 
 class SampleSection(Section):
@@ -230,10 +205,23 @@ class EvalSection(Section):
 
     every: Annotated[int, Field(ge=0, strict=True)] = 10
     """Steps between evaluations, besides the first and the last. 0: only those two."""
+    sets: dict[str, str] = {}  # noqa: RUF012
+    """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
+    one is the held-out set that is reported plainly, too."""
     limit: Count | None = None
-    """Take only this many rows from the start of the set. null: all."""
+    """Take only this many rows from the start of each set. null: all."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
+
+    @field_validator("sets")
+    @classmethod
+    def _names_fit_a_metric(cls, sets: dict[str, str]) -> dict[str, str]:
+        for name in sets:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+                raise ValueError(
+                    f"has {name!r} as a name; use letters, digits, '_', '-' and '.', at most 64"
+                )
+        return sets
 
 
 class MemorySection(Section):
@@ -282,6 +270,12 @@ class Config(Section):
     def eval_max_new_tokens(self) -> int:
         """``eval.max_new_tokens``, or ``sample.max_new_tokens`` where that is null."""
         return self.eval.max_new_tokens or self.sample.max_new_tokens
+
+    @property
+    def evaluation_sets(self) -> dict[str, str]:
+        """Held-out sources by name; that of ``data.eval`` is first and has the empty name."""
+        unnamed = {} if self.data.eval is None else {"": self.data.eval}
+        return unnamed | self.eval.sets
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
@@ -338,9 +332,10 @@ class Config(Section):
                 f"steps: "
                 f"the learning rate would never be reached; set it below {total}"
             )
-        if self.data.eval is None and self.eval != EvalSection():
+        if not self.evaluation_sets and self.eval != EvalSection():
             raise ValueError(
-                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval"
+                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval "
+                "or eval.sets"
             )
         return self
 
@@ -350,4 +345,6 @@ class Config(Section):
 MAY_CHANGE = (
     *("run.steps", "run.directory", "run.resume", "run.buffer"),
     *("run.save_every", "run.keep_checkpoints", "eval.every", "log."),
+    # What it drops is told by the digest of the prompts, which is compared beside the config.
+    "data.contamination",
 )

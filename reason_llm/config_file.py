@@ -125,6 +125,8 @@ def shown_type(option: FieldInfo) -> str:
             return "|".join(map(show, args))
         if origin is list or annotation is type(None):
             return "LIST" if origin is list else "null"
+        if origin is dict:
+            return "MAPPING"
         return {Path: "PATH", str: "TEXT"}.get(annotation) or str(annotation.__name__).upper()
 
     return show(option.annotation)

@@ -53,3 +53,13 @@ class OutOfMemory(TrainingError, MemoryError):
 def one_line(error: Exception) -> str:
     """An exception's text without line breaks."""
     return " ".join(str(error).split())
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with all that a terminal would act on spelled out: data and completions are others'
+    words, and may hold escape sequences.
+
+    Args:
+        keep: what may stay, such as line breaks.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)

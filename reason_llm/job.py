@@ -1,6 +1,7 @@
 """A run before it is run: everything that can be checked before a weight is read, and its locks."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from reason_llm.buffer import RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
+from reason_llm.data import Data, load_data
 from reason_llm.errors import BusyError, ConfigError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
 from reason_llm.memory import Machine, Plan
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
 from reason_llm.model.shape import Shape
-from reason_llm.prompts import load_prompts, resolve_system_prompt
-from reason_llm.rollout import Prompt
 from reason_llm.score import Scorer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,7 @@ class Job:
     folder: Path
     state: RunState
     tokenizer: PreTrainedTokenizerBase
-    prompts: list[Prompt]
-    held_out: list[Prompt]
+    data: Data
     scorer: Scorer
     plan: Plan
 
@@ -80,7 +81,7 @@ class Job:
 
 def prepare(config: Config, console: Console) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
-    _quiet_libraries()
+    quiet_libraries()
     device = base.default_device()
     scorer = Scorer(config.score, config.sample.max_new_tokens)
     tokenizer = base.load_tokenizer(config.model.path)
@@ -88,37 +89,17 @@ def prepare(config: Config, console: Console) -> Job:
     config, why = backends.choose(config, text_config, device)
     shape = Shape.of(base.check_model(config.model))
     context = base.context_limit(config.model)
-    data, first = config.data, config.score.rewards[0].label
-    system_prompt = resolve_system_prompt(data.system_prompt, first)
-    if config.sample.max_new_tokens >= context:
+    if config.data.form in ("demonstrations", "preferences"):
         raise ConfigError(
-            f"sample.max_new_tokens={config.sample.max_new_tokens} leaves no prompt room in the "
-            f"context of {context} tokens; lower it"
+            f"data.form={config.data.form} can be checked with --data-check and not trained on "
+            "yet; take rows of the form problems or prompts"
         )
-    prompts = load_prompts(
-        data.train,
-        data.split,
-        data.columns,
-        system_prompt,
-        tokenizer,
-        context - config.sample.max_new_tokens,
-    )
-    held_out = []
-    if data.eval is not None:
-        room = context - config.eval_max_new_tokens
-        if room < 1:
-            raise ConfigError(
-                f"eval.max_new_tokens={config.eval_max_new_tokens} leaves no prompt room in the "
-                f"context of {context} tokens; lower it"
-            )
-        held_out = load_prompts(
-            data.eval, "test", data.columns, system_prompt, tokenizer, room, config.eval.limit
-        )
+    data = load_data(config, tokenizer, context, extra_columns=scorer.columns)
     folder = config.run.directory / str(config.run.name)
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
-    identity["data"]["prompts_sha256"] = _digest(prompts)
+    identity["data"]["prompts_sha256"] = _digest(data)
     if config.run.resume == "never":
         state = checkpoint.fresh(str(config.run.name), identity)
     else:
@@ -126,14 +107,18 @@ def prepare(config: Config, console: Console) -> Job:
         RolloutBuffer(config.run.buffer, state.run).check()
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
-        f"run {config.run.name} {where}: {len(prompts)} prompts, {len(held_out)} held out, model "
-        f"{config.model.path}"
+        f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
+        f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
+    for line in data.notes():
+        console.line(line)
+    if warning := data.contamination_warning():
+        logger.warning("%s", warning)
     for line in (*why, *scorer.descriptions):
         console.line(line)
-    longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
+    longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
     plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
-    return Job(config, folder, state, tokenizer, prompts, held_out, scorer, plan)
+    return Job(config, folder, state, tokenizer, data, scorer, plan)
 
 
 def plan_only(config: Config) -> Plan:
@@ -141,7 +126,7 @@ def plan_only(config: Config) -> Plan:
 
     With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
     """
-    _quiet_libraries()
+    quiet_libraries()
     device = base.default_device()
     machine = Machine.imagined(config, device)
     if config.sample.engine == "auto":
@@ -152,12 +137,15 @@ def plan_only(config: Config) -> Plan:
     return memory.plan(config, shape, machine, base.context_limit(config.model))
 
 
-def _digest(prompts: list[Prompt]) -> str:
+def _digest(data: Data) -> str:
     """Changes with any prompt or gold answer, so that a run is not resumed on other data."""
-    content = orjson.dumps([(prompt.token_ids, prompt.answer) for prompt in prompts])
-    return hashlib.sha256(content).hexdigest()[:16]
+    content = [
+        [(prompt.token_ids, prompt.answer) for prompt in each.prompts] for each in data.training
+    ]
+    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
+    """Let no library print beside the console."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

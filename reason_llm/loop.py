@@ -70,7 +70,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             if not buffer.holds(step):  # a killed run goes on between the phases
                 with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
                     if model.engine is not None:
-                        record |= prove_sampler_is_policy(sampler, model, job.prompts)
+                        record |= prove_sampler_is_policy(sampler, model, job.data.prompts)
                     groups, drawn = collect(job, sampler, buffer, step, record, console)
                 record["memory/sampling_peak_gib"] = peak.gib
                 with timed(record, "buffer"):
@@ -135,9 +135,9 @@ def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, console: C
     """Evaluate the untrained policy and save it, so that the run has an identity before it has
     rollouts."""
     record: Record = {}
-    if job.held_out:
+    if job.data.held_out:
         _evaluate(job, model, record, console)
-        console.line(f"before training: held-out accuracy {record['eval/accuracy']:.1%}")
+        console.line(f"before training: {_accuracy(record)}")
     log.write(0, record | _memory(job.plan))
     return _save(job, RunState(job.state.run, 0, None), model, learner)
 
@@ -159,11 +159,15 @@ def _evaluate(job: Job, model: Model, record: Record, console: Console) -> None:
     with (
         timed(record, "evaluation"),
         sampling(model, job.plan.cache_tokens) as sampler,
-        console.phase("evaluating", len(job.held_out)) as progress,
+        console.phase("evaluating", len(job.data.held_out_prompts)) as progress,
     ):
-        record |= evaluate(
-            sampler, job.held_out, job.scorer, job.config.eval_max_new_tokens, progress
-        )
+        found = [
+            evaluate(sampler, each.prompts, job.scorer, job.config.eval_max_new_tokens, progress)
+            for each in job.data.held_out
+        ]
+    record |= found[0]
+    for each, values in zip(job.data.held_out, found, strict=True):
+        record |= metrics.by_name(values, each.name) if each.name else {}
 
 
 def _finish(
@@ -173,7 +177,8 @@ def _finish(
     folder, adapter = job.folder, job.folder / "adapter"
     with replacing_folder(adapter) as beside:
         adapters.save(model.policy, beside)
-    title = f"{job.config.run.name}: {job.config.algorithm.name} on {job.config.data.train}"
+    sources = " + ".join(each.source for each in job.config.data.sources)
+    title = f"{job.config.run.name}: {job.config.algorithm.name} on {sources}"
     write_atomically(folder / "curves.png", report.draw_curves(log.records, title))
     buffer.finish()
     summary = log.summary(adapter)
@@ -182,6 +187,8 @@ def _finish(
         console.line(
             f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%}"
         )
+    for name, (before, after) in summary["accuracy_of_sets"].items():
+        console.line(f"  {name} {before:.1%} -> {after:.1%}")
     console.line(
         f"memory: sampling {summary['sampling_peak_gib']} GiB "
         f"({summary['sampling_planned_gib']} planned), learning {summary['learning_peak_gib']} GiB "
@@ -201,7 +208,7 @@ def _step_line(config: Config, record: Record) -> str:
         f"reward {record['score/reward']:.3f}",
     ]
     if "eval/accuracy" in record:
-        parts.append(f"held-out accuracy {record['eval/accuracy']:.1%}")
+        parts.append(_accuracy(record))
     if "sample/tokens_per_second" in record:
         seconds, speed = record["time/sampling_seconds"], record["sample/tokens_per_second"]
         parts.append(f"sampling {seconds:.1f} s ({speed:,.0f} tokens/s)")
@@ -211,8 +218,13 @@ def _step_line(config: Config, record: Record) -> str:
     return "  ".join(parts)
 
 
+def _accuracy(record: Record) -> str:
+    named = ", ".join(f"{name} {value:.1%}" for name, value in metrics.accuracies(record).items())
+    return f"held-out accuracy {record['eval/accuracy']:.1%}" + (named and f" ({named})")
+
+
 def _evaluation_is_due(config: Config, step: int) -> bool:
     every = config.eval.every
-    return config.data.eval is not None and (
+    return bool(config.evaluation_sets) and (
         step == config.run.steps or (every > 0 and step % every == 0)
     )

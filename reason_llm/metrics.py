@@ -110,6 +110,20 @@ def describe(groups: list[Group]) -> Record:
     }
 
 
+def by_name(values: Record, name: str) -> Record:
+    """``eval/accuracy`` and what stands beside it as ``eval/<name>/accuracy``."""
+    return {f"eval/{name}/{key.removeprefix('eval/')}": value for key, value in values.items()}
+
+
+def accuracies(record: Record) -> dict[str, float]:
+    """The accuracy on each named evaluation set."""
+    return {
+        key.removeprefix("eval/").removesuffix("/accuracy"): value
+        for key, value in record.items()
+        if key.startswith("eval/") and key.endswith("/accuracy") and key != "eval/accuracy"
+    }
+
+
 def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[str, Any]:
     """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter
     lies."""
@@ -120,10 +134,14 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     def largest(key: str) -> float:
         return round(max(record.get(key, 0.0) for record in records), 2)
 
-    accuracies = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+    evaluated = [record for record in records if "eval/accuracy" in record]
+    named = [accuracies(record) for record in evaluated]
     return {
-        "accuracy_before": accuracies[0] if accuracies else None,
-        "accuracy_after": accuracies[-1] if accuracies else None,
+        "accuracy_before": evaluated[0]["eval/accuracy"] if evaluated else None,
+        "accuracy_after": evaluated[-1]["eval/accuracy"] if evaluated else None,
+        "accuracy_of_sets": {
+            name: [named[0][name], named[-1][name]] for name in (named[0] if named else {})
+        },
         "steps": int(records[-1]["step"]),
         "sampling_seconds": total("time/sampling_seconds"),
         "scoring_seconds": total("time/scoring_seconds"),

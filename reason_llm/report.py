@@ -2,7 +2,7 @@
 
 import io
 
-from reason_llm.metrics import Record
+from reason_llm.metrics import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str) -> bytes:
@@ -11,9 +11,14 @@ def draw_curves(records: list[Record], title: str) -> bytes:
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     quality, length = figure.subplots(1, 2, width_ratios=(2, 1))
+    named = {f"eval/{name}/accuracy": name for name in accuracies(records[0])}
+    is_first_of_named = any(
+        all(record.get("eval/accuracy") == record.get(key) for record in records) for key in named
+    )
+    labels = named if is_first_of_named else {"eval/accuracy": "held-out"} | named
     for axes, key, label, style in (
         (quality, "score/reward", "mean reward of the samples", "-"),
-        (quality, "eval/accuracy", "held-out accuracy, greedy", "o-"),
+        *((quality, key, f"{name} accuracy, greedy", "o-") for key, name in labels.items()),
         (length, "sample/completion_tokens", "completion length, tokens", "-"),
     ):
         points = [(record["step"], record[key]) for record in records if key in record]

@@ -10,13 +10,15 @@ Without arguments: the quick start. Started again, a run goes on where it stoppe
 SWITCHES = {
     "plan": "print the memory plan, from the model's config alone, and stop; with "
     "--memory.budget_gib it is for a GPU of that size, wherever it is called",
+    "data-check": "read all data, print counts, lengths in tokens, three rendered prompts and the "
+    "first errors, and stop; exit code 2 if there are errors",
 }
 
 
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import parse_command_line
-    from reason_llm.errors import ReasonError
+    from reason_llm.errors import ReasonError, printable
 
     try:
         default = Path("configs/quickstart.yaml")
@@ -31,11 +33,17 @@ def main() -> int:
 
             print("\n".join(plan_only(config).table()))
             return 0
+        if "data-check" in given:
+            from reason_llm.data_check import check_data
+
+            report = check_data(config)
+            print("\n".join(report.lines))
+            return 2 if report.num_errors else 0
         from reason_llm.loop import run  # heavy: after --help, and after a config that holds
 
         run(config, console)
     except ReasonError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)

@@ -18,21 +18,22 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
-     "jail.values", "jail.program_server", "jail.function_harness"},
-    {"files", "config", "config_types", "config_algorithm", "config_file",
-     "command_line", "buffer", "prompts", "metrics", "report",
+     "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases"},
+    {"files", "config", "config_types", "config_algorithm", "config_data", "config_file",
+     "command_line", "buffer", "rows", "row_forms", "templates", "prompts", "data", "metrics",
+     "report",
      "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "model.decode_attention", "memory", "meter",
      "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
-     "score.boxed_math", "score.code_cases", "score.code_tests", "score.extraction",
+     "score.boxed_math", "score.code_tests", "score.extraction",
      "score.custom", "score.judge", "score.math_worker", "score.sandbox", "score.shaping",
      "score.table",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
-    {"evaluate", "backends", "job", "collection"},
+    {"evaluate", "backends", "job", "data_check", "collection"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}
@@ -49,7 +50,7 @@ OWNERS = {
     },
     "unsloth": {"model.unsloth"},
     "vllm": {"model.engine", "model.adapter_sync", "model.unsloth", "sample.vllm_sampler"},
-    "datasets": {"prompts"},
+    "datasets": {"rows"},
     "math_verify": {"score.math_worker"},
     "matplotlib": {"report"},
     "rich": {"console"},
@@ -107,7 +108,9 @@ def test_heavy_libraries_have_one_owner(path: Path) -> None:
         assert "torch" not in roots
 
 
-@pytest.mark.parametrize("module", ["config", "config_file", "command_line", "buffer", "prompts"])
+@pytest.mark.parametrize(
+    "module", ["config", "config_file", "command_line", "buffer", "prompts", "data"]
+)
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, reason_llm.{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

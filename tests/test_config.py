@@ -100,7 +100,19 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             "data: {train: x}\nmodel: {context_tokens: 512}\n",
             ["sample.max_new_tokens=512", "model.context_tokens=512"],
         ),
-        ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval"]),
+        ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval", "eval.sets"]),
+        ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
+        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "string"]),
+        ("data: {train: 5}\n", ["data.train=5", "string", "{source, weight}"]),
+        ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
+        ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "greater than 0"]),
+        ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
+        ("data: {train: [{source: a, wieght: 1}]}\n", ["data.train.0.wieght"]),
+        ("data: {train: [a, {source: a}]}\n", ["names a twice"]),
+        ("data: {train: x, pass_rate: {column: r, min: 2}}\n", ["min=2", "pass_rate.max=1"]),
+        ("data: {train: x, pass_rate: {min: 0.5}}\n", ["data.pass_rate.column"]),
+        ("data: {train: x, contamination: no}\n", ["data.contamination", "warn"]),
+        ("data: {train: x, form: sft}\n", ["data.form='sft'", "demonstrations"]),
         ("data: {train: x}\nrun: {steps: 5}\ntrain: {warmup_steps: 5}\n", ["warmup_steps=5"]),
         ("data: [\n", ["not valid YAML", "my_run.yaml"]),
         ("- 1\n", ["holds list"]),
@@ -138,6 +150,20 @@ def test_a_wrong_argument_is_one_line(arguments: list[str], named: str) -> None:
         parse(*arguments)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_several_training_and_evaluation_sets(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "data: {train: [a.jsonl, {source: b.jsonl, weight: 3}], eval: c.jsonl}\n"
+        "eval: {sets: {aime: d.jsonl, math-500: e.jsonl}}\n",
+    )
+    config = load(path)
+    assert [(s.source, s.weight) for s in config.data.sources] == [("a.jsonl", 1), ("b.jsonl", 3)]
+    assert list(config.evaluation_sets.items()) == [
+        ("", "c.jsonl"), ("aime", "d.jsonl"), ("math-500", "e.jsonl"),
+    ]  # fmt: skip
+    assert load(write(tmp_path, to_yaml(config))) == config
 
 
 def test_differences_leave_out_what_may_change() -> None:

@@ -35,6 +35,17 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         metrics.read(path)
 
 
+def test_named_sets_stand_beside_the_first() -> None:
+    values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0}
+    record = values | metrics.by_name(values, "aime") | metrics.by_name({"eval/accuracy": 0.1}, "b")
+    assert record["eval/aime/completion_tokens"] == 3.0
+    assert metrics.accuracies(record) == {"aime": 0.5, "b": 0.1}
+    first = {"step": 0, "eval/accuracy": 0.25, "eval/aime/accuracy": 0.25}
+    summary = metrics.summarize([first, {"step": 1}, {"step": 2, **record}], Path("a"), 0.0)
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.5)
+    assert summary["accuracy_of_sets"] == {"aime": [0.25, 0.5]}
+
+
 def test_summary_adds_up_the_records() -> None:
     records = [
         {"step": 0, "eval/accuracy": 0.25, "time/total_seconds": 1.0, "memory/peak_rss_mib": 10.0},

@@ -170,10 +170,11 @@ class Model:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a Hub id, with a chat template.
+    """The tokenizer of a folder or a Hub id. Whether it has a chat template is ``templates``'
+    matter.
 
     Raises:
-        ModelError: no such folder, no tokenizer, no chat template.
+        ModelError: no such folder, no tokenizer.
     """
     _check_folder(path, "config.json", "a model")
     _check_folder(path, "tokenizer_config.json", "a tokenizer")
@@ -181,11 +182,6 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
-    if tokenizer.chat_template is None:
-        raise ModelError(
-            f"model.path={path}: its tokenizer has no chat template; "
-            "take an instruct model, or add one"
-        )
     probe = "What is 3 + 4?"
     spelled = tokenizer.decode(tokenizer.encode(probe, add_special_tokens=False))
     if "".join(spelled.split()).casefold() != "".join(probe.split()).casefold():

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reason_llm import jail
-from reason_llm.errors import DataError
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code_cases import (
+from reason_llm.code_cases import (
     AssertTests,
     CallTests,
     ProgramTests,
@@ -29,6 +27,8 @@ from reason_llm.score.code_cases import (
     same_output,
     same_value,
 )
+from reason_llm.errors import DataError
+from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.sandbox import Finished, Limits, Mode, Sandbox
 
 TIMEOUT_SECONDS = 6.0

@@ -7,8 +7,8 @@ were asked in other ways.
 
 import re
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=[A-Za-z0-9\\]))")
-_ONE_TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z0-9]")
+from reason_llm.box import BOX, last_boxed
+
 _ANSWER_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
 _HASH_NUMBER = re.compile(r"[+-]?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
@@ -18,30 +18,6 @@ _PHRASE = re.compile(
 _LATEX_SPAN = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\s+I hope it is correct")
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
-
-
-def last_boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed{...}`` (or ``\\fbox``), nested braces kept; None if there
-    is none or it is not closed.
-
-    TeX's own forms ``\\boxed {7}`` and ``\\boxed 7`` count too.
-
-    Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
-    """
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return None
-    start = boxes[-1].end()
-    if not boxes[-1][0].endswith("{"):
-        token = _ONE_TOKEN.match(text, start)
-        return token[0] if token else None
-    depth = 1
-    for position in range(start, len(text)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return text[start:position].strip()
-    return None
 
 
 def last_answer_tags(text: str) -> str | None:
@@ -60,7 +36,7 @@ def extract_answer(text: str) -> str | None:
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
     text = _SPECIAL_TOKEN.sub("", text.rpartition("</think>")[2])
-    if _BOX.search(text):
+    if BOX.search(text):
         return last_boxed(text)
     tagged = last_answer_tags(text)
     if tagged is not None:

@@ -15,9 +15,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from reason_llm.config import ColumnsSection
+from reason_llm.config_file import load
+from reason_llm.data import load_data
 from reason_llm.model.base import load_tokenizer
-from reason_llm.prompts import load_prompts, order
+from reason_llm.prompts import order
 from reason_llm.rollout import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,18 +92,15 @@ def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
 def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
     """The quick start: its model, prompts, reward and sizes."""
     prompts_per_step = 8 if small else 64
-    everything = load_prompts(
-        str(ROOT / "data" / "arithmetic_train.jsonl"),
-        "train",
-        ColumnsSection(),
-        None,
-        load_tokenizer(str(TINY)),
-        1024,
-    )
+    config = load(ROOT / "configs" / "quickstart.yaml", {"data.eval": None, "eval.every": 10,
+                  "data.train": str(ROOT / "data" / "arithmetic_train.jsonl")})  # fmt: skip
+    everything = load_data(config, load_tokenizer(str(TINY)), 1024).prompts
     steps = tuple(
         tuple(
             everything[i]
-            for i in order(len(everything), SEED, step * prompts_per_step, prompts_per_step)
+            for i in order(
+                [len(everything)], [1.0], SEED, step * prompts_per_step, prompts_per_step
+            )
         )
         for step in range(num_steps)
     )

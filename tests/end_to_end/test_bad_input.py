@@ -158,7 +158,51 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda f: rows(f, '{"question": "a", "answer": "foo ####"}\n'),
         ["rows.jsonl:1", "gold answer"],
     ),
-    "no chat template": (lambda f: model(f, template=None), ["my_model", "chat template"]),
+    "no chat template": (
+        lambda f: model(f, template=None),
+        ["my_model", "no chat template", "data.template", "r1_zero"],
+    ),
+    "chat template that is no Jinja": (
+        lambda f: model(f, template=b"{% for message in messages %}\n{% endif %}"),
+        ["chat template of", "my_model", "line 2"],
+    ),
+    "unknown template": (lambda f: ["--data.template", "r1"], ["data.template='r1'", "r1_zero"]),
+    "no such template file": (
+        lambda f: ["--data.template", str(f / "my.jinja")],
+        ["my.jinja", "cannot be read"],
+    ),
+    "unknown system prompt": (
+        lambda f: ["--data.system_prompt", "boxd"],
+        ["data.system_prompt='boxd'", "did you mean boxed?"],
+    ),
+    "no row is left": (
+        lambda f: ["--data.max_prompt_tokens", "3"],
+        ["rows.jsonl", "left out: 1 by data.max_prompt_tokens"],
+    ),
+    "filter beyond the context": (
+        lambda f: ["--data.max_prompt_tokens", "5000"],
+        ["data.max_prompt_tokens=5000", "4092"],
+    ),
+    "no pass rate": (
+        lambda f: ["--data.pass_rate.column", "rate"],
+        ["rows.jsonl:1", "'rate'", "data.pass_rate.column"],
+    ),
+    "a form that is not trained on": (
+        lambda f: ["--data.form", "preferences"],
+        ["data.form=preferences", "--data-check"],
+    ),
+    "a second training set that is missing": (
+        lambda f: ["--data.train", f"[{f / 'rows.jsonl'}, {f / 'no.csv'}]"],
+        ["no.csv does not exist"],
+    ),
+    "bad named held-out set": (
+        lambda f: ["--eval.sets", f"{{aime: {f / 'rows.jsonl'}, math: {f / 'no.jsonl'}}}"],
+        ["no.jsonl does not exist", "eval.sets"],
+    ),
+    "escape sequences in the data": (
+        lambda f: rows(f, '{"ques\\u001b[2J\\ntion": "a", "answer": "1"}\n'),
+        ["rows.jsonl:1", "ques\\x1b[2J\\ntion", "data.columns.prompt"],
+    ),
     "no weights": (lambda f: model(f, weights=None), ["my_model", "safetensors"]),
     "weights cut short": (
         lambda f: model(f, weights=(TINY / "model.safetensors").read_bytes()[:100_000]),

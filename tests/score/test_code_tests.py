@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reason_llm.errors import DataError
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code_cases import (
+from reason_llm.code_cases import (
     read_tests,
 )
+from reason_llm.errors import DataError
+from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.code_tests import CodeTests, Outcome, run_tests
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}

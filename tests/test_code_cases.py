@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reason_llm.score.code_cases import (
+from reason_llm.code_cases import (
     AssertTests,
     CallTests,
     ProgramTests,

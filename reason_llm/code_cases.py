@@ -75,9 +75,8 @@ def read_tests(text: str) -> Tests:
 _TEST_KEYS = {"inputs", "outputs", "fn_name", "assert_code"}
 _COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
             "verification_info", "reward_model", "ground_truth")  # fmt: skip
-
-
-_BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
+BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
+"""Columns that say how a row's tests are meant."""
 
 
 def answer_of_row(row: Mapping[str, Any]) -> str:
@@ -88,7 +87,7 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
     """
     tests_of_row(row)
     column = next(name for name in _COLUMNS if row.get(name) is not None)
-    return json.dumps({name: row[name] for name in (column, *_BESIDE) if name in row})
+    return json.dumps({name: row[name] for name in (column, *BESIDE) if name in row})
 
 
 def tests_of_row(row: Mapping[str, Any]) -> Tests:

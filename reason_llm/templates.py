@@ -1,0 +1,102 @@
+"""How a model is asked: the system prompts and chat templates of ``templates.yaml``, by name.
+
+Applying a template is ``prompts``' matter.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from reason_llm.errors import ConfigError, ModelError, one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """What ``templates.yaml`` holds."""
+
+    system_prompts: Mapping[str, str | None]
+    system_prompt_of_reward: Mapping[str, str]
+    chat_templates: Mapping[str, str]
+
+
+@cache
+def shipped() -> Templates:
+    """The templates that come with the package."""
+    return Templates(**yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")))
+
+
+def system_prompt(name: str, first_reward: str) -> str | None:
+    """The text that ``data.system_prompt`` names: a shipped one, ``auto`` by the reward, or the
+    text itself; None for none.
+
+    Raises:
+        ConfigError: a single word that names none.
+    """
+    texts = shipped().system_prompts
+    if name == "auto":
+        name = shipped().system_prompt_of_reward.get(first_reward, "none")
+    if name not in texts and len(name.split()) < 2:
+        raise ConfigError(
+            f"data.system_prompt={name!r} is neither a text of several words nor any of auto, "
+            f"{', '.join(texts)}{_nearest(name, list(texts))}"
+        )
+    return texts.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """How messages become text."""
+
+    source: str
+    """What to call it in an error."""
+    jinja: str | None
+    """None for the tokenizer's own."""
+
+
+def chat_template(name: str, model_path: str, model_has_one: bool) -> ChatTemplate:
+    """What ``data.template`` names.
+
+    Args:
+        model_has_one: whether the tokenizer has a template of its own.
+
+    Raises:
+        ModelError: ``auto``, and the model has none.
+        ConfigError: there is no such template.
+    """
+    named = shipped().chat_templates
+    if name == "auto" and not model_has_one:
+        raise ModelError(
+            f"model.path={model_path}: its tokenizer has no chat template; take an instruct model, "
+            f"or set data.template to one of {', '.join(named)}, or to a .jinja file"
+        )
+    if name == "auto":
+        return ChatTemplate(f"the chat template of {model_path}", None)
+    if name in named:
+        return ChatTemplate(f"the template {name}", named[name])
+    if name.endswith(".jinja"):
+        return ChatTemplate(name, _read(Path(name)))
+    raise ConfigError(
+        f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
+        f"{_nearest(name, list(named))}"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"data.template={path} cannot be read ({one_line(error)}); name a Jinja text file"
+        ) from error
+    if not text.strip():
+        raise ConfigError(f"data.template={path} is empty; write a Jinja template into it")
+    return text
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else "; give one of these"
