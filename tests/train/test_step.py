@@ -37,6 +37,7 @@ def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
     with learning(made):
         first, second = (made.learn(step, groups(), lambda items: None) for step in range(2))
     assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
+    assert all(parameter.grad is None for parameter in made.parameters)  # given back for sampling
 
 
 def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
