@@ -99,8 +99,10 @@ def test_clip_takes_the_gradient_only_where_it_would_go_further(
 
 def test_clip_high_is_the_upper_bound_and_clip_low_the_lower() -> None:
     ratio = tensor([[1.25, 0.75]])
-    _, up = losses.clipped_surrogate(ratio, tensor([[1.0]]), 0.2, 0.28)
-    _, down = losses.clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.28)
+    loss_up, up = losses.clipped_surrogate(ratio, tensor([[1.0]]), 0.2, 0.28)
+    loss_down, down = losses.clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.28)
+    assert loss_up[0].tolist() == pytest.approx([-1.25, -0.75])
+    assert loss_down[0].tolist() == pytest.approx([1.25, 0.8])
     assert up.tolist() == [[False, False]]
     assert down.tolist() == [[False, True]]
 

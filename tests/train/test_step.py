@@ -17,6 +17,7 @@ from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
+from reason_llm.rollout import Group
 from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 from reason_llm.train.losses import vespo_weights
 from reason_llm.train.phase import learning
@@ -36,6 +37,7 @@ def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
     with learning(made):
         first, second = (made.learn(step, groups(), lambda items: None) for step in range(2))
     assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
+    assert all(parameter.grad is None for parameter in made.parameters)  # given back for sampling
 
 
 def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
@@ -70,32 +72,62 @@ def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
     assert twice["train/correction"] == pytest.approx(once["train/correction"], rel=1e-4)
 
 
+def sampled_near(model: Model, row: Algorithm, difference: float) -> list[Group]:
+    """``groups`` as a sampler would have it whose log-probs are so much below the policy's."""
+    now = iter(learner(model)._logprobs_of(to_rollouts(groups()))[0])
+    return [
+        replace(
+            g,
+            completions=tuple(
+                replace(c, logprobs=tuple((next(now) - difference).tolist())) for c in g.completions
+            ),
+        )
+        for g in with_advantages(groups(), row)
+    ]
+
+
 def test_vespo_s_loss_with_a_correction_by_hand(model: Model) -> None:
     """The correction is in its ratio, and not a factor beside it."""
-    row: Algorithm = replace(ALGORITHMS["vespo"], correction="token_truncate")
+    row = replace(ALGORITHMS["vespo"], correction="token_truncate")
     made = learner(model)
     made.settings = replace(made.settings, algorithm=row)
-    data = with_advantages(groups(), row)
-    near = [  # as a sampler a little off would have it
-        replace(g, completions=tuple(
-            replace(c, logprobs=tuple((now - 0.02).tolist())) for c, now in zip(
-                g.completions, logprobs_now(model)[4 * i : 4 * i + 4], strict=True)))
-        for i, g in enumerate(data)
-    ]  # fmt: skip
+    near = sampled_near(model, row, 0.02)
     with learning(made):
         metrics = made.learn(0, near, lambda items: None)
     total, tokens = 0.0, 0
-    for rollout, now in zip(to_rollouts(near), logprobs_now_before(near), strict=True):
-        ones = torch.ones(1, len(now), dtype=torch.bool)
-        advantage = torch.tensor([[rollout.advantage]])
-        weight = vespo_weights(torch.full((1, len(now)), 0.02), advantage, ones, None)
-        total -= float(weight) * rollout.advantage * float(now.sum())
-        tokens += len(now)
+    for rollout in to_rollouts(near):
+        length = len(rollout.completion_ids)
+        ones, advantage = torch.ones(1, length, dtype=torch.bool), torch.tensor(rollout.advantage)
+        weight = vespo_weights(torch.full((1, length), 0.02), advantage.view(1, 1), ones, None)
+        total -= float(weight * advantage) * (sum(rollout.sampler_logprobs) + 0.02 * length)
+        tokens += length
     assert metrics["train/loss"] == pytest.approx(total / tokens, rel=1e-3)
 
 
-def logprobs_now_before(near: Any) -> list[torch.Tensor]:
-    return [torch.tensor(r.sampler_logprobs) + 0.02 for r in to_rollouts(near)]
+def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=SHAPED["rloo"])
+    rollouts = to_rollouts(with_advantages(groups(), SHAPED["rloo"]))
+    with learning(made):
+        rows = made._shaped_rows(rollouts, 4)
+        metrics = made.learn(0, with_advantages(groups(), SHAPED["rloo"]), lambda items: None)
+    by_hand = -sum(row.rollout.advantage * float(row.old.sum()) for row in rows) / 12  # type: ignore[union-attr]
+    assert metrics["train/loss"] == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> None:
+    """Nothing is far at first; after a large step something is."""
+    row, left_out = replace(ROW, off_policy_threshold=0.01), []
+    for epochs in (1, 2):
+        made = learner(model, learning_rate=0.02, epochs=epochs)
+        made.settings = replace(made.settings, algorithm=row)
+        before = [p.detach().clone() for p in made.parameters]
+        with learning(made):
+            metrics = made.learn(0, sampled_near(model, row, 0.0), lambda items: None)
+        for parameter, old in zip(made.parameters, before, strict=True):
+            parameter.data.copy_(old)
+        left_out.append(metrics["train/left_out"])
+    assert left_out[0] == 0 < left_out[1]
 
 
 def test_completions_beyond_the_ratio_are_counted_as_left_out(model: Model) -> None:
@@ -103,6 +135,12 @@ def test_completions_beyond_the_ratio_are_counted_as_left_out(model: Model) -> N
     bound, _ = learned(model, replace(ROW, max_ratio=1.01), learning_rate=0.02, epochs=2)
     assert free["train/left_out"] == 0
     assert 0 < bound["train/left_out"] <= 12
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=replace(ROW, max_ratio=1.2))
+    now = torch.tensor([[9.0, 0.5, 0.0], [9.0, 0.1, -3.0]])  # what no mask holds says nothing
+    mask = torch.tensor([[False, True, True]] * 2)
+    kept = made._kept(now, torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 1), mask)
+    assert kept.tolist() == [[False] * 3, [False, True, True]]
 
 
 def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> None:
@@ -110,13 +148,18 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
         replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
         for g in groups()
     ]
-    made = learner(model)
-    made.settings = replace(made.settings, algorithm=replace(ROW, entropy_coefficient=0.1))
-    with learning(made):
-        metrics = made.learn(0, flat, lambda items: None)
-    assert metrics["train/trained_fraction"] == 1
-    assert metrics["train/grad_norm"] > 0
-    assert metrics["train/loss"] == pytest.approx(-0.1 * metrics["train/entropy"], rel=1e-5)
+    bonuses = {}
+    for fraction in (1.0, 0.1):
+        made = learner(model, learning_rate=0.0)
+        row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)
+        made.settings = replace(made.settings, algorithm=row)
+        with learning(made):
+            metrics = made.learn(0, flat, lambda items: None)
+        assert metrics["train/trained_fraction"] == 1
+        assert metrics["train/grad_norm"] > 0
+        bonuses[fraction] = metrics["train/loss"] / metrics["train/entropy"]
+    assert bonuses[1.0] == pytest.approx(-0.1, rel=1e-5)
+    assert -0.05 < bonuses[0.1] < 0  # of the tokens that are trained alone
 
 
 @pytest.fixture
