@@ -7,6 +7,7 @@ be used goes to ``fault``.
 """
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
+_LAYOUT = re.compile(
+    r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
+    r"|(?<!\d)[.,;:?]|[.,;:?](?!\d)"
+)
 
 
 @dataclass(slots=True)
@@ -141,13 +146,14 @@ def load_data(
 
 
 def question_key(example: Example) -> str:
-    """What two examples share that ask the same: the text of their messages, letter case, white
-    space, dollar signs, Unicode's variants of a character and any system message aside."""
+    """What two examples share that ask the same: the text of their messages, without a system
+    message, letter case, Unicode's variants of a character, and layout: white space, what makes
+    LaTeX an inline or a displayed formula, braces, and punctuation but within numbers."""
     text = "\n".join(
         message["content"] for message in example.messages if message["role"] != "system"
     )
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(folded.replace("$", "").split())
+    folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return "".join(folded.split()) or text
 
 
 @dataclass(slots=True)
