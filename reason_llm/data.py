@@ -101,8 +101,8 @@ class Data:
             return None
         ours, theirs = self.contamination[0]
         return printable(
-            f"{len(self.contamination)} training rows ask what an evaluation set asks, such as "
-            f"{ours}, which is {theirs}; set data.contamination to drop or ignore"
+            f"training rows that ask what an evaluation set asks: {len(self.contamination)}, such "
+            f"as {ours}, which is {theirs}; set data.contamination to drop or ignore"
         )
 
 

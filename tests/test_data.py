@@ -361,7 +361,7 @@ def test_evaluation_problems_in_the_training_set(tmp_path: Path, load: Callable)
     assert data.contamination == [(f"{train}:1", f"{shouted}:1")]
     assert len(data.prompts) == 3
     warning = str(data.contamination_warning())
-    assert warning.startswith(f"1 training rows ask what an evaluation set asks, such as {train}:1")
+    assert f"evaluation set asks: 1, such as {train}:1, which is {shouted}:1; set" in warning
     dropped = load(train, data__contamination="drop", **held_out)
     assert (dropped.sizes, dropped.contamination_warning()) == ([2], None)
     assert dropped.notes() == [f"{train}: left out: 1 by data.contamination"]
