@@ -100,8 +100,8 @@ class DataSection(Section):
     pass_rate: PassRateSection = PassRateSection()
     """Difficulty."""
     deduplicate: bool = False
-    """Leave out training rows whose question stood before, in any of the training sets, letter
-    case, white space and dollar signs aside."""
+    """Leave out training rows whose question stood before, in any of the training sets; letter
+    case, white space, punctuation and LaTeX's layout make no difference."""
     contamination: Literal["warn", "drop", "ignore"] = "warn"
     """What is done about training rows whose question stands in an evaluation set, compared as for
     deduplicate. warn: tell how many; drop: leave them out."""

@@ -7,6 +7,7 @@ be used goes to ``fault``.
 """
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
+_LAYOUT = re.compile(
+    r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
+    r"|(?<!\d)[.,;:?]|[.,;:?](?!\d)"
+)
 
 
 @dataclass(slots=True)
@@ -96,8 +101,8 @@ class Data:
             return None
         ours, theirs = self.contamination[0]
         return printable(
-            f"{len(self.contamination)} training rows ask what an evaluation set asks, such as "
-            f"{ours}, which is {theirs}; set data.contamination to drop or ignore"
+            f"training rows that ask what an evaluation set asks: {len(self.contamination)}, such "
+            f"as {ours}, which is {theirs}; set data.contamination to drop or ignore"
         )
 
 
@@ -144,13 +149,14 @@ def load_data(
 
 
 def question_key(example: Example) -> str:
-    """What two examples share that ask the same: the text of their messages, letter case, white
-    space, dollar signs, Unicode's variants of a character and any system message aside."""
+    """What two examples share that ask the same: the text of their messages, without a system
+    message, letter case, Unicode's variants of a character, and layout: white space, what makes
+    LaTeX an inline or a displayed formula, braces, and punctuation but within numbers."""
     text = "\n".join(
         message["content"] for message in example.messages if message["role"] != "system"
     )
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(folded.replace("$", "").split())
+    folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return "".join(folded.split()) or text
 
 
 @dataclass(slots=True)

@@ -171,6 +171,10 @@ def test_differences_leave_out_what_may_change() -> None:
         return Config.model_validate({"data": {"train": "x"}, **options}).model_dump(mode="json")
 
     assert differences(dump(), dump(run={"steps": 9}, log={"console": "quiet"})) == []
+    assert differences(dump(), dump(data={"train": "x", "contamination": "drop"})) == []
+    assert differences(dump(), dump(data={"train": "x", "template": "r1_zero"})) == [
+        "data.template: 'auto' -> 'r1_zero'"
+    ]
     assert differences(dump(), dump(run={"seed": 3})) == ["run.seed: 0 -> 3"]
     assert differences(dump(), dump(train={"learning_rate": 0.5}, model={"path": "y"})) == [
         "model.path: 'model/tiny' -> 'y'",

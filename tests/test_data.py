@@ -11,10 +11,10 @@ import pytest
 
 from reason_llm.code_cases import ProgramTests, read_tests
 from reason_llm.config import Config
-from reason_llm.data import Data, load_data
+from reason_llm.data import Data, load_data, question_key
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import Prompt
-from reason_llm.row_forms import gold_answer
+from reason_llm.row_forms import Problem, gold_answer
 from reason_llm.rows import raise_fault
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
@@ -111,6 +111,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, read: Cal
     assert [p.text for p in read(path)] == plain
 
 
+def test_integers_of_any_length_stay_what_they_are(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, {"question": "Q", "answer": 2**70 + 1})
+    assert read(path)[0].answer == str(2**70 + 1)
+    path.write_text(json.dumps([{"question": "Q", "answer": 10**400 + 1}]))
+    path = path.rename(tmp_path / "rows.json")
+    assert read(path)[0].answer == str(10**400 + 1)
+
+
 def test_columns_are_mapped(tmp_path: Path, read: Callable) -> None:
     path = lines(tmp_path, {"q": "Q", "a": "7", "question": "other", "answer": "other"})
     (prompt,) = read(path, prompt="q", answer="a")
@@ -153,6 +161,9 @@ def test_gold_answer_takes_the_last_mark() -> None:
             "ends with a user message",
         ),
         ('{"messages": [{"role": "user"}], "answer": "1"}\n', ":1", "'messages'"),
+        ('{"question": "a\\ud800", "answer": "1"}\n', ":1", "surrogates"),
+        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is no JSON"),
+        ("[" * 100_000 + "\n", ":1", "not valid JSON"),
         ("\n\n", "rows.jsonl", "no rows"),
         ("", "rows.jsonl", "empty"),
     ],
@@ -299,7 +310,7 @@ def test_filters_count_what_they_leave_out(tmp_path: Path, load: Callable) -> No
         {"question": "Too hard", "answer": "3", "rate": 0},
         {"question": "Too easy", "answer": "3", "rate": 1},
         {"question": "Too long " * 50, "answer": "3", "rate": 0.5},
-        {"question": "What is 1 + 2", "answer": "3", "rate": 0.9},
+        {"question": "What is 1 - 2?", "answer": "-1", "rate": 0.9},
     ]
     rate = {"column": "rate", "min": 0.1, "max": 0.9}
     path = lines(tmp_path, *rows)
@@ -350,7 +361,7 @@ def test_evaluation_problems_in_the_training_set(tmp_path: Path, load: Callable)
     assert data.contamination == [(f"{train}:1", f"{shouted}:1")]
     assert len(data.prompts) == 3
     warning = str(data.contamination_warning())
-    assert warning.startswith(f"1 training rows ask what an evaluation set asks, such as {train}:1")
+    assert f"evaluation set asks: 1, such as {train}:1, which is {shouted}:1; set" in warning
     dropped = load(train, data__contamination="drop", **held_out)
     assert (dropped.sizes, dropped.contamination_warning()) == ([2], None)
     assert dropped.notes() == [f"{train}: left out: 1 by data.contamination"]
@@ -385,3 +396,16 @@ def test_gsm8k_math_500_and_aime_load_with_the_default_columns(
     answers = {"gsm8k": gsm8k, "math": math_500, "aime": aime}
     found = {name: read(lines(tmp_path, row))[0].answer for name, row in answers.items()}
     assert found == {"gsm8k": "1018", "math": math_500["answer"], "aime": "204"}
+
+
+def test_what_counts_as_the_same_question() -> None:
+    def key(text: str) -> str:
+        return question_key(Problem("x", [{"role": "user", "content": text}], ""))
+
+    same = [
+        "Find $x$ if \\[x^{2} = 1.5\\,,\\] where $x > 0$.",
+        "find  x, if $$x^2=1.5,$$ where \\( x\\gt 0\\)".replace("\\gt ", ">"),
+    ]
+    assert len(set(map(key, same))) == 1
+    different = ["1.5", "15", "1 + 2", "1 - 2", "5!", "5", "f'(x)", "f(x)", "?", "."]
+    assert len(set(map(key, different))) == len(different)
