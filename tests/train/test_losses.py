@@ -332,7 +332,7 @@ def test_off_policy_completions_are_judged_by_each_token_s_advantage() -> None:
 
 def test_vespo_s_weight_goes_by_each_token_s_advantage() -> None:
     advantages, mask = tensor([[0.0, -1.0, 2.0]]), torch.tensor([[False, True, True]])
-    log_ratio = tensor([[0.0, 0.1, 0.2]])
+    log_ratio = tensor([[5.0, 0.1, 0.2]])
     weights = losses.vespo_weights(log_ratio, advantages, mask, None)
     w = math.exp(0.3)
     by_hand = [math.exp(2.0 * (1 - w)) * w**3, math.exp(3.0 * (1 - w)) * w**2]

@@ -58,3 +58,12 @@ def test_weights_of_the_rewards_reach_gdpo() -> None:
     only_a = with_advantages(groups, ALGORITHMS["gdpo"], {"a": 1.0, "b": 0.0})[0].completions
     assert only_a[0].advantage == pytest.approx(only_a[2].advantage)
     assert only_a[0].advantage > 0 > only_a[1].advantage
+
+
+def test_the_reward_stands_at_the_last_token_of_a_short_completion_too() -> None:
+    row = replace(ALGORITHMS["reinforce_pp"], kl_coefficient=1.0)
+    none = [torch.zeros(1), torch.zeros(3)]
+    found = shaped_advantages([rollout(2), rollout(0)], 2, row, none, none)
+    returns = torch.tensor([2.0, 0.0, 0.0, 0.0])
+    by_hand = (returns - returns.mean()) / returns.std()
+    assert torch.allclose(torch.cat(found), by_hand, atol=1e-6)

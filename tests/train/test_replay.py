@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.model.base import Model
+from reason_llm.train.packing import Rollout
 from reason_llm.train.phase import learning
+from reason_llm.train.replay import MicroBatches
 
 
 class SmallMemory(TorchDispatchMode):
@@ -85,3 +87,18 @@ def test_another_error_is_no_lack_of_memory(model: Model) -> None:
     made = learner(model)
     with pytest.raises(RuntimeError, match="something else"), learning(made), Other(0, OSError):
         made.learn(0, groups(), lambda items: None)
+
+
+def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
+    """Python's own says nothing, and micro-batches never go below the longest rollout."""
+    rollouts = [Rollout(str(i), (1,), (2,) * n, (-1.0,) * n, 1.0) for i, n in enumerate((9, 4, 4))]
+    batches, done = MicroBatches(15, torch.device("cpu")), []
+
+    def work(indices: list[int]) -> None:
+        if batches.tokens > 10:
+            raise MemoryError
+        done.append(indices)
+
+    batches.run(rollouts, work, done.clear)
+    assert done == [[0], [1, 2]]
+    assert (batches.tokens, batches.replays) == (10, 1)
