@@ -200,8 +200,8 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     made.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
-    made.micro_batches.tokens = 70
-    limit = 60 * 384 * 4
+    made.micro_batches.tokens = 40
+    limit = 25 * 384 * 4
     with learning(made), SmallMemory(limit, torch.OutOfMemoryError) as memory:
         made.learn(0, groups(), told.append)
     assert memory.refused
