@@ -12,7 +12,13 @@ from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.extraction import last_boxed
-from reason_llm.score.shaping import cosine, length_in_group, repetition_penalty, soft_overlong
+from reason_llm.score.shaping import (
+    cosine,
+    length_in_group,
+    reasoning_steps,
+    repetition_penalty,
+    soft_overlong,
+)
 
 
 def group(*texts: str, answer: str = "3", extra: dict[str, Any] | None = None) -> Group:
@@ -327,3 +333,8 @@ def test_leaving_ends_the_threads() -> None:
         scorer.score([group(*["\\boxed{3}"] * 50)])
         assert threading.active_count() > before
     assert not [t for t in threading.enumerate() if t.name.startswith("score")]
+
+
+def test_more_steps_than_wanted_earn_no_more() -> None:
+    assert reasoning_steps("1. a\n2. b\n3. c\n4. d", wanted=3) == 1.0
+    assert reasoning_steps("1. a\n2. b", wanted=4) == 0.5
