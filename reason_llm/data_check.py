@@ -1,5 +1,5 @@
 """``--data-check``: everything that a config's data section names is read, and what it holds is
-told. No weight is read.
+told. The rewards are made ready, since they say which columns are needed; no weight is read.
 """
 
 import statistics
@@ -11,6 +11,7 @@ from reason_llm.data import Data, LoadedSet, load_data
 from reason_llm.errors import DataError, printable
 from reason_llm.job import quiet_libraries
 from reason_llm.model import base
+from reason_llm.score import Scorer
 
 NUM_ERRORS_SHOWN = 10
 
@@ -28,7 +29,7 @@ def check_data(config: Config) -> DataReport:
     """Read, render and count all rows.
 
     Raises:
-        ReasonError: the tokenizer, a template or the options cannot be used at all.
+        ReasonError: the tokenizer, a template, a reward or the options cannot be used at all.
     """
     quiet_libraries()
     tokenizer = base.load_tokenizer(config.model.path)
@@ -41,7 +42,9 @@ def check_data(config: Config) -> DataReport:
         if num_errors <= NUM_ERRORS_SHOWN:
             first_errors.append(printable(str(error)))
 
-    data = load_data(config, tokenizer, base.context_limit(config.model), note)
+    context = base.context_limit(config.model)
+    with Scorer(config.score, config.sample.max_new_tokens) as scorer:
+        data = load_data(config, tokenizer, context, note, extra_columns=scorer.columns)
     total = sum(data.weights)
     lines = []
     for loaded, weight in zip(data.training, data.weights, strict=True):

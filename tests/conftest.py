@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.data import Data, load_data
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.rows import raise_fault
 from reason_llm.score.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,3 +115,23 @@ def descendants(pid: int) -> list[int]:
         if pid != os.getpid() or b"jail.launcher" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
     return children + [deeper for child in children for deeper in descendants(child)]
+
+
+@pytest.fixture
+def load(tokenizer: Any) -> Callable[..., Data]:
+    """``load_data`` with options by their dotted names, ``__`` for the dot."""
+
+    def load(path: Path | list, room: int = 4000, fault: Any = raise_fault, **options: Any) -> Data:
+        train = path if isinstance(path, list) else str(path)
+        tree: dict[str, Any] = {
+            "data": {"train": train, "system_prompt": "none"}, "sample": {"max_new_tokens": 1},
+        }  # fmt: skip
+        for key, value in options.items():
+            *sections, leaf = key.split("__")
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[leaf] = value
+        return load_data(Config.model_validate(tree), tokenizer, room + 1, fault)
+
+    return load

@@ -110,6 +110,15 @@ def test_other_forms_are_checked_and_wrong_options_are_one_line(tmp_path: Path, 
     assert errors.startswith("error: data.template='r0_zero'")
 
 
+def test_a_column_that_a_custom_reward_asks_for(tmp_path: Path, call: Call) -> None:
+    row = {"question": "Q", "answer": "1"}
+    train = lines(tmp_path / "a.jsonl", row | {"unit": "m"}, row)
+    (tmp_path / "mine.py").write_text("def has_unit(completion, unit):\n    return 1.0\n")
+    rewards = [{"custom": f"{tmp_path / 'mine.py'}:has_unit"}]
+    code, shown, _ = call({"train": train}, score={"rewards": rewards})
+    assert (code, "a.jsonl:2: lacks column 'unit'" in shown) == (2, True)
+
+
 def test_a_run_over_several_sets_tells_each_accuracy(
     small_run: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
