@@ -181,12 +181,12 @@ class Learner:
             least_entropy=self._least_entropy(trained),
             is_first=self.updates_in_step == 0,
         )
-        state, here, done = torch.get_rng_state(), Tally(), 0
+        draws, here, done = _rng_states(), Tally(), 0
 
         def restart() -> None:
             nonlocal here, done
             self.optimizer.zero_grad(set_to_none=False)
-            torch.set_rng_state(state)
+            _set_rng_states(draws)  # dropout masks are drawn again
             progress(-done)
             here, done = Tally(), 0
 
@@ -347,6 +347,18 @@ class _Batch:
     tokens: int
     least_entropy: float
     is_first: bool
+
+
+def _rng_states() -> list[Tensor]:
+    """Of the CPU's generator and each GPU's."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *on_gpus]
+
+
+def _set_rng_states(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
 
 
 def _split(count: int, parts: int, seed: str) -> list[list[int]]:
