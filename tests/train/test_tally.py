@@ -12,8 +12,9 @@ def tally(loss: float, values: list[float], log_ratios: list[float], padding: in
     """One micro-batch of a row, whose first token is the prompt's."""
     made = Tally()
     mask = torch.tensor([[False] + [True] * len(values)])
+    passed = 1 + len(values) + padding
     made.add_micro_batch(
-        torch.tensor(loss), mask, padding, {"entropy": torch.tensor([[99.0, *values]])},
+        torch.tensor(loss), mask, passed, padding, {"entropy": torch.tensor([[99.0, *values]])},
         torch.tensor([[99.0, *log_ratios]]), torch.tensor([[99.0, *log_ratios]]),
     )  # fmt: skip
     return made
@@ -33,7 +34,7 @@ def test_tokens_are_averaged_over_tokens_and_losses_over_optimizer_steps() -> No
     assert found["train/learning_rate"] == 0.2
     assert found["train/entropy"] == 3.0
     assert found["train/tokens"] == 4
-    assert found["train/padding_fraction"] == pytest.approx(2 / 6)
+    assert found["train/padding_fraction"] == pytest.approx(2 / 8)  # prompts count
     assert found["train/left_out"] == 3
     assert found["train/sampler_mismatch_max"] == pytest.approx(0.5)
     assert found["train/ratio_max"] == pytest.approx(math.exp(0.5))
@@ -53,7 +54,7 @@ def test_quantiles_of_a_hundred_tokens() -> None:
 def test_the_sampler_s_divergence_is_over_the_tokens_that_were_compared() -> None:
     whole = tally(0.0, [0.0], [0.5], 0)
     mask = torch.tensor([[True, True]])
-    whole.add_micro_batch(torch.tensor(0.0), mask, 0, {}, torch.zeros(1, 2), None)
+    whole.add_micro_batch(torch.tensor(0.0), mask, 2, 0, {}, torch.zeros(1, 2), None)
     assert whole.metrics()["train/sampler_kl"] == pytest.approx(math.expm1(0.5) - 0.5, rel=1e-5)
 
 
