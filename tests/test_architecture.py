@@ -19,7 +19,8 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
      "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases"},
-    {"files", "config", "config_types", "config_algorithm", "config_data", "config_file",
+    {"files", "background", "stopping", "archive", "saved_rollouts",
+     "config", "config_types", "config_algorithm", "config_data", "config_file",
      "command_line", "buffer", "rows", "row_forms", "templates", "prompts", "data", "metrics",
      "report",
      "console"},

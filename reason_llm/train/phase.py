@@ -55,6 +55,9 @@ class Learner:
         self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device)
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
+        self.logprobs_at_start: list[Tensor | None] = []
+        """Of the step that was learned last, the policy's log-probs (T,) of each rollout before the
+        first update; None for those that were not passed through the model by then."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         self.offloads = settings.train.gradient_checkpointing == "offload"
@@ -97,6 +100,9 @@ class Learner:
                 step, steps_before + pass_, [rows[i] for i in rows if i in batch],
                 len(batch), tally, progress,
             )  # fmt: skip
+        self.logprobs_at_start = [
+            rows[i].at_start if i in rows else None for i in range(len(rollouts))
+        ]
         advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
         return tally.metrics() | {
             "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
@@ -220,6 +226,9 @@ class Learner:
                 self.model, ids_BT, mask_BT, self.settings.temperature,
                 entropy_gradient=algorithm.entropy_coefficient > 0,
             )  # fmt: skip
+        if batch.is_first:
+            for index, row in enumerate(rows):
+                row.seen = logprobs_BT.detach()[index][mask_BT[index]].cpu()
         old_BT = spread([row.old for row in rows], mask_BT, otherwise=logprobs_BT.detach())
         advantages_B1 = torch.tensor([[r.advantage] for r in rollouts], device=device)
         advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)
@@ -336,6 +345,14 @@ class _Row:
     """(T,) of the policy before the step."""
     advantages: Tensor | None = None
     """(T,), where tokens differ in them."""
+    seen: Tensor | None = None
+    """Log-probs (T,) of the policy before the step, from its first update's own pass."""
+
+    @property
+    def at_start(self) -> Tensor | None:
+        """Log-probs (T,) of the policy before the step, if any pass has given them."""
+        known = self.seen if self.old is None else self.old
+        return None if known is None else known.float().cpu()
 
 
 @dataclass(frozen=True, slots=True)

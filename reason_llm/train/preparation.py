@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from reason_llm.buffer import shortest_decimals
 from reason_llm.rollout import Group
 from reason_llm.train import advantages, losses
 from reason_llm.train.algorithms import Algorithm
@@ -41,6 +42,26 @@ def with_advantages(
         )
         for group in groups
     ]
+
+
+def with_learner_logprobs(
+    groups: Sequence[Group], logprobs: Sequence[Tensor | None]
+) -> list[Group]:
+    """The groups with the learner's log-probs (T,) on every completion, in ``to_rollouts``'s order;
+    None where it computed none."""
+    found = iter(None if each is None else tuple(shortest_decimals(each)) for each in logprobs)
+    return [
+        replace(
+            group,
+            completions=tuple(replace(c, learner_logprobs=next(found)) for c in group.completions),
+        )
+        for group in groups
+    ]
+
+
+def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
+    """The groups as they were before learning."""
+    return with_learner_logprobs(groups, [None] * sum(len(g.completions) for g in groups))
 
 
 def to_rollouts(groups: Sequence[Group]) -> list[Rollout]:
