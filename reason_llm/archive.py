@@ -6,7 +6,6 @@ together are more than the bound. ``index.jsonl`` has a line for each that is th
     {"step", "file", "rollouts", "tokens", "bytes"}
 """
 
-import gzip
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,7 +74,7 @@ class Archive:
         is_first = self._entries is None
         if self._entries is None:
             self._entries = {entry.step: entry for entry in self._find()}
-        content = gzip.compress(to_bytes(document), compresslevel=6, mtime=0)
+        content = to_bytes(document, compressed=True)
         file = self._file(document.step)
         write_atomically(file, content)
         is_next = not is_first and document.step > max(self._entries, default=-1)

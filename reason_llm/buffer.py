@@ -202,8 +202,8 @@ def shortest_decimals(values: Any) -> Any:
     return orjson.loads(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def to_bytes(document: Document) -> bytes:
-    """The document as JSON."""
+def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
+    """The document as JSON; ``compressed``: in gzip, the same bytes every time."""
     run = document.run
     value = {
         "format": FORMAT,
@@ -215,7 +215,8 @@ def to_bytes(document: Document) -> bytes:
         "drawn": document.drawn,
         "groups": [group_to_json(group) for group in document.groups],
     }
-    return orjson.dumps(value) + b"\n"
+    content = orjson.dumps(value) + b"\n"
+    return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
 
 
 def read_document(path: Path, way_on: str = "restore it or name another file") -> Document:

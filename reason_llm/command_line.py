@@ -11,6 +11,9 @@ from reason_llm.config import Config
 from reason_llm.config_file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.errors import ConfigError, one_line
 
+SHORTER = {"run.from_buffer": ("--from-buffer",)}
+"""Other names of options."""
+
 
 def parse_command_line(
     program: str,
@@ -48,7 +51,11 @@ def parse_command_line(
         for key, option in options:
             text = f"{docstring(option)} (default: {_shown_default(option)})".replace("%", "%%")
             group.add_argument(
-                f"--{key}", help=text, metavar=shown_type(option), default=argparse.SUPPRESS
+                f"--{key}",
+                *SHORTER.get(key, ()),
+                help=text,
+                metavar=shown_type(option),
+                default=argparse.SUPPRESS,
             )
     try:
         known, unknown = parser.parse_known_args(arguments)
