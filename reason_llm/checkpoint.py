@@ -4,6 +4,9 @@ thread; the last n are kept.
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
 
+Between two optimizer steps of step 12, ``step-00000012.0003`` is the state after three of them,
+with what else the learner needs in ``learning.safetensors``; the next one takes its place.
+
 Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
 own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
 randomness of a run is a function of its seed and the step, so there is no generator state to keep.
@@ -22,6 +25,7 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from reason_llm import config_file
 from reason_llm.background import BackgroundWriter
@@ -46,6 +50,8 @@ class RunState:
     """The checkpoint it was read from; None for a run that has not begun."""
     drawn: int = 0
     """Prompts taken from the order so far, those of dropped groups included."""
+    updates: int = 0
+    """Optimizer steps taken inside step ``step``."""
     micro_batch_tokens: int | None = None
     """What out of memory left of the plan's; None while it holds."""
 
@@ -91,7 +97,8 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
-    folders = [path] if (path / "state.json").exists() else listing(path)
+    alone = (path / "state.json").exists()
+    folders = [path] if alone else [each for each in listing(path) if not _is_inside(each)]
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
@@ -99,6 +106,11 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     source = _newest_whole(folders)
     same = ("model.path", "model.adapter.", "train.optimizer")
+    if source.updates:
+        raise CheckpointError(
+            f"run.resume={path} stands inside a step, whose rollouts are its run's; name the "
+            "checkpoint of a whole step"
+        )
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused
@@ -144,6 +156,7 @@ def read(folder: Path) -> RunState:
             int(value["step"]),
             folder,
             int(value["drawn"]),
+            int(value["updates"]),
             None if tokens is None else int(tokens),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -174,57 +187,79 @@ def save(
     optimizer: torch.optim.Optimizer,
     keep: int,
     writer: BackgroundWriter,
+    learning: dict[str, Tensor] | None = None,
 ) -> RunState:
     """Have ``state`` written with the adapter and the optimizer as they are now; whole or not at
     all. The state, with its folder.
 
+    Args:
+        keep: how many of whole steps are kept.
+        learning: the learner's tensors inside a step.
+
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
     """
-    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
+    inside = f".{state.updates:04d}" if state.updates else ""
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}{inside}"
     adapter = adapters.snapshot(policy)
-    moments = {name: _copy(value) for name, value in optim.state_tensors(optimizer).items()}
+    tensors = {"optimizer": optim.state_tensors(optimizer)}
+    if learning is not None:
+        tensors["learning"] = learning
+    copies = {
+        file: {name: _copy(value) for name, value in of_file.items()}
+        for file, of_file in tensors.items()
+    }
 
     def write() -> None:
         with replacing_folder(target) as folder:
             adapter.write(folder)
-            save_file(moments, str(folder / "optimizer.safetensors"))
+            for file, of_file in copies.items():
+                save_file(of_file, str(folder / f"{file}.safetensors"))
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
                 "drawn": state.drawn,
+                "updates": state.updates,
                 "micro_batch_tokens": state.micro_batch_tokens,
                 "run": asdict(state.run),
                 "files": {file.name: _file_entry(file) for file in sorted(folder.iterdir())},
             }
             value["sha256"] = _digest(value)
             (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-        for old in listing(run_folder)[:-keep]:
-            shutil.rmtree(old)
+        whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
+        for old in listing(run_folder):
+            if old != target and (_is_inside(old) or old in whole[:-keep]):
+                shutil.rmtree(old)
 
     writer.submit(write)
     return replace(state, folder=target)
 
 
-def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
+def restore(
+    state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor] | None:
     """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
     not begun.
+
+    Returns:
+        The learner's tensors, if it is a state inside a step.
 
     Raises:
         CheckpointError: its files are damaged or of another adapter.
     """
     if state.folder is None:
-        return
+        return None
     try:
         adapters.load(policy, state.folder)
         optim.load_state_tensors(optimizer, load_file(str(state.folder / "optimizer.safetensors")))
+        return load_file(str(state.folder / "learning.safetensors")) if state.updates else None
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{state.folder} is damaged ({error}); remove it to go on from the one before"
         ) from error
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     """In host memory, and safe from the next optimizer step."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
@@ -237,6 +272,10 @@ def _file_entry(file: Path) -> dict[str, Any]:
 
 def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _is_inside(folder: Path) -> bool:
+    return "." in folder.name
 
 
 def _checkpoints(run_folder: Path) -> Path:

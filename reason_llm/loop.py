@@ -6,10 +6,12 @@ again. What is checked before a weight is read is in ``job``.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from torch import Tensor
 
 from reason_llm import checkpoint, metrics, report
 from reason_llm.background import BackgroundWriter
@@ -18,7 +20,7 @@ from reason_llm.checkpoint import RunState
 from reason_llm.collection import collect
 from reason_llm.config import Config
 from reason_llm.console import Console
-from reason_llm.errors import OutOfMemory
+from reason_llm.errors import CheckpointError, OutOfMemory
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
@@ -70,7 +72,12 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     ):
         tokens = job.state.micro_batch_tokens or plan.micro_batch_tokens
         learner = Learner(model, _learning_settings(config, tokens))
-        checkpoint.restore(job.state, model.policy, learner.optimizer)
+        begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
+        if begun is not None and not buffer.holds(job.state.step):
+            raise CheckpointError(
+                f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
+                f"{config.run.buffer}; restore that, or remove the folder to sample them again"
+            )
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
         state = _begin(under_way) if job.is_new else job.state
         stop.check()
@@ -91,7 +98,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                     buffer.write(step, with_advantages(groups, row, weights), drawn)
             stop.check()
             with timed(record, "learning"), learning(learner), meter.phase() as peak:
-                record |= _learn(under_way, state)
+                record |= _learn(under_way, state, begun, stop)
+            begun = None
             record["memory/learning_peak_gib"] = peak.gib
             _archive(under_way)
             state = _learned(under_way, state)
@@ -161,13 +169,24 @@ def _take(run: _Run, step: int, saved: Document) -> None:
     run.buffer.write(step, without_learner_logprobs(groups), saved.drawn)
 
 
-def _learn(run: _Run, state: RunState) -> Record:
-    """One step's gradient steps; its metrics."""
+def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: StopSignal) -> Record:
+    """One step's gradient steps; its metrics. Between two of them everything is saved, if every
+    step is."""
+
+    def between(learning: Callable[[], dict[str, Tensor]]) -> None:
+        if config.run.save_every == 1 or stop.requested:
+            run.writer.wait()
+            inside = replace(state, updates=run.learner.updates_in_step)
+            _save(run, inside, learning())
+        stop.check()
+
     config, groups = run.job.config, run.buffer.groups(state.step)
     rollouts = sum(len(group.completions) for group in groups) * config.train.epochs
     with run.console.phase("learning", rollouts) as progress:
         try:
-            return run.learner.learn(state.step, groups, lambda items: progress(0, items))
+            return run.learner.learn(
+                state.step, groups, lambda items: progress(0, items), begun, between
+            )
         except OutOfMemory:
             if state.folder is None and run.learner.updates_in_step == 0:
                 _save(run, state)  # run.save_every left it unsaved
@@ -188,13 +207,12 @@ def _archive(run: _Run) -> None:
 
 def _learned(run: _Run, state: RunState) -> RunState:
     """The state after another step; not saved yet."""
-    tokens, planned = run.learner.micro_batches.tokens, run.job.plan.micro_batch_tokens
     return replace(
         state,
         step=state.step + 1,
         folder=None,
+        updates=0,
         drawn=state.drawn + run.buffer.drawn(state.step),
-        micro_batch_tokens=tokens if tokens < planned else None,
     )
 
 
@@ -217,10 +235,17 @@ def _memory(plan: Plan) -> Record:
     }
 
 
-def _save(run: _Run, state: RunState) -> RunState:
+def _save(run: _Run, state: RunState, learning: dict[str, Tensor] | None = None) -> RunState:
+    state = replace(state, micro_batch_tokens=_halved(run))
     keep = run.job.config.run.keep_checkpoints
     policy, optimizer = run.model.policy, run.learner.optimizer
-    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer)
+    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer, learning)
+
+
+def _halved(run: _Run) -> int | None:
+    """Tokens of a micro-batch, if out of memory made them fewer than planned."""
+    tokens = run.learner.micro_batches.tokens
+    return tokens if tokens < run.job.plan.micro_batch_tokens else None
 
 
 def _evaluate(run: _Run, record: Record) -> None:
