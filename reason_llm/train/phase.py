@@ -26,7 +26,7 @@ from reason_llm.rollout import Group
 from reason_llm.train import losses, optim, packing, preparation
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.packing import Rollout
-from reason_llm.train.policy import policy_logprobs, spread
+from reason_llm.train.policy import policy_logprobs, prove_packing, spread
 from reason_llm.train.replay import MicroBatches
 from reason_llm.train.tally import Tally
 
@@ -52,7 +52,11 @@ class Learner:
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
         self.settings = settings
-        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device)
+        self.is_packed = settings.train.packing == "varlen"
+        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device, self.is_packed)
+        if self.is_packed:
+            with on_default_stream():
+                prove_packing(model)
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
@@ -151,8 +155,7 @@ class Learner:
         entropies = list(logprobs)
 
         def run(batch: list[int]) -> None:
-            ids_BT, mask_BT = packing.collate([rollouts[i] for i in batch], self.model.device)
-            found = policy_logprobs(self.model, ids_BT, mask_BT, self.settings.temperature)
+            mask_BT, *found, _ = self._passed([rollouts[i] for i in batch])
             for row, index in enumerate(batch):
                 logprobs[index], entropies[index] = (x_BT[row][mask_BT[row]] for x_BT in found)
 
@@ -160,6 +163,17 @@ class Learner:
         self.micro_batches.run(rollouts, run, lambda: None)
         self.model.policy.train()
         return logprobs, entropies
+
+    def _passed(
+        self, rollouts: Sequence[Rollout], entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """A micro-batch through the model: mask, log-probs and entropies (B, T); tokens it took."""
+        ids_BT, mask_BT = packing.collate(rollouts, self.model.device)
+        layout = packing.lay_out(rollouts, self.model.device) if self.is_packed else None
+        found = policy_logprobs(
+            self.model, ids_BT, mask_BT, self.settings.temperature, entropy_gradient, layout
+        )
+        return mask_BT, *found, (ids_BT if layout is None else layout.ids_1N).numel()
 
     def _optimizer_step(
         self,
@@ -214,12 +228,10 @@ class Learner:
         """Add the gradient of one micro-batch of an optimizer batch."""
         algorithm, device = self.settings.algorithm, self.model.device
         rollouts = [row.rollout for row in rows]
-        ids_BT, mask_BT = packing.collate(rollouts, device)
         with save_on_cpu(pin_memory=device.type == "cuda") if self.offloads else nullcontext():
-            logprobs_BT, entropy_BT = policy_logprobs(
-                self.model, ids_BT, mask_BT, self.settings.temperature,
-                entropy_gradient=algorithm.entropy_coefficient > 0,
-            )  # fmt: skip
+            mask_BT, logprobs_BT, entropy_BT, passed = self._passed(
+                rollouts, entropy_gradient=algorithm.entropy_coefficient > 0
+            )
         old_BT = spread([row.old for row in rows], mask_BT, otherwise=logprobs_BT.detach())
         advantages_B1 = torch.tensor([[r.advantage] for r in rollouts], device=device)
         advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)
@@ -261,8 +273,7 @@ class Learner:
                 "start again with --run.resume never and a lower train.learning_rate"
             )
         loss.backward()
-        passed = ids_BT.numel()
-        padding = passed - sum(r.num_tokens for r in rollouts)
+        padding = 0 if self.is_packed else passed - sum(r.num_tokens for r in rollouts)
         mismatch_BT = logprobs_BT - sampler_BT if batch.is_first else None
         tally.add_micro_batch(loss, mask_BT, passed, padding, values, log_ratio_BT, mismatch_BT)
 

@@ -17,10 +17,12 @@ class MicroBatches:
 
     Args:
         tokens: of a micro-batch to begin with.
+        is_packed: its rows lie end to end.
     """
 
-    def __init__(self, tokens: int, device: torch.device) -> None:
+    def __init__(self, tokens: int, device: torch.device, is_packed: bool = False) -> None:
         self.tokens = tokens
+        self.is_packed = is_packed
         self.replays = 0
         """How often work began again."""
         self._device = device
@@ -39,7 +41,11 @@ class MicroBatches:
         lengths = [rollout.num_tokens for rollout in rollouts]
         while True:
             try:
-                for batch in packing.micro_batches(lengths, self.tokens):
+                for batch in (
+                    packing.packed_batches(rollouts, self.tokens)
+                    if self.is_packed
+                    else packing.micro_batches(lengths, self.tokens)
+                ):
                     work(batch)
                 return
             except (RuntimeError, MemoryError) as error:
