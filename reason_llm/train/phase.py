@@ -27,7 +27,7 @@ from reason_llm.train import losses, optim, packing, preparation
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.packing import Rollout
 from reason_llm.train.policy import policy_logprobs, prove_packing, spread
-from reason_llm.train.replay import MicroBatches
+from reason_llm.train.replay import MicroBatches, ending_out_of_memory
 from reason_llm.train.tally import Tally
 
 
@@ -61,6 +61,8 @@ class Learner:
         """Optimizer steps taken since the step began."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
+        with ending_out_of_memory("making the optimizer's moments"):
+            optim.allocate_state(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
             # Only the reentrant kind keeps a layer's input where hooks can take it away.
@@ -80,7 +82,7 @@ class Learner:
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
                 step.
-            OutOfMemory: one rollout alone is too much; likewise.
+            OutOfMemory: one rollout alone is too much, or the gradient; likewise.
         """
         settings, train = self.settings, self.settings.train
         self.updates_in_step = 0
@@ -90,8 +92,9 @@ class Learner:
         rollouts = preparation.to_rollouts(groups)
         rows = self._rows(rollouts, size)
         tally = Tally()
-        for parameter in self.parameters:  # so that a batch without signal is a step of zeros
-            parameter.grad = torch.zeros_like(parameter)
+        with ending_out_of_memory("making the gradients"):
+            for parameter in self.parameters:  # so that a batch without signal is a step of zeros
+                parameter.grad = torch.zeros_like(parameter)
         steps_before = step * train.epochs * train.optimizer_steps
         for pass_ in range(train.epochs * train.optimizer_steps):
             epoch, part = divmod(pass_, train.optimizer_steps)
@@ -300,7 +303,9 @@ class Learner:
 
     def _update(self, step: int, optimizer_step: int, tally: Tally, names: Sequence[str]) -> None:
         settings = self.settings
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.train.max_grad_norm))
+        with ending_out_of_memory("clipping the gradient"):
+            most = settings.train.max_grad_norm
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
@@ -310,8 +315,9 @@ class Learner:
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        self.updates_in_step += 1
+        self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
+        with ending_out_of_memory("taking the optimizer's step"):
+            self.optimizer.step()
         tally.add_update(norm, rate)
 
 

@@ -1,7 +1,8 @@
 """Out of memory is an event, not an end: the work begins again in smaller micro-batches."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -70,6 +71,25 @@ class MicroBatches:
             restart()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+@contextmanager
+def ending_out_of_memory(doing: str) -> Iterator[None]:
+    """What smaller micro-batches would not help ends with one line.
+
+    Raises:
+        OutOfMemory: in the allocator's place.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory while {doing} ({' '.join(str(error).split())[:200]}); set "
+            "train.optimizer to adamw_8bit, or lower model.adapter.rank or memory.budget_gib; what "
+            "was learned and sampled so far is saved"
+        ) from None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
