@@ -104,11 +104,13 @@ class Learner:
                 step, steps_before + pass_, [rows[i] for i in rows if i in batch],
                 len(batch), tally, progress,
             )  # fmt: skip
-        advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
+        # Of the counted ones, less the KL where that belongs to the reward.
+        used = [row.rollout.advantage for row in rows.values()]
+        advantages = torch.tensor(used, dtype=torch.float64)
         return tally.metrics() | {
             "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
             "train/counted_fraction": len(rows) / len(rollouts),
-            "train/advantage_std": float(advantages.std()) if len(rollouts) > 1 else 0.0,
+            "train/advantage_std": float(advantages.std()) if len(rows) > 1 else 0.0,
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
             "train/out_of_memory": float(self.micro_batches.replays - replays_before),
         }
@@ -247,8 +249,9 @@ class Learner:
         weights_BT = None
         if algorithm.correction not in ("auto", "none"):
             weights_BT = losses.sampler_correction(
-                old_BT, sampler_BT, mask_BT, algorithm.correction, algorithm.correction_cap
-            )
+                old_BT, sampler_BT, mask_BT, algorithm.correction,
+                algorithm.correction_cap, algorithm.correction_floor,
+            )  # fmt: skip
         loss_BT, clipped_BT = losses.policy_loss(
             algorithm, logprobs_BT, old_BT, advantages_BT, mask_BT, weights_BT
         )
