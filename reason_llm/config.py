@@ -201,6 +201,10 @@ class TrainSection(Section):
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass, padding included. It changes memory and speed, never
     the gradient."""
+    packing: Literal["auto", "padded", "varlen"] = "auto"
+    """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
+    end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
+    It changes memory and speed, never the gradient."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool | Literal["offload"] = True

@@ -87,6 +87,8 @@ class AlgorithmSection(Section):
     vllm, none with transformers, whose log-probs are the learner's."""
     correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest weight; above it, it is cut down to it (truncate) or to 0 (mask)."""
+    correction_floor: NonNegative | None = None
+    """Smallest weight; below it, it is raised to it (truncate) or set to 0 (mask). 0: none."""
     dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] | None = None
     """Groups without signal are dropped and others sampled until the step is full, from up to this
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""

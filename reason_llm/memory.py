@@ -254,8 +254,9 @@ class _Draft:
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
         passing = prefill + self.sequences * self._logit_bytes
+        train = self.config.train
         activations = shape.activation_bytes(
-            tokens, self.context, size, self.config.train.gradient_checkpointing
+            tokens, self.context, size, train.gradient_checkpointing, train.packing != "padded"
         )
         chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap)
         return [

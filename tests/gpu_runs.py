@@ -106,7 +106,7 @@ def stage(path: str, quantize: str = "none", **train: Any) -> Iterator[Stage]:
                 "completions_per_prompt": COMPLETIONS,
                 "max_new_tokens": COMPLETION_TOKENS,
             },
-            "train": {"learning_rate": 1e-4, **train},
+            "train": {"learning_rate": 1e-4, "packing": "varlen", **train},
             "memory": {"budget_gib": BUDGET_GIB},
         }
     )

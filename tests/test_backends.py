@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GemmaConfig, MistralConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    Gemma2Config,
+    GemmaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from reason_llm.backends import choose
 from reason_llm.config import Config
@@ -42,9 +48,9 @@ def chosen(
 
 
 def test_without_a_gpu_transformers_samples(installed: set[str]) -> None:
-    assert chosen(made(), CPU) == (
-        "transformers", "auto", "sampling with transformers: there is no GPU",
-    )  # fmt: skip
+    engine, backend, why = chosen(made(), CPU)
+    assert (engine, backend) == ("transformers", "auto")
+    assert why.startswith("sampling with transformers: there is no GPU | ")
     engine, backend, why = chosen(made("vllm"), CPU)
     assert (engine, backend) == ("vllm", "native")
     assert "as the config says" in why
@@ -114,3 +120,41 @@ def test_a_plugin_that_is_missing_is_named_with_its_command(installed: set[str])
     installed.discard("vllm_bnb_plugin")
     with pytest.raises(ConfigError, match=r"pip install vllm-bnb-plugin==0\.0\.3"):
         chosen(made("vllm", quantize="nf4"), GPU)
+
+
+def packed(
+    asked: str, device: torch.device, text: PretrainedConfig | None = None, **model: Any
+) -> tuple[str, str]:
+    config = Config.model_validate(
+        {"data": {"train": "a.jsonl"}, "model": model, "train": {"packing": asked}}
+    )
+    found, lines = choose(config, text or Qwen2Config(), device)
+    return found.train.packing, lines[-1]
+
+
+def test_rows_are_packed_where_the_attention_knows_how(
+    installed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in (CPU, GPU):
+        assert packed("auto", device)[0] == packed("varlen", device)[0] == "varlen"
+        assert packed("padded", device) == (
+            "padded", "learning from padded rows, as the config says",
+        )  # fmt: skip
+    cases: list[tuple[str, torch.device, PretrainedConfig, dict[str, Any]]] = [
+        ("this is gemma2", CPU, Gemma2Config(), {}),
+        ("knows no float32", GPU, Qwen2Config(), {"dtype": "float32"}),
+        ("knows no heads of 20 numbers", GPU, MistralConfig(head_dim=20), {}),
+        ("knows no heads of 512 numbers", GPU, MistralConfig(head_dim=512), {}),
+        ("attention_dropout=0.1 is not", GPU, Qwen2Config(attention_dropout=0.1), {}),
+        ("an attention of its own", GPU, Qwen2Config(), {"backend": "unsloth"}),
+    ]
+    for reason, device, text, model in cases:
+        found, why = packed("auto", device, text, **model)
+        assert found == "padded"
+        assert reason in why
+        with pytest.raises(ConfigError, match=r"packing=varlen: .*; set train\.packing to padded"):
+            packed("varlen", device, text, **model)
+    assert packed("auto", CPU, Qwen2Config(), dtype="float32")[0] == "varlen"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found, why = packed("auto", GPU)
+    assert (found, "compute capability 8.0" in why) == ("padded", True)

@@ -37,6 +37,23 @@ def test_only_groups_with_signal_and_in_range_are_kept() -> None:
     assert is_kept(group(1, 1, 1, 0), ranged, "boxed")
 
 
+def test_success_is_told_by_the_first_reward_and_not_by_the_total() -> None:
+    row = resolve("dapo", {"success_range": (0.2, 0.6)})
+
+    def judged(*rewards: tuple[float, float]) -> Group:
+        made = tuple(
+            Completion((1,), "", (-1.0,), "stop", {"boxed": a, "tag_count": b}, a + b)
+            for a, b in rewards
+        )
+        return Group(Prompt("p", "", (1,), ""), made)
+
+    helped = judged((1, 0.5), (0, 0.5), (0, 1), (0, 0.25))  # every total is positive, one is right
+    assert is_kept(helped, row, "boxed")
+    assert not is_kept(helped, row, "tag_count")
+    costly = judged((1, -2), (1, -1), (0, 0), (0, 0))  # no total is positive, two are right
+    assert is_kept(costly, row, "boxed")
+
+
 class Scripted:
     """A sampler whose completions are right by the prompt's number: some groups have no signal."""
 

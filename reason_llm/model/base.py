@@ -29,9 +29,10 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, decode_attention, engine, nf4, shared_weights, unsloth
+from reason_llm.model import adapters, engine, nf4, shared_weights, unsloth
 from reason_llm.model.adapter_sync import AdapterSync
 from reason_llm.model.engine import Engine, EngineSizes
+from reason_llm.model.packed_attention import Segments
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
@@ -120,6 +121,7 @@ class Model:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
         """The decoder's last hidden states (B, T, D), after the final norm.
 
@@ -128,7 +130,12 @@ class Model:
             attention_mask: (B, past + T), True for real tokens; None if all are.
             position_ids: (B, T); None for 0 .. T.
             cache: extended in place by these tokens; None to keep none.
+            segments: of the one row that ids_BT then is, with position_ids and without a mask.
         """
+        packed: dict[str, Any] = {}
+        if segments is not None:  # Transformers passes on a mask of four dimensions as it is
+            attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
+            packed["segments"] = segments
         with self._autocast():
             output = self.decoder(
                 input_ids=ids_BT,
@@ -136,6 +143,7 @@ class Model:
                 position_ids=position_ids,
                 past_key_values=cache,
                 use_cache=cache is not None,
+                **packed,
             )
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
@@ -316,9 +324,6 @@ def _check_folder(path: str, name: str, what: str) -> None:
 def _load_base(config: ModelSection, device: torch.device) -> Any:
     dtype = weights_dtype(config, device)
     quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
-    attention = shared_weights.attention_for(read_config(config.path))
-    if attention is None:  # this base samples too
-        attention = decode_attention.register()
     try:
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,
@@ -327,7 +332,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             output_loading_info=True,
             quantization_config=quantization,
             device_map={"": device},
-            attn_implementation=attention,
+            attn_implementation=shared_weights.attention_for(read_config(config.path)),
         )
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "weights", error) from error

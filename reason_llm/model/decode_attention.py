@@ -3,7 +3,8 @@
 Where several query heads share a key head, Transformers' SDPA first copies the whole cache once for
 each query head if there is an attention mask. With a single query per row the query heads of a key
 head can stand in the place of queries instead, which is the same sum and reads the cache once:
-(B, H, 1, D) becomes (B, K, H / K, D). Everything else goes to Transformers' own SDPA.
+(B, H, 1, D) becomes (B, K, H / K, D). Rows that lie end to end go to ``packed_attention``, and
+everything else to Transformers' own SDPA.
 
 Measured on a CPU, 256 rows, 40 tokens, 4 query and 2 key heads: 0.6 ms instead of 5.1 ms.
 
@@ -17,6 +18,9 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from reason_llm.model import packed_attention
+from reason_llm.model.packed_attention import Segments
 
 NAME = "reason_llm_sdpa"
 
@@ -36,8 +40,14 @@ def _attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    segments: Segments | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    if segments is not None:
+        return packed_attention.attend(
+            query_BHTD, key_BKTD, value_BKTD, segments, scaling, sliding_window, dropout
+        ), None
     rows, heads, tokens, size = query_BHTD.shape
     key_heads = key_BKTD.shape[1]
     if tokens > 1 or heads == key_heads or "position_bias" in kwargs:

@@ -8,6 +8,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from reason_llm.model import nf4
+from reason_llm.model.packed_attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.shared_weights import attention_for
 
 
@@ -89,7 +90,12 @@ class Shape:
         return 2 * self.layers * self.key_value * element_bytes
 
     def activation_bytes(
-        self, tokens: int, row_tokens: int, element_bytes: int, checkpointing: bool | str
+        self,
+        tokens: int,
+        row_tokens: int,
+        element_bytes: int,
+        checkpointing: bool | str,
+        is_packed: bool = False,
     ) -> int:
         """What a forward and backward pass over so many tokens holds at its largest.
 
@@ -99,6 +105,7 @@ class Shape:
         Args:
             row_tokens: of the longest row, for attention that holds all its scores.
             checkpointing: ``train.gradient_checkpointing``.
+            is_packed: a shared prompt's keys and values are copied for its completions.
         """
         one_layer = (
             4 * self.intermediate
@@ -111,6 +118,8 @@ class Shape:
         passing = (1.5 * self.intermediate + 3 * self.hidden) * element_bytes
         if element_bytes < 4:
             one_layer += 8 * self.hidden  # the norms' inputs in float32
+        if is_packed:
+            one_layer += 2 * MOST_KEYS_PER_TOKEN * self.key_value * element_bytes
         if self.has_eager_attention:
             one_layer += 12 * self.heads * row_tokens
             passing += 2 * self.heads * row_tokens

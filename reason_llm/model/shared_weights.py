@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from reason_llm.errors import ModelError
-from reason_llm.model import nf4
+from reason_llm.model import decode_attention, nf4
 from reason_llm.model.engine import Engine, on_default_stream
 
 VERIFIED_ROWS = 8192
@@ -62,13 +62,13 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def attention_for(config: PretrainedConfig) -> str | None:
-    """Which of Transformers' attentions to ask for; None: its own choice.
+def attention_for(config: PretrainedConfig) -> str:
+    """Which attention to ask Transformers for: its SDPA with what is ours around it, or eager.
 
     SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with.
     """
     softcap = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return None if softcap is None else "eager"
+    return decode_attention.register() if softcap is None else "eager"
 
 
 def find_owner(

@@ -3,6 +3,13 @@
 Standard library only, so that the config can check names and columns without torch. What each
 column does is in ``advantages.py`` (baseline, scale, normalisation, KL in the reward) and
 ``losses.py`` (ratio, surrogate, aggregation, KL and entropy in the loss).
+
+Each row is its paper's form. Differs: ``gdpo`` and the ``reinforce_pp`` rows divide each completion
+by its length, as their equations do; code around them (TRL, verl and OpenRLHF as they come) takes
+the mean over all tokens, which is ``aggregation: token_mean``. ``pg`` and ``rloo`` have no ratio:
+their papers take one optimizer step on what was just sampled. TRL's RLOO clips the product of a
+completion's ratios; where a step has several optimizer steps, ``surrogate: clip`` sets a clipped
+ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -55,6 +62,7 @@ class Algorithm:
     max_ratio: float = 0.0
     correction: Correction = "auto"
     correction_cap: float = 2.0
+    correction_floor: float = 0.0
     dynamic_sampling: int = 1
     success_range: tuple[float, float] | None = None
     truncated: Truncated = "train"
@@ -94,7 +102,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gdpo": Algorithm(
         idea="each reward normalised in its group by itself, then the sum over the batch",
         source="GDPO, arXiv:2601.05242 eq. 4 to 7",
-        normalization="per_reward", scale="whiten",
+        normalization="per_reward", scale="whiten", aggregation="sequence_mean",
     ),
     "rloo": Algorithm(
         idea="the baseline is the mean of the others; whole completions; KL in the reward",
@@ -105,12 +113,13 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reinforce_pp": Algorithm(
         idea="no group: KL taken off every token's reward, returns whitened over the batch",
         source="REINFORCE++, arXiv:2501.03262 (v9) eq. 4 and 5",
-        baseline="none", scale="whiten", kl="k1", kl_coefficient=0.01, kl_place="token_reward",
+        baseline="none", scale="whiten", aggregation="sequence_mean",
+        kl="k1", kl_coefficient=0.01, kl_place="token_reward",
     ),
     "reinforce_pp_baseline": Algorithm(
         idea="the group's mean as baseline, whitened over the batch, k2 KL in the loss",
         source="REINFORCE++ w/ baseline, arXiv:2501.03262 (v9) eq. 6 to 8",
-        scale="whiten", kl="k2", kl_coefficient=0.01,
+        scale="whiten", aggregation="sequence_mean", kl="k2", kl_coefficient=0.01,
     ),
     "gspo": Algorithm(
         idea="one ratio for the whole completion, clipped tightly",
@@ -203,9 +212,10 @@ def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, st
                       "set a coefficient above 0, or algorithm.kl to none"))  # fmt: skip
     if row.keep != "top_k" and row.top_k > 0:
         found.append(("top_k", f"algorithm.keep is {row.keep}", "set algorithm.keep to top_k"))
-    if row.correction == "none" and "correction_cap" in overrides:
-        found.append(("correction_cap", "algorithm.correction is none",
-                      "set algorithm.correction to token_truncate"))  # fmt: skip
+    for column in ("correction_cap", "correction_floor"):
+        if row.correction == "none" and column in overrides:
+            found.append((column, "algorithm.correction is none",
+                          "set algorithm.correction to token_truncate"))  # fmt: skip
     if row.dynamic_sampling == 1 and row.success_range is not None:
         found.append(("success_range", "algorithm.dynamic_sampling is 1",
                       "set algorithm.dynamic_sampling to 3"))  # fmt: skip
@@ -260,6 +270,12 @@ def _check_meaning(row: Algorithm) -> None:
         raise ValueError(
             f"algorithm.max_ratio={row.max_ratio} would leave every completion out: on policy the "
             "ratio is 1; set algorithm.max_ratio above 1, or to 0 for none"
+        )
+    if row.correction_floor >= row.correction_cap:
+        raise ValueError(
+            f"algorithm.correction_floor={row.correction_floor} contradicts "
+            f"algorithm.correction_cap={row.correction_cap}: no weight lies between them; set it "
+            "below the cap, or to 0 for none"
         )
     if row.surrogate in ("clip", "cispo") and row.clip_low > 1:
         raise ValueError(f"algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less")

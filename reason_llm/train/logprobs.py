@@ -1,8 +1,8 @@
 """Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward
 or backward.
 
-The one shift of the project is here: hidden state t - 1 predicts token t, and entry t of the result
-belongs to token t.
+The shift is here (and, for rows that lie end to end, in ``packing.lay_out``): hidden state t - 1
+predicts token t, and entry t of the result belongs to token t.
 
 Shapes: B rows, T tokens, N trained tokens, V vocabulary, D hidden.
 """
@@ -44,15 +44,31 @@ def token_logprobs(
     Returns:
         logprobs_BT with gradient, and entropy_BT, float32, 0 outside the mask.
     """
-    chosen_BT = mask_BT[:, 1:]
-    hidden_ND = hidden_BTD[:, :-1][chosen_BT]
-    targets_N = ids_BT[:, 1:][chosen_BT]
+    logprobs_N, entropy_N = target_logprobs(
+        hidden_BTD[:, :-1][mask_BT[:, 1:]], ids_BT[mask_BT], head_VD, bias_V, temperature,
+        chunk_tokens, softcap, entropy_gradient,
+    )  # fmt: skip
+    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
+    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+
+
+def target_logprobs(
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    head_VD: Tensor,
+    bias_V: Tensor | None,
+    temperature: float,
+    chunk_tokens: int | None = None,
+    softcap: float | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (N,) of tokens from the hidden states that predict them, already
+    shifted; otherwise as ``token_logprobs``."""
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
         hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
     )
-    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
-    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+    return logprobs_N, entropy_N
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

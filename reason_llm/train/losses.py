@@ -203,24 +203,32 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstima
 
 
 def sampler_correction(
-    old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, kind: Correction, cap: float
+    old_BT: Tensor,
+    sampler_BT: Tensor,
+    mask_BT: Tensor,
+    kind: Correction,
+    cap: float,
+    floor: float = 0.0,
 ) -> Tensor:
     """Weights that correct for tokens drawn by a sampler that is not quite the old policy.
 
     ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
-    is cut down to it (truncate) or the weight is 0 (mask). 0 outside the mask.
+    is cut down to it (truncate) or the weight is 0 (mask); below ``floor`` it is raised to it, or 0
+    likewise. 0 outside the mask.
 
     Source: truncated importance sampling, F. Yao et al., "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training" (2025); the four kinds are TRL's.
+    Brings You Off-Policy RL Training" (2025); the four kinds and the floor are TRL's.
+    Differs: the default is token_truncate with a cap of 2, as there; TRL 1.14.2's is sequence_mask
+    with a cap of 3.
     """
     log_ratio_BT = (old_BT - sampler_BT) * mask_BT
     if kind.startswith("sequence"):
         log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)
     ratio_BT = torch.exp(log_ratio_BT)
     if kind.endswith("truncate"):
-        ratio_BT = ratio_BT.clamp(max=cap)
+        ratio_BT = ratio_BT.clamp(floor, cap)
     else:
-        ratio_BT = torch.where(ratio_BT > cap, 0.0, ratio_BT)
+        ratio_BT = torch.where((ratio_BT > cap) | (ratio_BT < floor), 0.0, ratio_BT)
     return ratio_BT * mask_BT
 
 

@@ -3,6 +3,7 @@ read."""
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,26 @@ def make_optimizer(
     kind = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
     optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, weight_decay=decay)
     return optimizer
+
+
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the moments now, which the first step would make: where memory does not suffice for
+    them, nothing was sampled or learned yet.
+
+    The names and types are those of torch 2.13's fused AdamW and bitsandbytes 0.50.
+    """
+    if not isinstance(optimizer, torch.optim.AdamW):
+        theirs: Any = optimizer
+        for number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                theirs.init_state(group, parameter, number, index)
+        return
+    for parameter in _parameters(optimizer):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
 
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:

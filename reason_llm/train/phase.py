@@ -23,12 +23,12 @@ from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.model.engine import on_default_stream
 from reason_llm.rollout import Group
-from reason_llm.train import losses, optim, packing, preparation
+from reason_llm.train import losses, optim, packing, preparation, replay
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.packing import Rollout
-from reason_llm.train.policy import policy_logprobs, spread
+from reason_llm.train.policy import policy_logprobs, prove_packing, spread
 from reason_llm.train.preparation import Row
-from reason_llm.train.replay import MicroBatches, rng_states, set_rng_states
+from reason_llm.train.replay import MicroBatches, ending_out_of_memory
 from reason_llm.train.tally import Tally
 
 
@@ -53,7 +53,11 @@ class Learner:
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
         self.settings = settings
-        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device)
+        self.is_packed = settings.train.packing == "varlen"
+        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device, self.is_packed)
+        if self.is_packed:
+            with on_default_stream():
+                prove_packing(model)
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
@@ -61,6 +65,8 @@ class Learner:
         first update; None for those that were not passed through the model by then."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
+        with ending_out_of_memory("making the optimizer's moments"):
+            optim.allocate_state(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
             # Only the reentrant kind keeps a layer's input where hooks can take it away.
@@ -88,7 +94,7 @@ class Learner:
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
                 step.
-            OutOfMemory: one rollout alone is too much; likewise.
+            OutOfMemory: one rollout alone is too much, or the gradient; likewise.
         """
         settings, train = self.settings, self.settings.train
         torch.manual_seed(random.Random(f"{settings.seed}/dropout/{step}").getrandbits(63))
@@ -103,16 +109,17 @@ class Learner:
             replays_before -= replays
             tally = Tally.of_state(begun, self.model.device)
             measured = {k: v.to(self.model.device) for k, v in begun.items() if k[0].isdecimal()}
-            set_rng_states([begun[f"rng.{i}"] for i in range(len(rng_states()))])
+            replay.set_rng_states([begun[f"rng.{i}"] for i in range(len(replay.rng_states()))])
         rows = self._rows(rollouts, size, measured)
 
         def state() -> dict[str, Tensor]:
             done = [self.updates_in_step, self.micro_batches.replays - replays_before]
-            draws = {f"rng.{i}": draw for i, draw in enumerate(rng_states())}
+            draws = {f"rng.{i}": draw for i, draw in enumerate(replay.rng_states())}
             return {"done": torch.tensor(done)} | draws | tally.state() | measured
 
-        for parameter in self.parameters:  # so that a batch without signal is a step of zeros
-            parameter.grad = torch.zeros_like(parameter)
+        with ending_out_of_memory("making the gradients"):
+            for parameter in self.parameters:  # so that a batch without signal is a step of zeros
+                parameter.grad = torch.zeros_like(parameter)
         passes = train.epochs * train.optimizer_steps
         for pass_ in range(self.updates_in_step, passes):
             epoch, part = divmod(pass_, train.optimizer_steps)
@@ -127,11 +134,13 @@ class Learner:
         self.logprobs_at_start = [
             rows[i].at_start if i in rows else None for i in range(len(rollouts))
         ]
-        advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
+        # Of the counted ones, less the KL where that belongs to the reward.
+        used = [row.rollout.advantage for row in rows.values()]
+        advantages = torch.tensor(used, dtype=torch.float64)
         return tally.metrics() | {
             "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
             "train/counted_fraction": len(rows) / len(rollouts),
-            "train/advantage_std": float(advantages.std()) if len(rollouts) > 1 else 0.0,
+            "train/advantage_std": float(advantages.std()) if len(rows) > 1 else 0.0,
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
             "train/out_of_memory": float(self.micro_batches.replays - replays_before),
         }
@@ -192,8 +201,7 @@ class Learner:
         entropies = list(logprobs)
 
         def run(batch: list[int]) -> None:
-            ids_BT, mask_BT = packing.collate([rollouts[i] for i in batch], self.model.device)
-            found = policy_logprobs(self.model, ids_BT, mask_BT, self.settings.temperature)
+            mask_BT, *found, _ = self._passed([rollouts[i] for i in batch])
             for row, index in enumerate(batch):
                 logprobs[index], entropies[index] = (x_BT[row][mask_BT[row]] for x_BT in found)
 
@@ -201,6 +209,17 @@ class Learner:
         self.micro_batches.run(rollouts, run, lambda: None)
         self.model.policy.train()
         return logprobs, entropies
+
+    def _passed(
+        self, rollouts: Sequence[Rollout], entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """A micro-batch through the model: mask, log-probs and entropies (B, T); tokens it took."""
+        ids_BT, mask_BT = packing.collate(rollouts, self.model.device)
+        layout = packing.lay_out(rollouts, self.model.device) if self.is_packed else None
+        found = policy_logprobs(
+            self.model, ids_BT, mask_BT, self.settings.temperature, entropy_gradient, layout
+        )
+        return mask_BT, *found, (ids_BT if layout is None else layout.ids_1N).numel()
 
     def _optimizer_step(
         self,
@@ -222,12 +241,12 @@ class Learner:
             least_entropy=self._least_entropy(trained),
             is_first=self.updates_in_step == 0,
         )
-        draws, here, done = rng_states(), Tally(), 0
+        draws, here, done = replay.rng_states(), Tally(), 0
 
         def restart() -> None:
             nonlocal here, done
             self.optimizer.zero_grad(set_to_none=False)
-            set_rng_states(draws)  # dropout masks are drawn again
+            replay.set_rng_states(draws)  # dropout masks are drawn again
             progress(-done)
             here, done = Tally(), 0
 
@@ -255,12 +274,10 @@ class Learner:
         """Add the gradient of one micro-batch of an optimizer batch."""
         algorithm, device = self.settings.algorithm, self.model.device
         rollouts = [row.rollout for row in rows]
-        ids_BT, mask_BT = packing.collate(rollouts, device)
         with save_on_cpu(pin_memory=device.type == "cuda") if self.offloads else nullcontext():
-            logprobs_BT, entropy_BT = policy_logprobs(
-                self.model, ids_BT, mask_BT, self.settings.temperature,
-                entropy_gradient=algorithm.entropy_coefficient > 0,
-            )  # fmt: skip
+            mask_BT, logprobs_BT, entropy_BT, passed = self._passed(
+                rollouts, entropy_gradient=algorithm.entropy_coefficient > 0
+            )
         if batch.is_first:
             for index, row in enumerate(rows):
                 row.seen = logprobs_BT.detach()[index][mask_BT[index]].cpu()
@@ -276,8 +293,9 @@ class Learner:
         weights_BT = None
         if algorithm.correction not in ("auto", "none"):
             weights_BT = losses.sampler_correction(
-                old_BT, sampler_BT, mask_BT, algorithm.correction, algorithm.correction_cap
-            )
+                old_BT, sampler_BT, mask_BT, algorithm.correction,
+                algorithm.correction_cap, algorithm.correction_floor,
+            )  # fmt: skip
         loss_BT, clipped_BT = losses.policy_loss(
             algorithm, logprobs_BT, old_BT, advantages_BT, mask_BT, weights_BT
         )
@@ -305,8 +323,7 @@ class Learner:
                 "start again with --run.resume never and a lower train.learning_rate"
             )
         loss.backward()
-        passed = ids_BT.numel()
-        padding = passed - sum(r.num_tokens for r in rollouts)
+        padding = 0 if self.is_packed else passed - sum(r.num_tokens for r in rollouts)
         mismatch_BT = logprobs_BT - sampler_BT if batch.is_first else None
         tally.add_micro_batch(loss, mask_BT, passed, padding, values, log_ratio_BT, mismatch_BT)
 
@@ -333,7 +350,9 @@ class Learner:
 
     def _update(self, step: int, optimizer_step: int, tally: Tally, names: Sequence[str]) -> None:
         settings = self.settings
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.train.max_grad_norm))
+        with ending_out_of_memory("clipping the gradient"):
+            most = settings.train.max_grad_norm
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
@@ -343,8 +362,9 @@ class Learner:
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        self.updates_in_step += 1
+        self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
+        with ending_out_of_memory("taking the optimizer's step"):
+            self.optimizer.step()
         tally.add_update(norm, rate)
 
 

@@ -1,7 +1,8 @@
 """Out of memory is an event, not an end: the work begins again in smaller micro-batches."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ class MicroBatches:
 
     Args:
         tokens: of a micro-batch to begin with.
+        is_packed: its rows lie end to end.
     """
 
-    def __init__(self, tokens: int, device: torch.device) -> None:
+    def __init__(self, tokens: int, device: torch.device, is_packed: bool = False) -> None:
         self.tokens = tokens
+        self.is_packed = is_packed
         self.replays = 0
         """How often work began again."""
         self._device = device
@@ -40,7 +43,11 @@ class MicroBatches:
         lengths = [rollout.num_tokens for rollout in rollouts]
         while True:
             try:
-                for batch in packing.micro_batches(lengths, self.tokens):
+                for batch in (
+                    packing.packed_batches(rollouts, self.tokens)
+                    if self.is_packed
+                    else packing.micro_batches(lengths, self.tokens)
+                ):
                     work(batch)
                 return
             except (RuntimeError, MemoryError) as error:
@@ -65,6 +72,25 @@ class MicroBatches:
             restart()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+@contextmanager
+def ending_out_of_memory(doing: str) -> Iterator[None]:
+    """What smaller micro-batches would not help ends with one line.
+
+    Raises:
+        OutOfMemory: in the allocator's place.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory while {doing} ({' '.join(str(error).split())[:200]}); set "
+            "train.optimizer to adamw_8bit, or lower model.adapter.rank or memory.budget_gib; what "
+            "was learned and sampled so far is saved"
+        ) from None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

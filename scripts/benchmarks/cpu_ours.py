@@ -85,7 +85,11 @@ def _config(workload: Workload) -> Config:
                 "max_new_tokens": workload.max_new_tokens,
             },
             "algorithm": {"name": "grpo", "kl": "none"},
-            "train": {"learning_rate": workload.learning_rate, "gradient_checkpointing": False},
+            "train": {
+                "learning_rate": workload.learning_rate,
+                "gradient_checkpointing": False,
+                "packing": "varlen",
+            },
         }
     )
 

@@ -50,7 +50,10 @@ def config_of(work: Work, backend: Literal["native", "unsloth"]) -> Config:
                 "max_new_tokens": work.completion_tokens,
             },
             "algorithm": {"name": "grpo", "kl": "none"},
-            "train": {"learning_rate": 1e-5},
+            "train": {
+                "learning_rate": 1e-5,
+                "packing": "padded" if backend == "unsloth" else "varlen",
+            },
             "memory": {"budget_gib": work.budget_gib or "auto"},
         }
     )

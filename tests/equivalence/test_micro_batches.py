@@ -108,6 +108,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_ratio": 1.001},
     {"correction": "token_truncate", "correction_cap": 1.05},
     {"correction": "sequence_mask", "correction_cap": 1.2},
+    {"correction": "token_mask", "correction_floor": 0.98},
     {"keep": "positive"},
     {"keep": "top_k", "top_k": 3},
     {"truncated": "leave_out"},

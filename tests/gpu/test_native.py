@@ -3,12 +3,14 @@
 1. Release and wake: the KV cache's memory comes back, the views stay as they are.
 2. Sync: what is sampled follows the adapter under CUDA graphs; the canary, in numbers.
 3. Drain: release directly after sampling, and after sampling that was broken off.
-4. Learning: gradients in float32 under autocast, base unchanged.
+4. Learning: gradients in float32 under autocast, base unchanged; rows end to end give the gradient
+   of padded ones, and how much faster.
 5. The plan against what is measured; the seconds of a switch between the phases.
 """
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +19,13 @@ from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, rando
 from reason_llm.errors import TrainingError
 from reason_llm.evaluate import CANARY_TOLERANCE, prove_sampler_is_policy
 from reason_llm.model.engine import free_gpu_bytes
+from reason_llm.model.packed_attention import attend
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.vllm_sampler import VllmSampler
-from reason_llm.train.phase import learning
+from reason_llm.train import packing
+from reason_llm.train.packing import Rollout
+from reason_llm.train.phase import Learner, learning
+from reason_llm.train.policy import prove_packing
 
 pytestmark = NEEDS_GPU
 
@@ -143,6 +149,68 @@ def test_learning_moves_the_adapter_in_float32_and_nothing_else(run: Stage) -> N
     assert not any(torch.equal(a, b) for a, b in zip(before, run.learner.parameters, strict=True))
     assert all(torch.equal(a, b.cpu()) for a, b in zip(base, frozen, strict=True))
     print(f"mismatch of a step's log-probs {metrics['train/sampler_mismatch_max']:.3f}")
+
+
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize(("heads", "size"), [((14, 2), 64), ((8, 8), 96), ((4, 1), 256)])
+def test_flash_attention_of_segments_is_that_of_the_reference(
+    window: int | None, heads: tuple[int, int], size: int
+) -> None:
+    """torch's varlen operator in bfloat16 against each segment by itself in float32: shared
+    prompts are aligned to the end of their keys, a window counts a token's own key."""
+    generator = torch.Generator().manual_seed(0)
+    prompt, other = tuple(range(130)), (7,)
+    rows = [Rollout("", p, (5,) * n, (), 1.0) for p, n in ((prompt, 70), (other, 300), (prompt, 1),
+                                                           (prompt, 129), (other, 64))]  # fmt: skip
+    gpu = torch.device("cuda")
+    here, there = (packing.lay_out(rows, device).segments for device in (torch.device("cpu"), gpu))
+    tokens = sum(here.query_lengths)
+    made = [
+        torch.randn(1, n, tokens, size, generator=generator).bfloat16()
+        for n in (heads[0], heads[1], heads[1])
+    ]
+    ours = [x.to(gpu).requires_grad_() for x in made]
+    theirs = [x.float().requires_grad_() for x in made]
+    found = attend(*ours, there, size**-0.5, window)
+    expected = attend(*theirs, here, size**-0.5, window)
+    assert (found.float().cpu() - expected).abs().max() < 0.03
+    weights = torch.randn(expected.shape, generator=generator)
+    (found.float() * weights.to(gpu)).sum().backward()
+    (expected * weights).sum().backward()
+    for mine, other_ in zip(ours, theirs, strict=True):
+        assert mine.grad is not None
+        assert other_.grad is not None
+        assert (mine.grad.float().cpu() - other_.grad).norm() / other_.grad.norm() < 0.02
+
+
+def test_rows_end_to_end_give_the_gradient_of_padded_ones(run: Stage) -> None:
+    with sampling(run.model, 0) as sampler:
+        groups = scored(sampler.sample(run.prompts, run.params, 0, quiet))
+    found: dict[str, torch.Tensor] = {}
+    seconds: dict[str, list[float]] = {"padded": [], "varlen": []}
+    prove_packing(run.model)
+    for name in ("padded", "varlen", "padded", "varlen", "padded", "varlen"):
+        train = run.learner.settings.train.model_copy(
+            update={"packing": name, "learning_rate": 0.0, "max_grad_norm": 1e9}
+        )
+        learner = Learner(run.model, replace(run.learner.settings, train=train))
+        seen: list[torch.Tensor] = []
+        learner.optimizer.register_step_pre_hook(
+            lambda *_, learner=learner, seen=seen: seen.append(
+                torch.cat([p.grad.flatten() for p in learner.parameters]).clone()
+            )
+        )
+        with learning(learner):
+            free_gpu_bytes()  # waits for the GPU
+            started = time.perf_counter()
+            learner.learn(0, groups, lambda items: None)
+            free_gpu_bytes()
+            seconds[name].append(time.perf_counter() - started)
+        found[name] = seen[0]
+    print({name: f"{median(values):.2f} s" for name, values in seconds.items()})
+    difference = (found["varlen"] - found["padded"]).norm() / found["padded"].norm()
+    print(f"gradients differ by {float(difference):.4f}")
+    assert difference < 0.05
 
 
 def test_the_plan_is_what_is_measured(run: Stage) -> None:

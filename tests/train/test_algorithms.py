@@ -48,6 +48,7 @@ def test_kl_none_takes_its_coefficient_along() -> None:
         ("grpo", {"top_k": 2}, "top_k=2"),
         ("grpo", {"success_range": (0.2, 0.8)}, "success_range"),
         ("dapo", {"correction": "none", "correction_cap": 3.0}, "correction_cap=3.0"),
+        ("dapo", {"correction": "none", "correction_floor": 0.5}, "correction_floor=0.5"),
         ("dapo", {"kl_place": "reward"}, "kl_place=reward"),
     ],
 )
@@ -70,6 +71,7 @@ def test_an_ignored_override_is_an_error(name: str, overrides: dict, named: str)
         ("grpo", {"max_ratio": 0.5}, "max_ratio=0.5", "above 1"),
         ("rloo", {"kl_place": "token_reward"}, "kl_place=token_reward", "baseline=leave_one_out"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5", "above 1"),
+        ("grpo", {"correction_floor": 2.0}, "correction_floor=2.0", "correction_cap=2.0"),
         ("dapo", {"delta": 1.1}, "delta=1.1", "clip_high=0.28"),
         ("grpo", {"clip_low": 1.5}, "clip_low=1.5", "1 or less"),
         ("dapo", {"success_range": (0.8, 0.2)}, "success_range=[0.8, 0.2]", "empty"),

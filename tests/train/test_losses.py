@@ -309,6 +309,39 @@ def test_correction_of_the_sampler_by_hand(kind: str, expected: list) -> None:
     assert torch.allclose(found, tensor(expected))
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("token_truncate", [2.0, 0.7, 0.9]),
+        ("token_mask", [0.0, 0.0, 0.9]),
+        ("sequence_truncate", [1.8, 1.8, 1.8]),
+        ("sequence_mask", [1.8, 1.8, 1.8]),
+    ],
+)
+def test_the_floor_of_the_correction_by_hand(kind: str, expected: list) -> None:
+    """Ratios 4, 0.5 and 0.9: 1.8 together."""
+    old, mask = tensor([[4.0, 0.5, 0.9]]).log(), torch.ones(1, 3, dtype=torch.bool)
+    sampler = torch.zeros_like(old)
+    found = losses.sampler_correction(old, sampler, mask, kind, cap=2.0, floor=0.7)
+    assert torch.allclose(found, tensor([expected]))
+    low = losses.sampler_correction(old[:, 1:], sampler[:, 1:], mask[:, 1:], kind, 2.0, 0.7)
+    whole = {"sequence_truncate": [0.7, 0.7], "sequence_mask": [0.0, 0.0]}
+    assert torch.allclose(low, tensor([whole.get(kind, expected[1:])]))
+
+
+@pytest.mark.parametrize("name", ["gdpo", "reinforce_pp", "reinforce_pp_baseline", "grpo", "gspo"])
+def test_completions_weigh_alike_whatever_their_length_where_the_paper_says_so(name: str) -> None:
+    """1 / |o| for each completion: 2 and 6 tokens."""
+    mask = torch.arange(6)[None] < torch.tensor([[2], [6]])
+    loss = torch.ones(2, 6, requires_grad=True)
+    aggregation = ALGORITHMS[name].aggregation
+    (
+        losses.masked_sum(loss, mask, aggregation) / losses.denominator([2, 6], aggregation, 9)
+    ).backward()
+    assert loss.grad is not None
+    assert loss.grad.sum(dim=1).tolist() == pytest.approx([0.5, 0.5])
+
+
 def test_off_policy_completions_are_left_out_only_if_they_were_bad() -> None:
     logprobs, sampler = tensor([[-3.0, -3.0]] * 3), tensor([[-1.0, -1.0]] * 2 + [[-2.9, -2.9]])
     advantages, mask = tensor([[-1.0], [1.0], [-1.0]]), torch.ones(3, 2, dtype=torch.bool)

@@ -40,6 +40,9 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     after = optim.make_optimizer(second, config)
     save_file(optim.state_tensors(before), str(tmp_path / "state.safetensors"))
     optim.load_state_tensors(after, load_file(str(tmp_path / "state.safetensors")))
+    for made, parameters in ((before, first), (after, second)):
+        count = made.state[parameters[0]]["step"]
+        assert (float(count), isinstance(count, int)) == (1, name != "adamw")
     step(first, before)
     step(second, after)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

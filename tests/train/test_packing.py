@@ -4,7 +4,14 @@ import random
 
 import torch
 
-from reason_llm.train.packing import Rollout, collate, micro_batches
+from reason_llm.train.packing import (
+    MOST_KEYS_PER_TOKEN,
+    Rollout,
+    collate,
+    lay_out,
+    micro_batches,
+    packed_batches,
+)
 
 
 def test_by_hand() -> None:
@@ -48,3 +55,56 @@ def test_collate_masks_the_completion_only() -> None:
     ids, mask = collate(rows, torch.device("cpu"))
     assert ids.tolist() == [[7, 8, 9, 0], [4, 5, 6, 3]]
     assert mask.tolist() == [[False, False, True, False], [False, True, True, True]]
+
+
+def rollout(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Rollout:
+    return Rollout("", prompt, completion, (-1.0,) * len(completion), 1.0)
+
+
+def test_a_layout_by_hand() -> None:
+    rows = [
+        rollout((10, 11, 12), (20, 21)),
+        rollout((30,), (40,)),
+        rollout((10, 11, 12), (50, 51)),
+    ]
+    found = lay_out(rows, torch.device("cpu"))
+    assert found.ids_1N.tolist() == [[10, 11, 12, 20, 21, 30, 40, 50, 51]]
+    assert found.positions_1N.tolist() == [[0, 1, 2, 3, 4, 0, 1, 3, 4]]
+    assert found.predictors_M.tolist() == [2, 3, 5, 2, 7]
+    segments = found.segments
+    assert (segments.query_lengths, segments.key_lengths) == ((5, 2, 2), (5, 2, 5))
+    assert segments.key_index_M is not None
+    assert segments.key_index_M.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8]
+    assert segments.query_ends.tolist() == [0, 5, 7, 9]
+    assert segments.key_ends.tolist() == [0, 5, 7, 12]
+    assert segments.key_ends.dtype == torch.int32
+    assert lay_out(rows[:2], torch.device("cpu")).segments.key_index_M is None
+
+
+def test_packed_micro_batches_count_a_prompt_once() -> None:
+    rows = [rollout((p,) * 20, (1,) * length) for p in (1, 2) for length in (5, 30, 10)]
+    batches = packed_batches(rows, 70)
+    assert batches == [[1, 2, 0], [4, 5, 3]]  # 20 + 30 + 10 + 5 of 70
+    assert packed_batches(rows, 64) == [[1, 2], [0], [4, 5], [3]]  # 65 would be too many
+    assert packed_batches(rows, 1) == [[1], [2], [0], [4], [5], [3]]
+
+
+def test_packed_micro_batches_bound_the_copied_keys() -> None:
+    rows = [rollout((1,) * 90, (2,)) for _ in range(40)]
+    for batch in packed_batches(rows, 100):
+        keys = sum(rows[i].num_tokens for i in batch)
+        assert keys <= MOST_KEYS_PER_TOKEN * 100
+    assert [len(batch) for batch in packed_batches(rows, 100)] == [4] * 10
+
+
+def test_packed_micro_batches_hold_every_rollout_once_and_within_the_budget() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 60, (200, 2), generator=generator).tolist()
+    rows = [rollout((i % 40,) * (1 + i % 40), (1,) * n) for i, (n, _) in enumerate(lengths)]
+    for budget in (50, 128, 1000):
+        batches = packed_batches(rows, budget)
+        assert sorted(i for batch in batches for i in batch) == list(range(200))
+        for batch in batches:
+            tokens = lay_out([rows[i] for i in batch], torch.device("cpu")).ids_1N.numel()
+            assert tokens <= budget or len(batch) == 1
+    assert max(rows[i].num_tokens for i in batches[0]) == max(r.num_tokens for r in rows)

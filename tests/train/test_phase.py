@@ -5,6 +5,7 @@
 """
 
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -207,6 +208,23 @@ def test_positive_ones_are_those_whose_reward_is_good_after_the_kl(model: Model)
     expected = [i for i, r in enumerate(everything) if float(r.advantages.mean()) > 0]  # type: ignore[union-attr]
     assert list(rows) == expected
     assert expected != [i for i, r in enumerate(rollouts) if r.advantage > 0]
+
+
+def test_the_spread_of_the_advantages_is_of_those_that_were_used(model: Model) -> None:
+    """After the KL where it belongs to the reward, and of the counted completions."""
+    row = replace(SHAPED["rloo"], kl_coefficient=100.0)
+    made = learner(model)
+    made.settings = replace(made.settings, algorithm=row)
+    rollouts = to_rollouts(with_advantages(groups(), row))
+    with learning(made):
+        shaped = [float(r.advantages.mean()) for r in made._shaped_rows(rollouts, 4)]  # type: ignore[union-attr]
+    metrics, _ = learned(model, row)
+    assert metrics["train/advantage_std"] == pytest.approx(statistics.stdev(shaped), rel=1e-4)
+    before = statistics.stdev(r.advantage for r in rollouts)
+    assert metrics["train/advantage_std"] > 2 * before
+    positive, _ = learned(model, replace(row, keep="positive"))
+    expected = statistics.stdev(value for value in shaped if value > 0)
+    assert positive["train/advantage_std"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_only_far_completions_count_as_left_out(model: Model) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from allocations import peak_allocated
 from test_phase import groups, learner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.model.base import Model
+from reason_llm.train import optim
 from reason_llm.train.packing import Rollout
 from reason_llm.train.phase import learning
 from reason_llm.train.replay import MicroBatches
@@ -76,6 +78,79 @@ def test_a_rollout_that_fits_no_budget_ends_with_the_adapter_untouched(model: Mo
     ):
         made.learn(0, groups(), lambda items: None)
     assert made.updates_in_step == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
+
+
+class Refusing(TorchDispatchMode):
+    """An allocator that has nothing more for operators of a name."""
+
+    def __init__(self, name: str, least_bytes: int = 0) -> None:
+        super().__init__()
+        self.name, self.least_bytes = name, least_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.name in str(func):
+            sizes = [x.nbytes for x in args if isinstance(x, torch.Tensor)]
+            if not sizes or max(sizes) >= self.least_bytes:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate 2.00 GiB")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+@pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
+def test_the_moments_are_made_before_anything_is_learned(model: Model, name: str) -> None:
+    said = (
+        r"making the optimizer's moments \(CUDA out of memory\. Tried to allocate 2\.00 GiB\); set"
+    )
+    with pytest.raises(OutOfMemory, match=said), Refusing("zeros_like"):
+        learner(model, optimizer=name)
+    made = learner(model, optimizer=name)
+    state = optim.state_tensors(made.optimizer)
+    assert len({key.partition(".")[0] for key in state}) == len(made.parameters)
+    for parameter in made.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    largest = max(p.nbytes for p in made.parameters)
+    needed = peak_allocated(made.optimizer.step)
+    assert name != "adamw" or needed < largest / 4  # bitsandbytes computes on copies on a CPU
+    after = optim.state_tensors(made.optimizer)
+    assert {k: (v.shape, v.dtype) for k, v in after.items()} == {
+        k: (v.shape, v.dtype) for k, v in state.items()
+    }
+
+
+def test_moments_made_early_are_those_of_the_first_step(model: Model) -> None:
+    made = learner(model)
+    ours = [p.detach().clone().requires_grad_() for p in made.parameters]
+    plain = optim.make_optimizer(ours, made.settings.train)  # type: ignore[arg-type]
+    for _ in range(3):
+        for mine, other in zip(made.parameters, ours, strict=True):
+            mine.grad = mine.detach() ** 3
+            other.grad = other.detach() ** 3
+        made.optimizer.step()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters, ours, strict=True))
+    theirs = optim.state_tensors(plain)
+    assert {k: (v.shape, v.dtype) for k, v in optim.state_tensors(made.optimizer).items()} == {
+        k: (v.shape, v.dtype) for k, v in theirs.items()
+    }
+
+
+@pytest.mark.parametrize(("operator", "doing", "updates"), [
+    ("zeros_like", "making the gradients", 0),
+    ("norm", "clipping the gradient", 0),
+    ("_fused_adamw", "taking the optimizer's step", 1),
+])  # fmt: skip
+def test_memory_that_ends_outside_the_micro_batches_ends_with_one_line(
+    model: Model, operator: str, doing: str, updates: int
+) -> None:
+    """``updates_in_step`` tells the loop whether the adapter may be saved as the last step's."""
+    made = learner(model)
+    before = [p.detach().clone() for p in made.parameters]
+    least = max(p.nbytes for p in made.parameters) if operator == "zeros_like" else 0
+    said = f"out of memory while {doing}"
+    with pytest.raises(OutOfMemory, match=said), learning(made), Refusing(operator, least):
+        made.learn(0, groups(), lambda items: None)
+    assert made.updates_in_step == updates
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
 
 
