@@ -51,9 +51,9 @@ class RunSection(Section):
             name in {"", ".", ".."}
             or Path(name).name != name
             or not name.isprintable()
-            or len(name) > 100
+            or len(name.encode()) > 100
         ):
-            raise ValueError("must be one plain folder name of at most 100 characters")
+            raise ValueError("must be one plain folder name of at most 100 bytes")
         return name
 
     @field_validator("directory", "buffer")
