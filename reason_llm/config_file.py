@@ -70,7 +70,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         rule = next((rule for prefix, rule in CHANGES.items() if key.startswith(prefix)), "never")
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
-        found[rule].append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
+        found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
     return Changes(found["never"], found["warn"])
 
 

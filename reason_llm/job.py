@@ -27,6 +27,7 @@ from reason_llm.meter import GIB
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
 from reason_llm.model.shape import Shape
+from reason_llm.reading import MIB, read_bounded
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ class Job:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that is finished where it stands; a run writes it last."""
         try:
-            summary = orjson.loads((self.folder / "summary.json").read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
+            summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
+        except (OSError, orjson.JSONDecodeError):
             return None
         is_current = isinstance(summary, dict) and summary.get("steps") == self.state.step
         return summary if is_current else None
