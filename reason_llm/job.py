@@ -110,8 +110,9 @@ def prepare(config: Config, console: Console) -> Job:
     quiet_libraries()
     device = base.default_device()
     scorer = Scorer(config.score, config.sample.max_new_tokens)
-    tokenizer = base.load_tokenizer(config.model.path)
-    text_config = base.read_config(config.model.path).get_text_config(decoder=True)
+    trusted = config.model.trust_remote_code
+    tokenizer = base.load_tokenizer(config.model.path, trusted)
+    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
     shape = Shape.of(base.check_model(config.model))
     context = base.context_limit(config.model)
