@@ -118,6 +118,11 @@ class RolloutBuffer:
         )
         if document.run.id != self.run.id and document.trained:
             return document
+        if document.run.id == self.run.id and document.complete and not document.groups:
+            raise RolloutBufferError(
+                f"{self.path} is damaged: a whole step without rollouts; restore it, or start with "
+                "--run.resume never, which moves it aside"
+            )
         ways_on = (
             f"go on with that run, give this one --run.buffer of its own, "
             f"or start with --run.resume never, which moves {self.path} aside"
@@ -262,11 +267,11 @@ def read_document(path: Path, way_on: str = "restore it or name another file") -
 def _document(value: dict[str, Any]) -> Document:
     document = Document(
         run=identity_from_json(value["run"]),
-        step=_count(value, "step"),
-        weight_version=_count(value, "weight_version"),
+        step=count_from_json(value, "step"),
+        weight_version=count_from_json(value, "weight_version"),
         complete=value["complete"] is True,
         trained=value["trained"] is True,
-        drawn=_count(value, "drawn"),
+        drawn=count_from_json(value, "drawn"),
         groups=[group_from_json(group) for group in value["groups"]],
     )
     completions = [c for group in document.groups for c in group.completions]
@@ -292,7 +297,12 @@ def identity_from_json(value: Any) -> RunIdentity:
     return run
 
 
-def _count(value: dict[str, Any], name: str) -> int:
+def count_from_json(value: dict[str, Any], name: str) -> int:
+    """A whole number of 0 or more.
+
+    Raises:
+        ValueError, KeyError: it is something else, or missing.
+    """
     if type(value[name]) is not int or not 0 <= value[name] < 1 << 53:
         raise ValueError(f"{name} is {value[name]!r:.60}, not a count")
     count: int = value[name]

@@ -25,13 +25,16 @@ from safetensors.torch import load_file, save_file
 
 from reason_llm import config_file
 from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import RunIdentity
-from reason_llm.errors import CheckpointError
+from reason_llm.buffer import RunIdentity, count_from_json, identity_from_json
+from reason_llm.errors import CheckpointError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
+from reason_llm.reading import MIB, open_regular, read_bounded
 from reason_llm.train import optim
 
 FORMAT = 2
+MOST_STATE_BYTES = 64 * MIB
+OPTIMIZER = "optimizer.safetensors"
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
-    folders = [path] if (path / "state.json").exists() else listing(path)
+    folders = [path.resolve()] if (path / "state.json").exists() else listing(path)
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
@@ -130,24 +133,28 @@ def read(folder: Path) -> RunState:
         CheckpointError: a file is missing or is not what was written.
     """
     try:
-        value = orjson.loads((folder / "state.json").read_bytes())
+        if folder.is_symlink():
+            raise ValueError("it is a link")
+        value = orjson.loads(read_bounded(folder / "state.json", MOST_STATE_BYTES))
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value.pop("sha256") != _digest(value):
             raise ValueError("state.json is not what was written")
+        if missing := {adapters.WEIGHTS, OPTIMIZER} - value["files"].keys():
+            raise ValueError(f"{min(missing)} is missing")
         for file, expected in value["files"].items():
             if Path(file).name != file or _file_entry(folder / file) != expected:
                 raise ValueError(f"{file} is not what was written")
         tokens = value["micro_batch_tokens"]
         return RunState(
-            RunIdentity(**value["run"]),
-            int(value["step"]),
+            identity_from_json(value["run"]),
+            count_from_json(value, "step"),
             folder,
-            int(value["drawn"]),
-            None if tokens is None else int(tokens),
+            count_from_json(value, "drawn"),
+            None if tokens is None else count_from_json(value, "micro_batch_tokens"),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is damaged ({error}); remove it") from error
+        raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
 
 
 def _newest_whole(folders: list[Path]) -> RunState:
@@ -188,7 +195,7 @@ def save(
     def write() -> None:
         with replacing_folder(target) as folder:
             adapter.write(folder)
-            save_file(moments, str(folder / "optimizer.safetensors"))
+            save_file(moments, str(folder / OPTIMIZER))
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
@@ -200,7 +207,7 @@ def save(
             value["sha256"] = _digest(value)
             (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
         for old in listing(run_folder)[:-keep]:
-            shutil.rmtree(old)
+            _remove(old)
 
     writer.submit(write)
     return replace(state, folder=target)
@@ -217,10 +224,12 @@ def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
         return
     try:
         adapters.load(policy, state.folder)
-        optim.load_state_tensors(optimizer, load_file(str(state.folder / "optimizer.safetensors")))
-    except (OSError, SafetensorError) as error:
+        optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
+    except CheckpointError:
+        raise  # a ValueError, too
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{state.folder} is damaged ({error}); remove it to go on from the one before"
+            f"{state.folder} is damaged ({one_line(error)}); remove it to go on from the one before"
         ) from error
 
 
@@ -230,9 +239,19 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _file_entry(file: Path) -> dict[str, Any]:
-    with file.open("rb") as content:
+    if file.is_symlink():
+        raise ValueError(f"{file.name} is a link")
+    with open_regular(file) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     return {"bytes": file.stat().st_size, "sha256": digest}
+
+
+def _remove(folder: Path) -> None:
+    """A link alone, never what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def _digest(value: dict[str, Any]) -> str:

@@ -133,7 +133,9 @@ def prepare(config: Config, console: Console) -> Job:
     identity["data"]["prompts_sha256"] = _digest(data)
     state = _state(config, folder, identity)
     if config.run.resume != "never":
-        RolloutBuffer(config.run.buffer, state.run).check()
+        found = RolloutBuffer(config.run.buffer, state.run).check()
+        if found is not None and found.run.id == state.run.id:
+            saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "

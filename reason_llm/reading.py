@@ -8,15 +8,16 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MIB = 1 << 20
 MOST_NESTING = 64
 """Lists in lists, and mappings in mappings."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file at ``path``, open for reading, if it is a regular one (or a link to one).
 
     Raises:
