@@ -67,6 +67,15 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+MOST_SHOWN_CHARACTERS = 2000
+
+
+def shown(error: Exception) -> str:
+    """What is printed of an error: one printable line, of bounded length."""
+    text = printable(str(error))
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
+
+
 def printable(text: str, keep: str = "") -> str:
     """The text with all that a terminal would act on spelled out: data and completions are others'
     words, and may hold escape sequences.
