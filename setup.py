@@ -22,7 +22,14 @@ BASE = [
     "matplotlib>=3.10",
 ]
 GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
-TEST = ["pytest>=9", "pytest-timeout>=2.4", "ruff==0.17.5", "mypy>=1.18", "types-PyYAML"]
+TEST = [
+    "pytest>=9",
+    "pytest-timeout>=2.4",
+    "hypothesis==6.170.15",
+    "ruff==0.17.5",
+    "mypy>=1.18",
+    "types-PyYAML",
+]
 
 setup(
     name="reason_llm",

@@ -17,7 +17,9 @@ from reason_llm.buffer import Document, RunIdentity, read_document, to_bytes
 from reason_llm.config_file import changes
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
+from reason_llm.reading import read_bounded
 
+MAX_INDEX_BYTES = 64 << 20
 Keep = Literal["none", "all"] | int
 
 logger = logging.getLogger(__name__)
@@ -109,7 +111,8 @@ class Archive:
         found = []
         for file in sorted(self.folder.glob("step-*.json.gz")):
             entry = known.get(file.name)
-            if entry is None or entry.bytes != file.stat().st_size:
+            is_known = entry is not None and file == self._file(entry.step)
+            if entry is None or not is_known or entry.bytes != file.stat().st_size:
                 document = self._read(file)
                 if document is None:
                     continue
@@ -136,11 +139,18 @@ def read_index(folder: Path) -> list[Entry]:
     """The entries of ``<run>/buffers/index.jsonl`` whose lines are whole; none without an index."""
     path = folder / "index.jsonl"
     found = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    try:
+        content = read_bounded(path, MAX_INDEX_BYTES)
+    except OSError:  # none yet; the next ``add`` finds the files themselves
+        return []
+    for line in content.splitlines():
         try:
-            found.append(Entry(**orjson.loads(line)))
+            entry = Entry(**orjson.loads(line))
         except (ValueError, TypeError):
             continue  # cut off by a kill; the next ``add`` finds the file itself
+        counts = (entry.step, entry.rollouts, entry.tokens, entry.bytes)
+        if set(map(type, counts)) == {int} and isinstance(entry.file, str):
+            found.append(entry)
     return found
 
 

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model import packed_attention, unsloth
+from reason_llm.model import folder, packed_attention, unsloth
 from reason_llm.model.base import weights_dtype
 
 INSTALL_VLLM = (
@@ -64,6 +64,13 @@ def _packing(
 
 def _engine(config: Config, device: torch.device) -> tuple[str, str]:
     engine, installed = config.sample.engine, _is_installed("vllm")
+    if (why_not := _unfit_for_vllm(config)) is not None:
+        if engine == "vllm":
+            raise ConfigError(
+                f"{why_not} contradicts sample.engine=vllm, which shares safetensors of models "
+                "that it knows itself; set sample.engine to transformers"
+            )
+        return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
         raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
     if engine != "auto":
@@ -77,6 +84,14 @@ def _engine(config: Config, device: torch.device) -> tuple[str, str]:
     if config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"):
         return "transformers", "sampling with transformers: vllm-bnb-plugin is not installed"
     return "vllm", "sampling with vllm, over the learner's own weights"
+
+
+def _unfit_for_vllm(config: Config) -> str | None:
+    if config.model.trust_remote_code:
+        return "model.trust_remote_code=true"
+    if config.model.allow_pickle and folder.is_pickled(config.model):
+        return "model.allow_pickle=true"
+    return None
 
 
 def _check_dtype(config: Config, engine: str, device: torch.device) -> None:

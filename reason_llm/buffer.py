@@ -25,11 +25,14 @@ import orjson
 from reason_llm import config_file
 from reason_llm.errors import RolloutBufferError, one_line
 from reason_llm.files import FileLock, move_aside, write_atomically
+from reason_llm.reading import MIB, check_nesting, open_regular, read_bounded, too_large
 from reason_llm.rollout import Group, group_from_json, group_to_json
 
 FORMAT = 1
 MAX_BYTES = 4 << 30
 """Of a document, unpacked."""
+MAX_RATIO = 200
+"""Of an archive's unpacked bytes to its own, beyond what fits into memory anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,11 @@ class RolloutBuffer:
         )
         if document.run.id != self.run.id and document.trained:
             return document
+        if document.run.id == self.run.id and document.complete and not document.groups:
+            raise RolloutBufferError(
+                f"{self.path} is damaged: a whole step without rollouts; restore it, or start with "
+                "--run.resume never, which moves it aside"
+            )
         ways_on = (
             f"go on with that run, give this one --run.buffer of its own, "
             f"or start with --run.resume never, which moves {self.path} aside"
@@ -230,14 +238,15 @@ def read_document(path: Path, way_on: str = "restore it or name another file") -
     """
     try:
         if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                content = file.read(MAX_BYTES + 1)
+            with open_regular(path) as packed, gzip.open(packed) as file:
+                most = min(MAX_BYTES, 64 * MIB + MAX_RATIO * path.stat().st_size)
+                content = file.read(most + 1)
+                if len(content) > most:
+                    raise too_large(most)
         else:
-            content = path.read_bytes()
+            content = read_bounded(path, MAX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise RolloutBufferError(f"{path} cannot be read ({one_line(error)}); {way_on}") from error
-    if len(content) > MAX_BYTES:
-        raise RolloutBufferError(f"{path} holds more than {MAX_BYTES >> 30} GiB; {way_on}")
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -247,28 +256,54 @@ def read_document(path: Path, way_on: str = "restore it or name another file") -
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise RolloutBufferError(
-            f"{path} is of format {found!r} and this version reads {FORMAT}; {way_on}"
+            f"{path} is of format {found!r:.60} and this version reads {FORMAT}; {way_on}"
         )
     try:
         return _document(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RolloutBufferError(f"{path} is damaged: {error!r}; {way_on}") from error
+        raise RolloutBufferError(f"{path} is damaged: {error!r:.300}; {way_on}") from error
 
 
 def _document(value: dict[str, Any]) -> Document:
-    run = value["run"]
-    if not isinstance(run["config"], dict):
-        raise ValueError("its run has no config")
     document = Document(
-        run=RunIdentity(run["id"], run["name"], run["config"]),
-        step=int(value["step"]),
-        weight_version=int(value["weight_version"]),
-        complete=bool(value["complete"]),
-        trained=bool(value["trained"]),
-        drawn=int(value["drawn"]),
+        run=identity_from_json(value["run"]),
+        step=count_from_json(value, "step"),
+        weight_version=count_from_json(value, "weight_version"),
+        complete=value["complete"] is True,
+        trained=value["trained"] is True,
+        drawn=count_from_json(value, "drawn"),
         groups=[group_from_json(group) for group in value["groups"]],
     )
-    scored = (c for group in document.groups for c in group.completions)
-    if document.complete and any(c.reward is None or c.advantage is None for c in scored):
+    completions = [c for group in document.groups for c in group.completions]
+    if document.complete and any(c.reward is None or c.advantage is None for c in completions):
         raise ValueError("a completion without reward or advantage")
+    if len({frozenset(completion.rewards) for completion in completions}) > 1:
+        raise ValueError("completions with different rewards")
     return document
+
+
+def identity_from_json(value: Any) -> RunIdentity:
+    """What stands at ``run`` in a buffer or a checkpoint.
+
+    Raises:
+        ValueError, KeyError, TypeError: something is missing or of another kind.
+    """
+    run = RunIdentity(value["id"], value["name"], value["config"])
+    if not isinstance(run.id, str) or not isinstance(run.name, str):
+        raise ValueError("its run has no id or no name")
+    if not isinstance(run.config, dict):
+        raise ValueError("its run has no config")
+    check_nesting(run.config)
+    return run
+
+
+def count_from_json(value: dict[str, Any], name: str) -> int:
+    """A whole number of 0 or more.
+
+    Raises:
+        ValueError, KeyError: it is something else, or missing.
+    """
+    if type(value[name]) is not int or not 0 <= value[name] < 1 << 53:
+        raise ValueError(f"{name} is {value[name]!r:.60}, not a count")
+    count: int = value[name]
+    return count

@@ -29,13 +29,16 @@ from torch import Tensor
 
 from reason_llm import config_file
 from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import RunIdentity
-from reason_llm.errors import CheckpointError
+from reason_llm.buffer import RunIdentity, count_from_json, identity_from_json
+from reason_llm.errors import CheckpointError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
+from reason_llm.reading import MIB, open_regular, read_bounded
 from reason_llm.train import optim
 
 FORMAT = 2
+MOST_STATE_BYTES = 64 * MIB
+OPTIMIZER, LEARNING = "optimizer.safetensors", "learning.safetensors"
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +101,9 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
     alone = (path / "state.json").exists()
-    folders = [path] if alone else [each for each in listing(path) if not _is_inside(each)]
+    folders = (
+        [path.resolve()] if alone else [each for each in listing(path) if not _is_inside(each)]
+    )
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
@@ -142,25 +147,30 @@ def read(folder: Path) -> RunState:
         CheckpointError: a file is missing or is not what was written.
     """
     try:
-        value = orjson.loads((folder / "state.json").read_bytes())
+        if folder.is_symlink():
+            raise ValueError("it is a link")
+        value = orjson.loads(read_bounded(folder / "state.json", MOST_STATE_BYTES))
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value.pop("sha256") != _digest(value):
             raise ValueError("state.json is not what was written")
+        needed = {adapters.WEIGHTS, OPTIMIZER} | ({LEARNING} if value["updates"] else set())
+        if missing := needed - value["files"].keys():
+            raise ValueError(f"{min(missing)} is missing")
         for file, expected in value["files"].items():
             if Path(file).name != file or _file_entry(folder / file) != expected:
                 raise ValueError(f"{file} is not what was written")
         tokens = value["micro_batch_tokens"]
         return RunState(
-            RunIdentity(**value["run"]),
-            int(value["step"]),
+            identity_from_json(value["run"]),
+            count_from_json(value, "step"),
             folder,
-            int(value["drawn"]),
-            int(value["updates"]),
-            None if tokens is None else int(tokens),
+            count_from_json(value, "drawn"),
+            count_from_json(value, "updates"),
+            None if tokens is None else count_from_json(value, "micro_batch_tokens"),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is damaged ({error}); remove it") from error
+        raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
 
 
 def _newest_whole(folders: list[Path]) -> RunState:
@@ -202,9 +212,9 @@ def save(
     inside = f".{state.updates:04d}" if state.updates else ""
     target = _checkpoints(run_folder) / f"step-{state.step:08d}{inside}"
     adapter = adapters.snapshot(policy)
-    tensors = {"optimizer": optim.state_tensors(optimizer)}
+    tensors = {OPTIMIZER: optim.state_tensors(optimizer)}
     if learning is not None:
-        tensors["learning"] = learning
+        tensors[LEARNING] = learning
     copies = {
         file: {name: _copy(value) for name, value in of_file.items()}
         for file, of_file in tensors.items()
@@ -214,7 +224,7 @@ def save(
         with replacing_folder(target) as folder:
             adapter.write(folder)
             for file, of_file in copies.items():
-                save_file(of_file, str(folder / f"{file}.safetensors"))
+                save_file(of_file, str(folder / file))
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
@@ -229,7 +239,7 @@ def save(
         whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
         for old in listing(run_folder):
             if old != target and (_is_inside(old) or old in whole[:-keep]):
-                shutil.rmtree(old)
+                _remove(old)
 
     writer.submit(write)
     return replace(state, folder=target)
@@ -251,11 +261,13 @@ def restore(
         return None
     try:
         adapters.load(policy, state.folder)
-        optim.load_state_tensors(optimizer, load_file(str(state.folder / "optimizer.safetensors")))
-        return load_file(str(state.folder / "learning.safetensors")) if state.updates else None
-    except (OSError, SafetensorError) as error:
+        optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
+        return load_file(str(state.folder / LEARNING)) if state.updates else None
+    except CheckpointError:
+        raise  # a ValueError, too
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{state.folder} is damaged ({error}); remove it to go on from the one before"
+            f"{state.folder} is damaged ({one_line(error)}); remove it to go on from the one before"
         ) from error
 
 
@@ -265,9 +277,19 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _file_entry(file: Path) -> dict[str, Any]:
-    with file.open("rb") as content:
+    if file.is_symlink():
+        raise ValueError(f"{file.name} is a link")
+    with open_regular(file) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     return {"bytes": file.stat().st_size, "sha256": digest}
+
+
+def _remove(folder: Path) -> None:
+    """A link alone, never what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def _digest(value: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reason_llm.reading import check_nesting
+
 FLOAT_TOLERANCE = 1e-9
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
 the order of a sum is nobody's mistake."""
@@ -64,6 +66,7 @@ def read_tests(text: str) -> Tests:
     """
     try:
         value = json.loads(text)
+        check_nesting(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the tests are no valid JSON ({error})") from error
     if isinstance(value, dict) and not _TEST_KEYS & value.keys():
@@ -131,7 +134,9 @@ def _parsed(value: Any, column: str) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
+        check_nesting(parsed)
+        return parsed
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{column!r} is no valid JSON ({error})") from error
 

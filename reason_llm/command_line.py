@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import yaml
 from pydantic.fields import FieldInfo
 
+from reason_llm import yaml_text
 from reason_llm.config import Config
 from reason_llm.config_file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.errors import ConfigError, one_line
@@ -70,11 +71,15 @@ def parse_command_line(
     values = vars(known)
     path = values.pop("config")
     given = {name for name in switches if values.pop(name)}
+    return load(path, {key: _value(key, text) for key, text in values.items()}), given
+
+
+def _value(key: str, text: str) -> Any:
     try:
-        return load(path, {key: yaml.safe_load(text) for key, text in values.items()}), given
-    except yaml.YAMLError as error:
+        return yaml_text.parse(text)
+    except ValueError as error:
         raise ConfigError(
-            f"an option's value is not valid YAML: {one_line(error)}; quote it"
+            f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
         ) from error
 
 

@@ -51,9 +51,9 @@ class RunSection(Section):
             name in {"", ".", ".."}
             or Path(name).name != name
             or not name.isprintable()
-            or len(name) > 100
+            or len(name.encode()) > 100
         ):
-            raise ValueError("must be one plain folder name of at most 100 characters")
+            raise ValueError("must be one plain folder name of at most 100 bytes")
         return name
 
     @field_validator("directory", "buffer")
@@ -83,6 +83,12 @@ class ModelSection(Section):
 
     path: str = "model/tiny"
     """A folder or a Hub id."""
+    trust_remote_code: bool = False
+    """true: run Python code that comes with the model, with all rights of yours. Such a model is
+    sampled with transformers. false: a model that needs it is refused."""
+    allow_pickle: bool = False
+    """true: take pickled weights (pytorch_model.bin), as plain tensors, where there are no
+    safetensors; such a folder is sampled with transformers. false: refuse them."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
     always float32."""

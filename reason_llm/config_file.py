@@ -11,8 +11,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from reason_llm import yaml_text
 from reason_llm.config import CHANGES, Config
 from reason_llm.errors import ConfigError, one_line
+from reason_llm.reading import read_bounded
+
+MOST_CONFIG_BYTES = 1 << 18
+MOST_SHOWN_CHARACTERS = 200
+"""Of a value in an error."""
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
@@ -64,13 +70,13 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         rule = next((rule for prefix, rule in CHANGES.items() if key.startswith(prefix)), "never")
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
-        found[rule].append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
+        found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
     return Changes(found["never"], found["warn"])
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        tree = yaml_text.parse(read_bounded(path, MOST_CONFIG_BYTES).decode())
     except FileNotFoundError as error:
         near = difflib.get_close_matches(
             path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
@@ -81,7 +87,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
         ) from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
         ) from error
@@ -92,25 +98,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML that refuses a key that stands twice in one mapping."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's, after the check."""
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {key!r} stands twice")
-        return super().construct_mapping(node, deep)
-
-
 def _place(tree: dict[str, Any], key: str, value: Any) -> None:
     *parents, leaf = key.split(".")
     for name in parents:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             raise ConfigError(
-                f"{key} cannot be set: {name} is {tree!r} in the config file; make it a section"
+                f"{key} cannot be set: {name} is {_shown(tree)} in the config file; make it a "
+                "section"
             )
     tree[leaf] = value
 
@@ -177,7 +172,12 @@ def _first_problem(error: ValidationError, path: Path) -> str:
     elif field is None:  # a check of a whole section, which names its keys itself
         return f"{path}: {problem}"
     hint = f"; {key} takes {shown_type(field)}: {docstring(field)}" if field else ""
-    return f"{path}: {key}={first['input']!r} {problem}{hint}"
+    return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 
 
 def unknown_key(key: str, problem: str, dashes: str = "") -> str:

@@ -32,7 +32,7 @@ def check_data(config: Config) -> DataReport:
         ReasonError: the tokenizer, a template, a reward or the options cannot be used at all.
     """
     quiet_libraries()
-    tokenizer = base.load_tokenizer(config.model.path)
+    tokenizer = base.load_tokenizer(config.model.path, config.model.trust_remote_code)
     first_errors: list[str] = []
     num_errors = 0
 

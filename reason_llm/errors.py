@@ -5,6 +5,9 @@ is a bug of ours and keeps its traceback. Each class also inherits the standard 
 error.
 """
 
+import os
+import re
+
 
 class ReasonError(Exception):
     """Base of every error that a user can mend."""
@@ -67,6 +70,20 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+MOST_SHOWN_CHARACTERS = 2000
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|API_?KEY|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
+"""In the name of an environment variable that is for nobody else's eyes."""
+_SHORTEST_SECRET = 8
+
+
+def shown(error: Exception) -> str:
+    """What is printed of an error: one printable line, of bounded length, without secrets."""
+    text = without_secrets(printable(str(error)))
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
+
+
 def printable(text: str, keep: str = "") -> str:
     """The text with all that a terminal would act on spelled out: data and completions are others'
     words, and may hold escape sequences.
@@ -75,3 +92,11 @@ def printable(text: str, keep: str = "") -> str:
         keep: what may stay, such as line breaks.
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """The text with the values of the environment's tokens, keys and passwords given by name."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and value in text and _SECRET.search(name):
+            text = text.replace(value, f"<{name}>")
+    return text

@@ -1,10 +1,12 @@
 """Writing that survives a crash: atomic replacement, locks that die with their process, moving
 aside. No content here."""
 
+import errno
 import fcntl
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +31,12 @@ class FileLock:
     def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file = os.open(self.path, flags, 0o644)
+            found = os.fstat(self._file)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                os.close(self._file)
+                raise OSError(errno.EINVAL, f"{self.path.name} is a link or no regular file")
         except OSError as error:
             raise WriteError(
                 f"{self.path.parent} cannot be written ({error.strerror}); choose a folder that can"
@@ -59,6 +66,12 @@ class FileLock:
             self._file = None
 
 
+def write_for_oneself() -> None:
+    """From here on, what this process makes can be written by its user alone, whatever the umask;
+    a stricter umask stays as it is."""
+    os.umask(os.umask(0o077) | 0o022)
+
+
 def check_writable(folder: Path) -> None:
     """Whether ``folder`` could be made and written, without trying.
 
@@ -80,7 +93,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        # Made anew: one that a kill left, or a link that somebody put there, is not written to.
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -129,7 +145,7 @@ def sync(path: Path) -> None:
 def move_aside(path: Path) -> None:
     """Rename ``path`` (a file or a folder), if it exists, to the first free
     ``<stem>.old-<n><suffix>``."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     number = 1

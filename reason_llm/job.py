@@ -27,6 +27,7 @@ from reason_llm.meter import GIB
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
 from reason_llm.model.shape import Shape
+from reason_llm.reading import MIB, read_bounded
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ class Job:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that is finished where it stands; a run writes it last."""
         try:
-            summary = orjson.loads((self.folder / "summary.json").read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
+            summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
+        except (OSError, orjson.JSONDecodeError):
             return None
         is_current = isinstance(summary, dict) and summary.get("steps") == self.state.step
         return summary if is_current else None
@@ -109,8 +110,9 @@ def prepare(config: Config, console: Console) -> Job:
     quiet_libraries()
     device = base.default_device()
     scorer = Scorer(config.score, config.sample.max_new_tokens)
-    tokenizer = base.load_tokenizer(config.model.path)
-    text_config = base.read_config(config.model.path).get_text_config(decoder=True)
+    trusted = config.model.trust_remote_code
+    tokenizer = base.load_tokenizer(config.model.path, trusted)
+    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
     shape = Shape.of(base.check_model(config.model))
     context = base.context_limit(config.model)
@@ -131,7 +133,9 @@ def prepare(config: Config, console: Console) -> Job:
     identity["data"]["prompts_sha256"] = _digest(data)
     state = _state(config, folder, identity)
     if config.run.resume != "never":
-        RolloutBuffer(config.run.buffer, state.run).check()
+        found = RolloutBuffer(config.run.buffer, state.run).check()
+        if found is not None and found.run.id == state.run.id:
+            saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "

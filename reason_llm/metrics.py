@@ -15,6 +15,7 @@ import orjson
 
 from reason_llm.errors import DataError, WriteError
 from reason_llm.files import sync, write_atomically
+from reason_llm.reading import read_bounded
 from reason_llm.rollout import Group
 
 Record = dict[str, float]
@@ -93,16 +94,22 @@ def read(path: Path) -> list[Record]:
     record.
 
     Raises:
-        DataError: another line is not JSON.
+        DataError: another line is no record, or the file cannot be read.
     """
+    try:
+        content = read_bounded(path, 2 * MAX_BYTES)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); restore it") from error
     records = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
         try:
             record = orjson.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 raise ValueError("no record with a step")
+            if not all(isinstance(value, int | float) for value in record.values()):
+                raise ValueError("a record with something that is no number")
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}; remove the line") from error
         records.append(record)

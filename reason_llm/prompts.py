@@ -2,19 +2,28 @@
 
 The order is a pure function of the seed and the position, so resuming needs only a number. No torch
 here.
+
+A chat template comes with a model and is a program. Transformers runs it in Jinja's sandbox, which
+keeps it from everything but its arguments; here its time is limited, and powers, which a loop's
+limit cannot end, are refused. The memory that it takes within its time is not limited.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import floor
 from typing import TYPE_CHECKING
 
-from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.errors import ConfigError, DataError, ReasonError, one_line
 from reason_llm.rollout import Prompt
 from reason_llm.row_forms import Messages
 from reason_llm.templates import ChatTemplate
+from reason_llm.time_limit import within
+
+RENDER_SECONDS = 20.0
+"""Of one conversation."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,25 +58,51 @@ class Renderer:
         import jinja2
 
         source = self.template.source
-        try:
-            text = self.tokenizer.apply_chat_template(
+
+        def render() -> object:
+            return self.tokenizer.apply_chat_template(
                 messages,
                 chat_template=self.template.jinja,
                 tokenize=False,
                 add_generation_prompt=True,
             )
+
+        try:
+            if _has_power(self.tokenizer.get_chat_template(self.template.jinja)):
+                raise ConfigError(
+                    f"{source} computes a power (**), which could take for ever; multiply instead"
+                )
+            text = within(RENDER_SECONDS, source, render)
+        except TimeoutError as error:
+            raise ConfigError(f"{error} on {where}; take another template") from error
+        except ReasonError:
+            raise  # some are ValueErrors, too
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"{source}, line {error.lineno}: {one_line(error)}; mend that line"
             ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except (
+            *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
+            *(LookupError, AttributeError, RecursionError, MemoryError),
+        ) as error:
             raise DataError(
-                f"{where}: {source} fails on it ({one_line(error)}); mend the template, or set "
-                "data.system_prompt=none if it takes no system message"
+                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); mend the "
+                "template, or set data.system_prompt=none if it takes no system message"
             ) from error
         if not str(text).strip():
             raise DataError(f"{where}: {source} makes nothing of it; mend it")
         return str(text)
+
+
+@cache
+def _has_power(template: str) -> bool:
+    import jinja2
+
+    try:
+        tokens = list(jinja2.Environment().lex(template))
+    except jinja2.TemplateSyntaxError:  # rendering tells where
+        return False
+    return any(kind == "operator" and text == "**" for _, kind, text in tokens)
 
 
 def order(

@@ -1,12 +1,15 @@
 """The records that flow between the stages: Prompt, Completion, Group; to and from JSON.
 
-Standard library only. Token ids are the record; text is derived from them and kept for the reader.
+No library. Token ids are the record; text is derived from them and kept for the reader.
 The three stages sample, score and train meet here and on disk, and nowhere else.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
+
+from reason_llm.reading import check_nesting
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
@@ -69,7 +72,7 @@ def group_from_json(value: Any) -> Group:
     """The Group that ``group_to_json`` made.
 
     Raises:
-        ValueError: naming the field that is missing, unknown or of the wrong length.
+        ValueError: naming the field that is missing, unknown, of the wrong kind or length.
     """
     prompt = _record(Prompt, _member(value, "prompt"), ("token_ids",))
     completions = tuple(
@@ -78,14 +81,15 @@ def group_from_json(value: Any) -> Group:
     )
     if not completions:
         raise ValueError(f"prompt {prompt.id!r} has no completions")
-    _check_numbers(prompt.id, prompt.token_ids, int)
+    _check_prompt(prompt)
     for index, completion in enumerate(completions):
-        _check_numbers(f"{prompt.id}#{index}", completion.token_ids, int)
+        where = f"{prompt.id}#{index}"
+        _check_completion(where, completion)
         for name in ("logprobs", "learner_logprobs"):
             values = completion.logprobs if name == "logprobs" else completion.learner_logprobs
             if values is None:
                 continue
-            _check_numbers(f"{prompt.id}#{index}", values, float)
+            _check_numbers(where, values, float)
             if len(values) != len(completion.token_ids):
                 raise ValueError(
                     f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} "
@@ -94,8 +98,34 @@ def group_from_json(value: Any) -> Group:
     return Group(prompt, completions)
 
 
+def _check_prompt(prompt: Prompt) -> None:
+    if not all(isinstance(text, str) for text in (prompt.id, prompt.text, prompt.answer)):
+        raise ValueError(f"prompt {prompt.id!r:.60} has an id, text or answer that is no text")
+    if not isinstance(prompt.extra, dict):
+        raise ValueError(f"{prompt.id!r} has 'extra' that is no object")
+    check_nesting(prompt.extra)
+    _check_numbers(prompt.id, prompt.token_ids, int)
+    _check_ids(prompt.id, prompt.token_ids)
+
+
+def _check_completion(where: str, completion: Completion) -> None:
+    _check_numbers(where, completion.token_ids, int)
+    _check_ids(where, completion.token_ids)
+    if not isinstance(completion.text, str) or completion.finish_reason not in ("stop", "length"):
+        raise ValueError(f"{where!r} has no text, or another finish_reason than stop and length")
+    rewards = completion.rewards.values() if isinstance(completion.rewards, dict) else [None]
+    scores = [value for value in (completion.reward, completion.advantage) if value is not None]
+    if not all(type(value) in (int, float) for value in (*rewards, *scores)):
+        raise ValueError(f"{where!r} has a reward or an advantage that is no number")
+
+
+def _check_ids(where: str, token_ids: tuple[int, ...]) -> None:
+    if min(token_ids) < 0 or max(token_ids) >= 1 << 31:
+        raise ValueError(f"{where!r} has a token id that is negative or beyond any vocabulary")
+
+
 def _check_numbers(where: str, values: tuple[Any, ...], kind: type) -> None:
-    if not values or not all(type(value) in (int, kind) and value == value for value in values):
+    if not values or not set(map(type, values)) <= {int, kind} or any(map(math.isnan, values)):
         raise ValueError(
             f"{where!r} has a list that is empty or holds something but {kind.__name__}"
         )

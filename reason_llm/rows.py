@@ -3,18 +3,28 @@
 
 A line that is no row goes to ``fault``, and reading goes on after it where the format allows; a
 training run's ``fault`` raises, the data check's takes notes.
+
+Files are others': only regular ones are read, a line and a ``.json`` file only within a bound, and
+a key that stands twice in an object is an error. A Parquet file is taken in small batches; what one
+batch of it unpacks to is not bounded.
 """
 
 import csv
 import json
 from collections.abc import Callable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from reason_llm.errors import DataError, one_line
+from reason_llm.reading import MIB, check_nesting, open_regular, read_bounded
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
+MOST_LINE_CHARACTERS = 256 * MIB
+MOST_JSON_BYTES = 2048 * MIB
+"""Of a .json file, which is read as a whole."""
+PARQUET_BATCH_ROWS = 1024
 
 
 def raise_fault(error: DataError) -> None:
@@ -47,24 +57,27 @@ def read_rows(source: str, split: str, fault: Fault = raise_fault) -> Iterator[t
             )
         yield from _hub_rows(source, split)
         return
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"data file {source} {problem}; check data.train, data.eval and eval.sets")
-    if path.stat().st_size == 0:
-        raise DataError(f"data file {source} is empty; give one row a line")
     try:
+        with open_regular(path) as file:
+            if not file.read(1):
+                raise DataError(f"data file {source} is empty; give one row a line")
         yield from reader(path, fault)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"data file {source} does not exist; check data.train, data.eval and eval.sets"
+        ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except OSError as error:
         raise DataError(
-            f"data file {source} cannot be read: {error.strerror or error}; check its permissions"
+            f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "
+            "that can"
         ) from error
 
 
 def _jsonl_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
+    with TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
+        for number, line in enumerate(_lines(path, file), start=1):
             if not line.strip():
                 continue
             where = f"{path}:{number}"
@@ -74,7 +87,8 @@ def _jsonl_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
                 cut = "" if line.endswith("\n") else ", and the file ends here: it may be cut short"
                 fault(
                     DataError(
-                        f"{where}: not valid JSON ({error}){cut}; expected one JSON object a line"
+                        f"{where}: not valid JSON ({one_line(error)}){cut}; "
+                        "expected one JSON object a line"
                     )
                 )
                 continue
@@ -84,11 +98,13 @@ def _jsonl_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
 
 def _json_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
     try:
-        rows = _parsed(path.read_text(encoding="utf-8-sig"))
+        rows = _parsed(read_bounded(path, MOST_JSON_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise  # a ValueError, too
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error}); expected a list of objects") from error
+        raise DataError(
+            f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
+        ) from error
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds {type(rows).__name__}; expected a list of objects")
     for number, row in enumerate(rows, start=1):
@@ -98,9 +114,14 @@ def _json_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
 
 
 def _csv_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+    csv.field_size_limit(MOST_LINE_CHARACTERS)  # of the whole process; its own is 128 KiB
+    with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(_lines(path, file), strict=True)
         try:
+            names = [name for name in reader.fieldnames or [] if name]
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise DataError(f"{path}:1: column {twice!r} stands twice; rename one")
             for row in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
@@ -125,13 +146,16 @@ def _parquet_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             number = 0
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}:row {number}", row
-    except pyarrow.ArrowException as error:
+    except UnicodeDecodeError:
+        raise  # a ValueError, too
+    # ValueError, OverflowError: times that Python has none for, names that stand twice.
+    except (pyarrow.ArrowException, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
-            f"{path}: not a whole Parquet file ({one_line(error)}); write it again"
+            f"{path}: not a whole Parquet file ({one_line(error)[:300]}); write it again"
         ) from error
 
 
@@ -156,16 +180,40 @@ def _parsed(text: str) -> Any:
     faster, rounds or refuses those beyond 64 bits.
 
     Raises:
-        ValueError: it is not, or holds half a character that no tokenizer takes.
+        ValueError: it is not, holds half a character that no tokenizer takes, a key twice, or lists
+            in lists without end.
     """
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
 
-    value = json.loads(text, parse_constant=refuse)
+    value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)
+    check_nesting(value)
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} stands twice in one object")
+    return found
+
+
+def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
+    """The lines of a file, as it would give them itself, none longer than the bound."""
+    number = 0
+    while line := file.readline(MOST_LINE_CHARACTERS + 1):
+        number += 1
+        if len(line) > MOST_LINE_CHARACTERS:
+            raise DataError(
+                f"{path}:{number}: a line of more than {MOST_LINE_CHARACTERS:,} characters; "
+                "break the file into one row a line"
+            )
+        yield line
 
 
 def _is_object(where: str, row: Any, fault: Fault) -> bool:

@@ -69,12 +69,7 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
                     f"{len(group.prompt.token_ids) + tokens} tokens and the context is "
                     f"{context_tokens}; raise model.context_tokens"
                 )
-            ids = (*group.prompt.token_ids, *completion.token_ids)
-            if not 0 <= min(ids) <= max(ids) < vocabulary:
-                raise RolloutBufferError(
-                    f"{path}: {group.prompt.id!r} has the token id {max(ids)} and the model "
-                    f"{vocabulary} tokens: it was sampled by another model; name that one"
-                )
+    check_vocabulary(path, document, vocabulary)
     names = [reward.label for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
@@ -83,3 +78,20 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
             f"needs those of score.rewards, {', '.join(names)}; give it those by scripts/rescore.py"
         )
     return document
+
+
+def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
+    """Whether the model has all token ids of the document, which was read from ``path``.
+
+    Raises:
+        RolloutBufferError: it was sampled by another model.
+    """
+    for group in document.groups:
+        largest = max(
+            max(ids) for ids in (group.prompt.token_ids, *(c.token_ids for c in group.completions))
+        )
+        if largest >= vocabulary:
+            raise RolloutBufferError(
+                f"{path}: {group.prompt.id!r} has the token id {largest} and the model "
+                f"{vocabulary} tokens: it was sampled by another model; name that one"
+            )

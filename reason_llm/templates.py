@@ -12,6 +12,9 @@ from pathlib import Path
 import yaml
 
 from reason_llm.errors import ConfigError, ModelError, one_line
+from reason_llm.reading import MIB, read_bounded
+
+MOST_TEMPLATE_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def chat_template(name: str, model_path: str, model_has_one: bool) -> ChatTempla
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MOST_TEMPLATE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"data.template={path} cannot be read ({one_line(error)}); name a Jinja text file"

@@ -18,8 +18,10 @@ SWITCHES = {
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import parse_command_line
-    from reason_llm.errors import ReasonError, Stopped, printable
+    from reason_llm.errors import ReasonError, Stopped, shown
+    from reason_llm.files import write_for_oneself
 
+    write_for_oneself()
     try:
         default = Path("configs/quickstart.yaml")
         config, given = parse_command_line(
@@ -43,7 +45,7 @@ def main() -> int:
 
         run(config, console)
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:
         print("stopped; the same command goes on from here", file=sys.stderr)

@@ -18,8 +18,9 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
-     "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases"},
-    {"files", "background", "stopping", "archive", "saved_rollouts",
+     "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases",
+     "reading", "time_limit"},
+    {"files", "background", "stopping", "archive", "saved_rollouts", "yaml_text",
      "config", "config_types", "config_algorithm", "config_data", "config_file",
      "command_line", "buffer", "rows", "row_forms", "templates", "prompts", "data", "metrics",
      "report",
@@ -27,8 +28,8 @@ LAYERS = [
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim",
      "model.packed_attention"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
-     "model.nf4", "model.unsloth", "model.shape", "model.decode_attention", "memory", "meter",
-     "checkpoint"},
+     "model.nf4", "model.folder", "model.unsloth", "model.shape", "model.decode_attention",
+     "memory", "meter", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
      "score.boxed_math", "score.code_tests", "score.extraction",
      "score.custom", "score.judge", "score.math_worker", "score.sandbox", "score.shaping",

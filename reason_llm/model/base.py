@@ -15,7 +15,6 @@ from typing import Any, Self
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftModel
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -29,7 +28,7 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, engine, nf4, shared_weights, unsloth
+from reason_llm.model import adapters, engine, folder, nf4, shared_weights, unsloth
 from reason_llm.model.adapter_sync import AdapterSync
 from reason_llm.model.engine import Engine, EngineSizes
 from reason_llm.model.packed_attention import Segments
@@ -37,9 +36,11 @@ from reason_llm.model.packed_attention import Segments
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
     OSError,
+    ImportError,
     StrictDataclassError,
     ValueError,
-    KeyError,
+    LookupError,
+    MemoryError,
     TypeError,
     AttributeError,
     RuntimeError,
@@ -177,17 +178,22 @@ class Model:
             )
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a Hub id. Whether it has a chat template is ``templates``'
     matter.
+
+    Args:
+        trust_remote_code: as ``model.trust_remote_code``.
 
     Raises:
         ModelError: no such folder, no tokenizer.
     """
-    _check_folder(path, "config.json", "a model")
-    _check_folder(path, "tokenizer_config.json", "a tokenizer")
+    folder.check(path, "config.json", "a model")
+    folder.check(path, "tokenizer_config.json", "a tokenizer")
+    folder.check_files(path)
+    allowed = folder.code_allowed(path, trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
     probe = "What is 3 + 4?"
@@ -217,14 +223,19 @@ def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
     ]
 
 
-def read_config(path: str) -> PretrainedConfig:
+def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     """The config of the model in a folder or a Hub id.
+
+    Args:
+        trust_remote_code: as ``model.trust_remote_code``.
 
     Raises:
         ModelError: it cannot be read.
     """
+    folder.check_files(path)
     try:
-        return AutoConfig.from_pretrained(path)
+        allowed = folder.code_allowed(path, trust_remote_code)
+        return AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
 
@@ -235,7 +246,7 @@ def context_limit(config: ModelSection) -> int:
     Raises:
         ModelError: the model's config cannot be read, or is exceeded.
     """
-    text_config = read_config(config.path).get_text_config(decoder=True)
+    text_config = read_config(config.path, config.trust_remote_code).get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
     if limit is None:
         raise ModelError(
@@ -257,9 +268,11 @@ def meta_model(config: ModelSection) -> PeftModel:
     Raises:
         ModelError: no causal language model, or a target that it lacks.
     """
+    trusted = config.trust_remote_code
+    described = read_config(config.path, trusted)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.path))
+            model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "config", error) from error
     with torch.device("meta"):
@@ -273,28 +286,15 @@ def check_model(config: ModelSection) -> PeftModel:
         ModelError: also weights that are missing, cut short or of other shapes. A Hub id's weights
             are left to loading.
     """
+    folder.refuse_adapter(config.path)
     policy = meta_model(config)
     shapes = {
         name.replace(".base_layer.", "."): list(tensor.shape)
         for name, tensor in policy.get_base_model().state_dict().items()
     }
-    path = config.path
-    if not Path(path).is_dir():
+    if not Path(config.path).is_dir():
         return policy
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise ModelError(
-            f"model.path={path} holds no weights: no .safetensors file; save the model with them"
-        )
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-                stored = {name: opened.get_slice(name).get_shape() for name in names}
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{file} is damaged ({one_line(error)}); copy or download it again"
-            ) from error
+    for file, stored in folder.stored_shapes(config):
         for name, shape in stored.items():
             if name in shapes and shapes[name] != shape:
                 raise ModelError(
@@ -304,35 +304,21 @@ def check_model(config: ModelSection) -> PeftModel:
     return policy
 
 
-def _check_folder(path: str, name: str, what: str) -> None:
-    folder = Path(path)
-    looks_local = (
-        folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
-    )
-    if looks_local and not folder.is_dir():
-        raise ModelError(
-            f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as "
-            f"org/name"
-        )
-    if folder.is_dir() and not (folder / name).is_file():
-        raise ModelError(
-            f"model.path={path} holds no {what}: {name} is missing; save it there, or name another "
-            f"folder"
-        )
-
-
 def _load_base(config: ModelSection, device: torch.device) -> Any:
     dtype = weights_dtype(config, device)
     quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
+    folder.refuse_adapter(config.path)
+    trusted = config.trust_remote_code
     try:
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=dtype,
-            use_safetensors=True,
+            use_safetensors=folder.use_safetensors(config),
+            trust_remote_code=trusted,
             output_loading_info=True,
             quantization_config=quantization,
             device_map={"": device},
-            attn_implementation=shared_weights.attention_for(read_config(config.path)),
+            attn_implementation=shared_weights.attention_for(read_config(config.path, trusted)),
         )
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "weights", error) from error
@@ -351,12 +337,24 @@ def _end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         theirs = GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # there is no such file
         theirs = None
-    more = [] if theirs is None else [theirs] if isinstance(theirs, int) else list(theirs)
+    except _BAD_CONFIG as error:
+        raise _unreadable(path, "generation config", error) from error
+    more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
+    if not all(type(each) is int for each in more):
+        raise ModelError(
+            f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
+            "ids"
+        )
     return sorted({tokenizer.eos_token_id, *more})
 
 
 def _unreadable(path: str, what: str, error: Exception) -> ModelError:
     reason = one_line(error)[:300]
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"model.path={path}: its {what} needs Python code that comes with it; set "
+            "model.trust_remote_code to true if you trust that code, or take another model"
+        )
     return ModelError(
         f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id"
     )

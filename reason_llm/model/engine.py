@@ -167,6 +167,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     try:
         llm = LLM(
             model=path,
+            trust_remote_code=False,
             dtype=str(dtype).removeprefix("torch."),
             quantization="bitsandbytes" if sizes.quantize == "nf4" else None,
             seed=seed,

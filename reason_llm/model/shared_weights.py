@@ -32,7 +32,7 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
     """
-    config = AutoConfig.from_pretrained(engine.path)
+    config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention_for(config)

@@ -104,6 +104,7 @@ def load(
         with redirect_stdout(said):
             model, _ = unsloth.from_pretrained(
                 model_name=config.path,
+                trust_remote_code=False,
                 max_seq_length=sizes.context_tokens,  # the learner cuts longer rows off
                 dtype=dtype,
                 load_in_4bit=sizes.quantize == "nf4",

@@ -13,13 +13,13 @@ import asyncio
 import importlib.util
 import inspect
 import math
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.time_limit import within
 
 OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
@@ -87,7 +87,7 @@ class CustomReward:
         if missing:
             raise ValueError(f"{self.where} asks for {missing[0]!r}, which {prompt.id} lacks")
         arguments = {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
-        return _within(self.timeout_seconds, self.where, lambda: self._result(arguments))
+        return within(self.timeout_seconds, self.where, lambda: self._result(arguments))
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)
@@ -132,24 +132,3 @@ def _number(value: Any, where: str) -> float:
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     raise ValueError(f"{where} gave {str(value)[:60]!r}; it must give a finite number")
-
-
-def _within(seconds: float, where: str, call: Callable[[], Any]) -> Any:
-    """``call`` in a thread of its own, which is left behind if it takes longer."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"{where} took longer than {seconds:g} s")
-    return results[0]

@@ -30,6 +30,9 @@ from reason_llm.score.answer_text import Question, decide
 MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
 _START_SECONDS = 60.0
+_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME",
+                "PYTHONPATH", "OMP_NUM_THREADS")  # fmt: skip
+"""All that a worker gets of ours: no tokens, no keys."""
 _WORKER = Path(__file__).with_name("math_worker.py")
 _MAKING = threading.Lock()
 
@@ -55,6 +58,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             bufsize=0,
         )
         try:

@@ -85,11 +85,20 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     """Take back what ``state_tensors`` gave.
 
     bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
+
+    Raises:
+        ValueError: they are another optimizer's or another adapter's.
     """
     parameters = _parameters(optimizer)
     counts_with_int = not isinstance(optimizer, torch.optim.AdamW)
     for key, value in tensors.items():
         index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
+        shape = torch.Size() if name == "step" else parameters[int(index)].shape
+        is_moment = name in ("step", "exp_avg", "exp_avg_sq")
+        if isinstance(optimizer, torch.optim.AdamW) and (not is_moment or value.shape != shape):
+            raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of AdamW")
         parameter = parameters[int(index)]
         moved = value.to(parameter.device)
         is_count = counts_with_int and name == "step"

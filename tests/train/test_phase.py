@@ -217,7 +217,8 @@ def test_the_spread_of_the_advantages_is_of_those_that_were_used(model: Model) -
     made.settings = replace(made.settings, algorithm=row)
     rollouts = to_rollouts(with_advantages(groups(), row))
     with learning(made):
-        shaped = [float(r.advantages.mean()) for r in made._shaped_rows(rollouts, 4)]  # type: ignore[union-attr]
+        rows = made._rows(rollouts, 4, made._measure(rollouts, 4))
+    shaped = [row.rollout.advantage for row in rows.values()]
     metrics, _ = learned(model, row)
     assert metrics["train/advantage_std"] == pytest.approx(statistics.stdev(shaped), rel=1e-4)
     before = statistics.stdev(r.advantage for r in rollouts)

@@ -1,0 +1,187 @@
+"""A model's folder before anything of it is loaded: whether its files may be read, and what its
+weights' headers say.
+
+A model is somebody else's download. Weights are safetensors; pickled ones are read only with
+``model.allow_pickle``, by torch's loader that makes tensors and no other objects. Python in the
+folder runs only with ``model.trust_remote_code``. Both are said loudly, once. An adapter in the
+folder is refused, because Transformers would follow it to whatever base it names.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import find_adapter_config_file
+
+from reason_llm.config import ModelSection
+from reason_llm.errors import ModelError, one_line
+from reason_llm.reading import MIB, check_nesting, read_bounded
+
+MOST_JSON_BYTES = 64 * MIB
+MOST_LAYERS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+def check(path: str, name: str, what: str) -> None:
+    """A folder, if that is what ``path`` looks like, has the file ``name``.
+
+    Raises:
+        ModelError: one line with what to give in its place.
+    """
+    folder = Path(path)
+    looks_local = (
+        folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
+    )
+    if looks_local and not folder.is_dir():
+        raise ModelError(
+            f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as "
+            f"org/name"
+        )
+    if folder.is_dir() and not (folder / name).is_file():
+        raise ModelError(
+            f"model.path={path} holds no {what}: {name} is missing; save it there, or name another "
+            f"folder"
+        )
+
+
+@cache
+def check_files(path: str) -> None:
+    """A folder holds neither FIFO nor device, and no JSON that is damaged, huge or absurd.
+
+    Raises:
+        ModelError: one line with the file.
+    """
+    if not Path(path).is_dir():
+        return
+    for file in sorted(Path(path).iterdir()):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ModelError(f"model.path={path}: {file.name} is no regular file; remove it")
+        if file.suffix == ".json":
+            _check_json(file)
+
+
+def refuse_adapter(path: str) -> None:
+    """Raises:
+    ModelError: there is an adapter beside, or in place of, the model.
+    """
+    if find_adapter_config_file(path) is not None:
+        raise ModelError(
+            f"model.path={path} holds an adapter (adapter_config.json), which would be loaded over "
+            "whatever base it names; merge it into its base, or remove the file"
+        )
+
+
+def code_allowed(path: str, asked: bool) -> bool:
+    """``asked``, said loudly if it is so."""
+    if asked:
+        _say(
+            f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
+            "rights of yours"
+        )
+    return asked
+
+
+def is_pickled(config: ModelSection) -> bool:
+    """Whether a folder has pickled weights and no others. Of a Hub id it is not known: False."""
+    folder = Path(config.path)
+    return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
+
+
+def use_safetensors(config: ModelSection) -> bool | None:
+    """What Transformers is told: True for nothing else, False for pickled weights, None for
+    whichever a Hub id has."""
+    if not config.allow_pickle:
+        return True
+    if Path(config.path).is_dir():
+        return not is_pickled(config)
+    _say(f"model.allow_pickle is true: {config.path} may be read from pickled weights")
+    return None
+
+
+def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[int]]]]:
+    """Each file of weights in the folder, with the shapes of its tensors by name.
+
+    Raises:
+        ModelError: there are none, pickled ones that are not allowed, or one is damaged.
+    """
+    folder = Path(config.path)
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+                yield file, {name: opened.get_slice(name).get_shape() for name in names}
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from error
+    if files:
+        return
+    if not is_pickled(config):
+        raise ModelError(
+            f"model.path={folder} holds no weights: no .safetensors file; save the model with them"
+        )
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    if not config.allow_pickle:
+        raise ModelError(
+            f"model.path={folder} holds pickled weights only ({pickled[0].name}), which may run "
+            "code; save it as safetensors, or set model.allow_pickle to true if you trust it"
+        )
+    _say(f"model.allow_pickle is true: reading pickled weights, {pickled[0]}")
+    for file in pickled:
+        yield file, _pickled_shapes(file)
+
+
+def _pickled_shapes(file: Path) -> dict[str, list[int]]:
+    try:
+        tensors = torch.load(file, map_location="meta", weights_only=True)
+    except (UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(tensors, dict):
+        raise ModelError(f"{file} holds {type(tensors).__name__}, no weights; save it again")
+    return {
+        str(name): list(tensor.shape)
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def _check_json(file: Path) -> None:
+    """Whole, of no absurd size or depth; an index of weights names files of this folder only."""
+    try:
+        # Not orjson: there are configs with Infinity.
+        value = json.loads(read_bounded(file, MOST_JSON_BYTES))
+        check_nesting(value)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{file} cannot be read ({one_line(error)[:200]}); copy or download it again"
+        ) from error
+    if not isinstance(value, dict):
+        return
+    if file.name.endswith(".index.json"):
+        weights = value.get("weight_map")
+        named = set(map(str, weights.values())) if isinstance(weights, dict) else {"?"}
+        for each in sorted(named):
+            if Path(each).name != each or not (file.parent / each).is_file():
+                raise ModelError(
+                    f"{file} names the weights {each[:100]!r}, which are not in that folder; copy "
+                    "or download the model again"
+                )
+    layers = value.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ModelError(
+            f"{file} has num_hidden_layers={layers}, more than any model's {MOST_LAYERS}; mend it"
+        )
+
+
+def _damaged(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} is damaged ({one_line(error)[:300]}); copy or download it again")
+
+
+@cache
+def _say(warning: str) -> None:
+    logger.warning("%s", warning)

@@ -1,0 +1,116 @@
+"""YAML that others wrote becomes plain values: no objects, no key twice, no alias that unfolds to
+more than a config can hold, nothing that JSON could not hold as well.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from reason_llm.reading import MOST_NESTING
+
+MOST_NODES = 20_000
+"""Values and keys, each counted as often as it stands there once all aliases are unfolded."""
+MOST_INTEGER = 2**63 - 1
+
+# What SafeLoader raises on a scalar that does not fit its tag, such as !!int "" or 2001-99-99.
+_BAD_SCALAR = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+def parse(text: str) -> Any:
+    """The one value in ``text``: None, bool, int of 64 bits, float, str, list, or dict with text as
+    keys.
+
+    Raises:
+        ValueError: one or more lines on what is wrong.
+    """
+    try:
+        loader = _UniqueKeys(text)
+    except yaml.YAMLError as error:  # control characters
+        raise ValueError(str(error)) from error
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {})
+        value = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError(f"nested more than {MOST_NESTING} levels deep") from error
+    except _BAD_SCALAR as error:
+        raise ValueError(f"a value does not fit its kind ({error}); quote it") from error
+    finally:
+        loader.dispose()
+    for each in _leaves(value):
+        _check(each)
+    return value
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML that refuses a key that stands twice in one mapping."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As SafeLoader's, after the check."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key.value!r} stands twice")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def _count(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
+    """Nodes in ``node`` with all aliases unfolded.
+
+    Args:
+        known: counts of the nodes that were met before, by identity; 0 while one is being counted.
+    """
+    number = known.get(id(node))
+    if number == 0:
+        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: an alias that holds itself")
+    if number is None:
+        if depth > MOST_NESTING:
+            raise RecursionError
+        known[id(node)] = 0
+        number = 1 + sum(_count(each, known, depth + 1) for each in _children(node))
+        known[id(node)] = number
+    if number > MOST_NODES:
+        raise yaml.YAMLError(
+            f"line {node.start_mark.line + 1}: more than {MOST_NODES:,} values, aliases unfolded"
+        )
+    return number
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(
+                    f"the key {key!r} is of type {type(key).__name__}, not text; quote it"
+                )
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+            raise ValueError(f"{value[:60]!r} holds a NUL or half a character; remove it")
+    elif isinstance(value, int):
+        if abs(value) > MOST_INTEGER:
+            raise ValueError(f"the integer {str(value)[:40]} is beyond 64 bits; lower it")
+    elif not isinstance(value, float | None):
+        raise ValueError(f"{str(value)[:60]!r} is read as a {type(value).__name__}; quote it")

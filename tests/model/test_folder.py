@@ -1,0 +1,184 @@
+"""What comes with a model: its code runs only when asked, its pickles are read only when asked."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import ROOT, TINY
+from reason_llm.config import Config, ModelSection
+from reason_llm.errors import ModelError
+from reason_llm.model.base import Model, check_model, load_tokenizer
+
+CODE = """\
+import pathlib
+from transformers import Qwen2Config, Qwen2ForCausalLM
+pathlib.Path(__file__).with_name("ran").touch()
+pathlib.Path({mark!r}).write_text("ran")
+
+class OwnConfig(Qwen2Config):
+    model_type = "own_kind"
+
+class OwnForCausalLM(Qwen2ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def with_code(folder: Path, mark: Path) -> Path:
+    """model/tiny as an architecture of its own, whose code writes ``mark`` when it runs."""
+    shutil.copytree(TINY, folder)
+    config = orjson.loads((folder / "config.json").read_bytes())
+    config |= {
+        "model_type": "own_kind",
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "own.OwnConfig",
+            "AutoModelForCausalLM": "own.OwnForCausalLM",
+        },
+    }
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    (folder / "own.py").write_text(CODE.format(mark=str(mark)))
+    return folder
+
+
+def train(folder: Path, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "scripts/train.py", "configs/quickstart.yaml",
+         *("--model.path", str(model), "--run.directory", str(folder / "runs"), "--run.steps", "1"),
+         *("--run.buffer", str(folder / "buffer.json"), "--eval.limit", "4"),
+         *("--sample.prompts_per_step", "2", *options)],
+        cwd=ROOT, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL,
+        env={**os.environ, "HF_HOME": str(folder / "home"), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def test_code_that_comes_with_a_model_runs_only_when_asked(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    model = with_code(tmp_path / "own_model", mark)
+    with pytest.raises(ModelError, match=r"set model.trust_remote_code to true if you trust"):
+        check_model(ModelSection(path=str(model)))
+    assert not mark.exists()
+    ran = train(tmp_path, model, "--model.trust_remote_code", "true")
+    assert ran.returncode == 0, ran.stderr
+    assert mark.read_text() == "ran"
+    said = [line for line in ran.stdout.splitlines() if "trust_remote_code" in line]
+    assert len(said) == 2  # loudly, and why vLLM is not taken
+    assert (
+        f"WARNING  model.trust_remote_code is true: Python code that comes with {model}" in said[0]
+    )
+    assert (tmp_path / "runs" / "quickstart" / "adapter").is_dir()
+
+
+def pickled(folder: Path, content: Any = None) -> ModelSection:
+    """model/tiny with its weights as a pickle, or with ``content`` in their place."""
+    shutil.copytree(TINY, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights if content is None else content, folder / "pytorch_model.bin")
+    return ModelSection(path=str(folder))
+
+
+def test_pickled_weights_are_read_only_when_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = pickled(tmp_path / "pickled")
+    with pytest.raises(
+        ModelError, match=r"pickled weights only \(pytorch_model.bin\).*safetensors"
+    ):
+        check_model(section)
+    allowed = section.model_copy(update={"allow_pickle": True})
+    check_model(allowed)
+    assert "model.allow_pickle is true: reading pickled weights" in caplog.text
+    stored = load_file(TINY / "model.safetensors")
+    with Model(allowed, load_tokenizer(section.path), seed=0) as model:
+        found = dict(model.policy.get_base_model().named_parameters())
+        names = {name.replace(".base_layer.", "."): name for name in found}
+        assert set(stored) <= set(names)
+        assert all(torch.equal(found[names[name]], stored[name]) for name in stored)
+
+
+class Harm:
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path(self.mark),))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    section = pickled(tmp_path / "pickled", {"lm_head.weight": Harm(mark)})
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is damaged"):
+        check_model(section.model_copy(update={"allow_pickle": True}))
+    assert not mark.exists()
+    shapes = pickled(tmp_path / "other", {"model.norm.weight": torch.zeros(7)})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is of shape \[7\]"):
+        check_model(shapes.model_copy(update={"allow_pickle": True}))
+
+
+def copy(folder: Path, **changes: Any) -> str:
+    shutil.copytree(TINY, folder)
+    config = orjson.loads((folder / "config.json").read_bytes()) | changes
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    return str(folder)
+
+
+def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    path = copy(tmp_path / "model")
+    (tmp_path / "model" / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "../../elsewhere", "peft_type": "LORA", '
+        '"auto_mapping": {"base_model_class": "X", "parent_library": "evil"}}'
+    )
+    with pytest.raises(ModelError, match=r"holds an adapter \(adapter_config\.json\)"):
+        check_model(ModelSection(path=path))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda f: os.mkfifo(f / "special_tokens_map.json"), "no regular file"),
+        (lambda f: (f / "extra.json").write_text("[" * 99999), "extra.json cannot be read"),
+        (lambda f: (f / "tokenizer.json").write_text("{" * 7), "tokenizer.json cannot be read"),
+        (
+            lambda f: (f / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../../secret.safetensors"}}'
+            ),
+            "secret.safetensors",
+        ),
+    ],
+)
+def test_files_that_would_hang_or_lead_elsewhere(tmp_path: Path, spoil: Any, named: str) -> None:
+    path = copy(tmp_path / "model")
+    spoil(Path(path))
+    with pytest.raises(ModelError, match=named):
+        load_tokenizer(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"attn_implementation": "flash_attention_2"},
+        {"hidden_size": -1},
+        {"dtype": "load"},
+    ],
+)
+def test_absurd_configs_are_one_line(tmp_path: Path, changes: dict) -> None:
+    path = copy(tmp_path / "model", **changes)
+    with pytest.raises(ModelError) as raised:
+        check_model(ModelSection(path=path))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_defaults_trust_nothing() -> None:
+    model = Config.model_validate({"data": {"train": "x"}}).model
+    assert (model.trust_remote_code, model.allow_pickle) == (False, False)

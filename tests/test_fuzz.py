@@ -1,0 +1,290 @@
+"""No reader of what others wrote ends in a traceback, a hang or a message of several lines."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from fuzzing import JSON, NUM_TARGETS, TEXT, broken_bytes, broken_tree, fuzz
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from conftest import ROOT
+from reason_llm import archive, checkpoint, code_cases, metrics, row_forms
+from reason_llm.background import BackgroundWriter
+from reason_llm.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.command_line import parse_command_line
+from reason_llm.config import Config, TrainSection
+from reason_llm.config_data import ColumnsSection
+from reason_llm.config_file import changes, leaves, load, to_yaml
+from reason_llm.errors import DataError
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rows import read_rows
+from reason_llm.train.optim import make_optimizer
+
+CONFIG = Config.model_validate({"data": {"train": "x.jsonl"}})
+IDENTITY = RunIdentity("run-a", "small", CONFIG.model_dump(mode="json"))
+OPTIONS = [key for key, _ in leaves(Config)]
+ROWS: list[dict[str, Any]] = [
+    {"question": "What is 1 + 2?", "answer": "so 3\n#### 3"},
+    {"messages": [{"role": "user", "content": "Two\nlines"}], "gt_answer": 4},
+    {"prompt": "p", "reward_model": {"ground_truth": "\\boxed{7}"}, "completion": "c"},
+    {"prompt": "p", "test_cases": {"inputs": ["1\n"], "outputs": ["2"], "fn_name": None}},
+    {"prompt": "p", "tests": '{"inputs": [[1]], "outputs": [2], "fn_name": "f"}', "atol": 0.1},
+    {"prompt": "p", "test_list": ["assert f(1) == 2"], "entry_point": "f"},
+    {"prompt": "p", "chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]},
+]
+
+
+def document() -> Document:
+    completions = tuple(
+        Completion((5, i), f"ü {i}", (-0.1, -2.5), "stop", {"boxed": 1.0}, 1.0, 0.5) for i in (0, 1)
+    )
+    groups = [
+        Group(Prompt(f"x.jsonl:{n}", "q", (1, 2), "4", {"a": [1]}), completions) for n in (1, 2)
+    ]
+    return Document(IDENTITY, 3, 3, True, False, 2, groups)
+
+
+def test_config_text(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.yaml"
+    texts = [file.read_bytes() for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    texts += [to_yaml(CONFIG).encode(), b"data: &a {train: x}\nrun: {<<: {steps: 1}, name: b}\n"]
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        to_yaml(load(path)).encode()
+
+    fuzz(st.sampled_from(texts).flatmap(broken_bytes), read, 150)
+
+
+def test_config_tree(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.yaml"
+
+    def read(tree: Any) -> None:
+        path.write_text(json.dumps(tree))  # JSON is YAML, but for what it escapes
+        config = load(path)
+        orjson.dumps(config.model_dump(mode="json"))
+        changes(IDENTITY.config, config.model_dump(mode="json"))
+
+    fuzz(broken_tree(CONFIG.model_dump(mode="json")), read, 100)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.yaml"
+    path.write_text(yaml.safe_dump({"data": {"train": "x"}}))
+    option = st.sampled_from([f"--{key}" for key in OPTIONS] + ["--plan", "--run", "--x", "--"])
+    value = st.one_of(
+        TEXT, JSON.map(lambda v: json.dumps(v)), st.sampled_from(["1", "0.5", "auto"])
+    )
+
+    def read(arguments: list[str]) -> None:
+        if not {"-h", "--help"} & set(arguments):
+            parse_command_line("train.py", "", path, arguments, {"plan": "p"})
+
+    pairs = st.lists(
+        st.one_of(st.tuples(option, value), st.tuples(option), st.tuples(value)), max_size=3
+    )
+    fuzz(pairs.map(lambda found: [each for pair in found for each in pair]), read, 60)
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+def test_buffer(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"buffer.{suffix}"
+    whole = to_bytes(document())
+    trees = broken_tree(orjson.loads(whole)).map(lambda tree: json.dumps(tree).encode())
+    packed = trees.map(partial(gzip.compress, mtime=0)) if suffix == "json.gz" else trees
+    file = gzip.compress(whole, mtime=0) if suffix == "json.gz" else whole
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        found = read_document(path)
+        orjson.loads(to_bytes(found))
+        changes(found.run.config, IDENTITY.config)
+        if found.complete and found.groups:
+            metrics.describe(found.groups)
+
+    fuzz(st.one_of(packed, broken_bytes(file)), read, 200)
+
+
+def files_of_rows(folder: Path) -> dict[str, bytes]:
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, ["question", "answer"])
+    writer.writeheader()
+    writer.writerows([{"question": "Two\nlines, and", "answer": "3"}] * 3)
+    columns = {"question": ["a", "b"], "answer": ["1", None], "n": [1, 2], "l": [[1.5], []]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "whole.parquet")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    return {
+        "jsonl": lines,
+        "json": json.dumps(ROWS).encode(),
+        "csv": b"\xef\xbb\xbf" + table.getvalue().encode(),
+        "parquet": (folder / "whole.parquet").read_bytes(),
+    }
+
+
+def test_data_files(tmp_path: Path) -> None:
+    kinds = [st.tuples(st.just(k), broken_bytes(c)) for k, c in files_of_rows(tmp_path).items()]
+
+    def read(case: tuple[str, bytes]) -> None:
+        path = tmp_path / f"rows.{case[0]}"
+        path.write_bytes(case[1])
+        notes: list[DataError] = []
+        try:
+            list(read_rows(str(path), "train", notes.append))
+        finally:
+            for note in notes:
+                assert str(note).isprintable()
+        for _, row in read_rows(str(path), "train"):
+            forms(row)
+
+    fuzz(st.one_of(kinds), read, 300)
+
+
+def forms(row: Any) -> None:
+    for columns in (ColumnsSection(), ColumnsSection(prompt="question", answer="tests")):
+        for form in (
+            row_forms.read_problem,
+            partial(row_forms.read_problem, tests=True),
+            partial(row_forms.read_problem, answer=False),
+            row_forms.read_demonstration,
+            row_forms.read_preference,
+        ):
+            try:
+                example = form("x.jsonl:1", row, columns)
+            except DataError as error:
+                assert str(error).strip()
+                continue
+            if isinstance(example, row_forms.Problem):
+                example.answer.encode()
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+
+    def read(row: Any) -> None:
+        path.write_text(json.dumps(row) + "\n")
+        for _, again in read_rows(str(path), "train"):
+            forms(again)
+
+    fuzz(st.sampled_from(ROWS).flatmap(broken_tree), read, 300)
+
+
+def test_tests_of_programs() -> None:
+    def read(text: str) -> None:
+        try:
+            code_cases.read_tests(text)
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+    texts = [json.dumps(row) for row in ROWS if "tests" in str(row) or "test_" in str(row)]
+    broken = st.sampled_from(texts).flatmap(lambda text: broken_bytes(text.encode()))
+    trees = st.sampled_from(texts).flatmap(lambda text: broken_tree(json.loads(text)))
+    as_text = broken.map(lambda content: content.decode(errors="replace"))
+    fuzz(st.one_of(as_text, trees.map(json.dumps)), read, 150)
+
+
+def test_metrics_and_index(tmp_path: Path) -> None:
+    records = [{"step": s, "score/reward": 0.5, "time/total_seconds": 1.0} for s in range(3)]
+    entries = [{"step": 1, "file": "step-00000001.json.gz", "rollouts": 2, "tokens": 4, "bytes": 9}]
+
+    def read(content: bytes) -> None:
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        (tmp_path / "index.jsonl").write_bytes(content)
+        found = archive.read_index(tmp_path)
+        assert all(math.isfinite(each.bytes) for each in found)
+        if records := metrics.read(tmp_path / "metrics.jsonl"):
+            metrics.summarize(records, tmp_path, 0.0)
+
+    lines = [
+        broken_bytes(b"".join(orjson.dumps(r) + b"\n" for r in some)) for some in (records, entries)
+    ]
+    trees = broken_tree(records).map(lambda t: b"".join(json.dumps(r).encode() + b"\n" for r in t))
+    fuzz(st.one_of(*lines, trees), read, 150)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, shared_model: Model) -> tuple[Path, Any]:
+    """A run's folder with one checkpoint, and the optimizer that it is of."""
+    parameters = [p for p in shared_model.policy.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters, TrainSection())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with BackgroundWriter() as writer:
+        state = checkpoint.RunState(IDENTITY, 3, None, 12)
+        checkpoint.save(tmp_path / "run", state, shared_model.policy, optimizer, 2, writer)
+    return tmp_path / "run", optimizer
+
+
+def signed(tree: Any) -> bytes:
+    """A state whose own checksum is right, whatever it says."""
+    if isinstance(tree, dict):
+        tree.pop("sha256", None)
+        try:
+            content = orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
+        except TypeError:
+            return json.dumps(tree).encode()
+        tree["sha256"] = hashlib.sha256(content).hexdigest()
+    return json.dumps(tree).encode()
+
+
+def test_checkpoint(saved: tuple[Path, Any]) -> None:
+    run, _ = saved
+    state = run / "checkpoints" / "step-00000003" / "state.json"
+    whole = state.read_bytes()
+
+    def read(content: bytes) -> None:
+        state.write_bytes(content)
+        found = checkpoint.find(run, "small", IDENTITY.config)
+        assert found.step >= 0
+
+    trees = broken_tree(orjson.loads(whole)).map(signed)
+    fuzz(st.one_of(trees, broken_bytes(whole)), read, 150)
+
+
+def test_restoring(saved: tuple[Path, Any], shared_model: Model) -> None:
+    """Files whose checksums are right and whose content is not."""
+    run, optimizer = saved
+    folder = run / "checkpoints" / "step-00000003"
+    state = checkpoint.RunState(IDENTITY, 3, folder)
+    names = [checkpoint.adapters.WEIGHTS, checkpoint.OPTIMIZER]
+    wholes = {name: (folder / name).read_bytes() for name in names}
+    before = {n: p.detach().clone() for n, p in shared_model.policy.named_parameters()}
+    small = st.dictionaries(
+        st.one_of(TEXT, st.sampled_from(["0.exp_avg", "0.step", "999.step", "x.step", "0."])),
+        st.sampled_from([torch.zeros(2), torch.tensor(1.0), torch.zeros(0, 3)]).map(torch.clone),
+        max_size=3,
+    ).map(save)
+    case = st.sampled_from(names).flatmap(
+        lambda name: st.tuples(st.just(name), st.one_of(broken_bytes(wholes[name]), small))
+    )
+
+    def read(case: tuple[str, bytes]) -> None:
+        for name in names:
+            (folder / name).write_bytes(case[1] if name == case[0] else wholes[name])
+        checkpoint.restore(state, shared_model.policy, optimizer)
+
+    try:
+        fuzz(case, read, 40)
+    finally:
+        with torch.no_grad():
+            for name, parameter in shared_model.policy.named_parameters():
+                parameter.copy_(before[name])
+
+
+def test_the_time_is_shared_among_all_targets() -> None:
+    tests = [name for name in globals() if name.startswith("test_")]
+    assert len(tests) - 1 + 1 == NUM_TARGETS  # without this one; the buffer's test runs twice
