@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from torch import Tensor
 
-from reason_llm import checkpoint, metrics, report
+from reason_llm import checkpoint, metrics
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import Document, RolloutBuffer
 from reason_llm.checkpoint import RunState
@@ -29,6 +29,7 @@ from reason_llm.meter import GIB, Meter, peak_rss_mib
 from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
+from reason_llm.report import curves
 from reason_llm.sample import sampling
 from reason_llm.stopping import StopSignal
 from reason_llm.train.algorithms import Algorithm
@@ -274,7 +275,7 @@ def _finish(run: _Run) -> dict[str, Any]:
     sources = " + ".join(each.source for each in config.data.sources)
     title = f"{config.run.name}: {config.algorithm.name} on {sources}"
     records = run.log.records()
-    write_atomically(folder / "curves.png", report.draw_curves(records, title))
+    write_atomically(folder / "curves.png", curves.draw_curves(records, title))
     run.buffer.finish()
     summary = metrics.summarize(records, adapter, run.log.seconds_since())
     write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
