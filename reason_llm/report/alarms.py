@@ -173,7 +173,8 @@ def form_alone(seen: Evidence) -> Finding:
         return Finding("clear", "No reward is paid for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):
         return Finding(
-            "clear", f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}."
+            "clear",
+            f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}.",
         )
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
     judge = (
@@ -188,7 +189,9 @@ def form_alone(seen: Evidence) -> Finding:
     )
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
     steps = (int(seen.trained[0]["step"]), int(seen.trained[-1]["step"]))
-    return Finding("alarm", text, advice, charts, steps, _earning_most(seen, steps[1] - RECENT_STEPS))
+    return Finding(
+        "alarm", text, advice, charts, steps, _earning_most(seen, steps[1] - RECENT_STEPS)
+    )
 
 
 def repeating(seen: Evidence) -> Finding:

@@ -91,6 +91,11 @@ function ticks(from, to, most) {
   return found;
 }
 
+// As the chart's values are written, without the digits and units that every tick would repeat.
+function tickText(spec, value) {
+  return spec.format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "").replace(" GiB", "").replace(/ %$/, "%");
+}
+
 function bounds(spec, lines) {
   let low = Infinity, high = -Infinity;
   if (spec.stack) {
@@ -135,7 +140,7 @@ function draw(state) {
   state.x = x; state.y = y;
   for (const value of ticks(low, high, 4)) {
     drawing.append(svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    drawing.append(svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, spec.format(value)));
+    drawing.append(svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, tickText(spec, value)));
   }
   for (const step of ticks(first, last, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger)) {
     drawing.append(svg("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, step.toLocaleString("en")));

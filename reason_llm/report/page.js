@@ -61,10 +61,10 @@ function keysLike(pattern) {
   return all.includes(pattern) ? [pattern] : [];
 }
 
-function metricChart(key, title, note, format, band) {
+function metricChart(key, title, note, format, band, height = 130) {
   const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line) => line.values.length);
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
-  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band });
+  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, height });
 }
 
 function go(values) { location.hash = new URLSearchParams(values).toString(); }
@@ -84,19 +84,19 @@ function overview(place) {
   const at = place.has("alarm") ? data.runs[Number(place.get("run") || 0)].checks[Number(place.get("alarm"))] : null;
   const drawn = new Set();
   for (const [heading, specs] of CHARTS) {
-    const grid = make("div", { class: "charts" });
+    const isFirst = heading === CHARTS[0][0], grid = make("div", { class: isFirst ? "charts large" : "charts" });
     for (const [pattern, title, note, format] of specs) {
       for (const key of keysLike(pattern)) {
         drawn.add(key);
         if (/^score\/(errors|timeouts)$|groups_dropped$/.test(key) && isFlatZero(data.runs, key)) continue;
         if (key === "train/kl" && isFlatZero(data.runs, key)) continue;
         const shown = at && at.charts.includes(key);
-        const figure = metricChart(key, title, note, format, shown ? at.steps : null);
+        const figure = metricChart(key, title, note, format, shown ? at.steps : null, isFirst && innerWidth > 560 ? 190 : 130);
         if (shown) figure.classList.add("shown");
         grid.append(figure);
       }
     }
-    if (grid.children.length) view.append(make("section", {}, make("h2", {}, heading, heading === CHARTS[0][0] ? make("small", {}, "steps on the x-axis; point at a chart to read all of them at that step") : null), grid));
+    if (grid.children.length) view.append(make("section", {}, make("h2", {}, heading, isFirst ? make("small", {}, "steps on the x-axis; point at a chart to read all of them at that step") : null), grid));
   }
   view.append(timeSection(), memorySection(drawn), otherSection(drawn, at));
   return view;
@@ -194,10 +194,8 @@ function timeSection() {
     });
     legend.append(make("li", {}, `scoring ${duration(total(run, "time/scoring_seconds"))}`));
     section.append(make("p", {}, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
-      chart({ key: "time", title: "", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }));
+      chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }));
   }
-  const speed = keysLike("sample/tokens_per_second").map((key) => metricChart(key, "Sampling speed", "tokens per second", number));
-  section.append(make("div", { class: "charts" }, ...speed));
   return section;
 }
 
@@ -209,10 +207,11 @@ function memorySection(drawn) {
       return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
     });
     if (data.runs.length === 1) lines[0].label = "peak";
-    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "measured peak, planned dashed", format: gib, lines, zero: true }));
+    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: gib, lines, zero: true, height: 130 }));
     drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
   }
-  return make("section", {}, make("h2", {}, "Memory"), grid);
+  for (const key of keysLike("sample/tokens_per_second")) grid.append(metricChart(key, "Sampling speed", "tokens per second", number));
+  return make("section", {}, make("h2", {}, "Memory and speed"), grid);
 }
 
 function otherSection(drawn, at) {

@@ -108,7 +108,10 @@ def read_rollouts(
     chosen = _within(archives, int(share * MOST_READ_BYTES), int(share * MOST_STEPS))
     steps, notices = [], []
     for path in chosen:
-        most = int(share * MOST_ROLLOUTS) // len(chosen), int(share * MOST_BLOB_BYTES) // len(chosen)
+        most = (
+            int(share * MOST_ROLLOUTS) // len(chosen),
+            int(share * MOST_BLOB_BYTES) // len(chosen),
+        )
         try:
             steps.append((read or read_step)(path, tokens, *most))
         except RolloutBufferError as error:

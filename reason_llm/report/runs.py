@@ -72,7 +72,7 @@ def read_run(folder: Path, label: str) -> Run:
     _check_is_run(folder)
     config = config_file.load(folder / "resolved_config.yaml")
     try:
-        records = metrics.read(folder / "metrics.jsonl")
+        records = metrics.read_all(folder)
     except OSError as error:
         raise DataError(f"{folder}/metrics.jsonl cannot be read ({error.strerror})") from error
     notices: list[str] = []
