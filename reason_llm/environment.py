@@ -1,8 +1,8 @@
 """What a run ran on and with: versions, machine, commit, data. Recorded where a run begins or goes
 on, for its report.
 
-    <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine", "data",
-    "plan"}, ...]}
+    <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine",
+    "data", "plan"}, ...]}
 
 A start that differs from the one before in nothing but step and time is not written again. Nothing
 here names a host, a user or a folder but those that the config names.

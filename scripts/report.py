@@ -41,8 +41,10 @@ def main() -> int:
             serve(given.runs, given.port, lambda url: print(f"following on {url}", flush=True))
             return 0
         out = given.out or given.runs[0] / "report.html"
-        write_report(given.runs, out)
+        alarms = write_report(given.runs, out)
         print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+        for title in alarms:
+            print(f"alarm: {title}")
     except ReasonError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2

@@ -100,15 +100,15 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """A real click, at the middle of the element."""
-        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block:'center'}})")
+        self.run(
+            f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block:'center'}})"
+        )
         x, y = self.run(
             f"(() => {{ const b = document.querySelector({json.dumps(selector)})"
             ".getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def resize(self, width: int, height: int = 900, scale: float = 1) -> None:
         self.call(

@@ -97,8 +97,8 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
         if falls or (start == 0 and gain <= error and not is_slow):
             text = (
-                f"From step {steps[start]} to {steps[last]} the reward rose {_from_to(total)}, while "
-                f"held-out accuracy went {accuracies[start]:.1%} → {accuracies[last]:.1%} "
+                f"From step {steps[start]} to {steps[last]} the reward rose {_from_to(total)}, "
+                f"while held-out accuracy went {accuracies[start]:.1%} → {accuracies[last]:.1%} "
                 f"(± {error:.1%})."
             )
             advice = (
@@ -258,8 +258,8 @@ def no_variance(seen: Evidence) -> Finding:
     if flat:
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
     advice = (
-        "All wrong: take easier problems (data.pass_rate) or more completions_per_prompt. All right: "
-        "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place."
+        "All wrong: take easier problems (data.pass_rate) or more completions_per_prompt. All "
+        "right: harder ones, or stop here. algorithm.dynamic_sampling samples others in their place."
     )
     steps = (int(last[0]["step"]), int(last[-1]["step"]))
     return Finding("alarm", text, advice, (key, "score/reward"), steps, tuple(flat[-MOST_GROUPS:]))

@@ -93,7 +93,7 @@ function ticks(from, to, most) {
 
 // As the chart's values are written, without the digits and units that every tick would repeat.
 function tickText(spec, value) {
-  return spec.format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "").replace(" GiB", "").replace(/ %$/, "%");
+  return spec.format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "").replace(" GiB", "");
 }
 
 function bounds(spec, lines) {

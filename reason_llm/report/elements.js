@@ -69,7 +69,7 @@ function shown(value, digits = 3) {
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(digits)));
 }
-const percent = (value) => (Number.isFinite(value) && value !== null ? (100 * value).toFixed(1) + " %" : "–");
+const percent = (value) => (Number.isFinite(value) && value !== null ? (100 * value).toFixed(1) + "%" : "–");
 function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds < 90) return shown(seconds) + " s";

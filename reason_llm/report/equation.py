@@ -10,12 +10,12 @@ from reason_llm.train.algorithms import Algorithm
 
 def equation(config: Config) -> str:
     """The objective, then the advantage and the ratio in it."""
-    row = config.algorithm.row()
+    row = config.learned_row
     lines = [_objective(row, config), *_advantage(row, config), *_ratio(row)]
     if row.kl != "none":
         lines.append(_kl(row))
     body = "".join(
-        f'<div class="equation"><math display="block">{line}</math></div>' for line in lines
+        f'<div class="equation"><math displaystyle="true">{line}</math></div>' for line in lines
     )
     return body + _notes(row)
 
@@ -118,10 +118,9 @@ def _surrogate(row: Algorithm) -> str:
             plain = RATIO
             if row.delta:
                 plain = _call("min", RATIO, _n(row.delta))
-            both = _call(
+            return _call(
                 "min", _row(plain, advantage), _row(_call("clip", RATIO, *bounds), advantage)
             )
-            return both
 
 
 def _advantage(row: Algorithm, config: Config) -> list[str]:
@@ -193,14 +192,8 @@ def _notes(row: Algorithm) -> str:
     if row.scale == "whiten":
         notes.append("Advantages are then whitened: mean 0 and deviation 1 over the step.")
     if row.correction != "none":
-        kind = (
-            ""
-            if row.correction == "auto"
-            else f" ({row.correction}, at most {row.correction_cap:g})"
-        )
         notes.append(
-            f"w corrects for the sampler's log-probs{kind}; it is 1 where sampler and learner agree "
-            "by construction."
+            f"w corrects for the sampler's log-probs: {row.correction} at {row.correction_cap:g}."
         )
     if row.surrogate in ("cispo", "vespo"):
         notes.append("sg: no gradient goes through it.")

@@ -102,7 +102,7 @@ function tokens(completion, mode, most, body) {
     at += lengths[i];
     const log = ratios && ratios[i] !== NO_NUMBER ? (ratios[i] - RATIO_ONE) * LOG_RATIO_UNIT : null;
     const style = mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
-    const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "odd", title: "A token without text of its own: a special one, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
+    const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text of its own: a special one, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
     span.token = { i, piece, logprob: -logprobs[i] * LOGPROB_UNIT, log };
     nodes.push(span);
   }

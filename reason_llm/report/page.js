@@ -150,13 +150,15 @@ function comparison() {
 function alarms() {
   const section = make("section", {}), raised = [];
   data.runs.forEach((run, r) => run.checks.forEach((check, i) => { if (check.state === "alarm") raised.push([run, r, check, i]); }));
+  const box = make("div", { class: "alarms" });
   section.append(make("h2", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}` : "No alarms"));
   for (const [run, r, check, i] of raised) {
     const links = make("p", { class: "links" });
     if (check.charts.length) links.append(make("a", { class: "button", href: `#view=overview&run=${r}&alarm=${i}` }, "Show the curves"));
     if (check.groups.length) links.append(make("a", { class: "button", href: `#view=rollouts&run=${r}&alarm=${i}` }, `Show the rollouts`));
-    section.append(make("div", { class: "alarm" }, make("h3", {}, check.title, data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), make("p", {}, ...visible(check.text)), make("p", { class: "do" }, ...visible(check.advice)), links));
+    box.append(make("div", { class: "alarm" }, make("h3", {}, check.title, data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), make("p", {}, ...visible(check.text)), make("p", { class: "do" }, ...visible(check.advice)), links));
   }
+  if (raised.length) section.append(box);
   for (const run of data.runs) {
     const quiet = run.checks.filter((check) => check.state !== "alarm");
     if (!quiet.length) continue;

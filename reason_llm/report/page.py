@@ -25,8 +25,11 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 """In JSON, what could end the script element or a line of it."""
 
 
-def write_report(folders: list[Path], out: Path) -> None:
+def write_report(folders: list[Path], out: Path) -> list[str]:
     """Examine the runs in ``folders`` and write their report.
+
+    Returns:
+        The titles of the alarms that are raised.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
@@ -34,6 +37,8 @@ def write_report(folders: list[Path], out: Path) -> None:
     runs = read_runs(folders)
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))
+    found = [title for each in examined for title, f in each.findings.items() if f.state == "alarm"]
+    return list(dict.fromkeys(found))
 
 
 def page(examined: Sequence[Examined]) -> bytes:

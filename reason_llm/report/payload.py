@@ -48,8 +48,8 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (
-            f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, so "
-            "they cannot be coloured."
+            f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, "
+            "so they cannot be coloured."
         )
     return Examined(run, rollouts, findings, notice)
 

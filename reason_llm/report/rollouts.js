@@ -127,7 +127,7 @@ function filterBar(run, redraw) {
   bar.append(
     field("Step", select("step", [["", "all steps"], ...steps.map((step) => [step, "step " + (step + 1)])])),
     field("Outcome", select("outcome", [["", "any"], ["mixed", "some right"], ["right", "all right"], ["wrong", "none right"], ["flat", "equal rewards"], ["cut", "cut off"]])),
-    field("Sort by", select("sort", [["step", "first step first"], ["latest", "last step first"], ["high", "highest reward"], ["low", "lowest reward"], ["long", "longest"], ["alike", "most alike"]])),
+    field("Sort by", select("sort", [["step", "first step first"], ["latest", "last step first"], ["high", "highest reward"], ["low", "lowest reward"], ["long", "longest"], ["alike", "most alike"]]), "grow-s"),
     field("Reward from", typed("least", { type: "number", step: "any", placeholder: shown(run.rollouts.least) })),
     field("to", typed("most", { type: "number", step: "any", placeholder: shown(run.rollouts.most) })),
     field("Prompt contains", typed("prompt", { type: "search" }), "grow"),

@@ -10,6 +10,7 @@ gzipped blob with all texts and numbers, which the page opens when it is asked f
 """
 
 import gzip
+import os
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -153,22 +154,23 @@ def read_step(
         split = _split(groups, tokens)
         blob = _blob(groups, split)
     completions = [completion for group in groups for completion in group.completions]
+    begin, end = _markers([group.prompt.text for group in document.groups])
     return StepRollouts(
         step=document.step,
         num_rollouts=sum(len(group.completions) for group in document.groups),
-        groups=[_facts(document.step, group) for group in groups],
+        groups=[_facts(document.step, group, begin, end) for group in groups],
         blob=blob,
         num_split=sum(lengths is not None for lengths in split),
         has_ratios=any(completion.learner_logprobs is not None for completion in completions),
     )
 
 
-def _facts(step: int, group: Group) -> GroupFacts:
+def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
     completions = group.completions
     return GroupFacts(
         step=step,
         prompt_id=group.prompt.id,
-        preview=_preview(group.prompt.text),
+        preview=_preview(group.prompt.text, begin, end),
         rewards=[completion.reward or 0.0 for completion in completions],
         parts={
             name: [completion.rewards[name] for completion in completions]
@@ -182,10 +184,23 @@ def _facts(step: int, group: Group) -> GroupFacts:
     )
 
 
-def _preview(text: str) -> str:
-    """The end of the prompt, which is the question; the turn markers after it take little."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= PREVIEW_CHARS else f"…{flat[-PREVIEW_CHARS:]}"
+def _markers(prompts: Sequence[str]) -> tuple[int, int]:
+    """How many characters at the beginning and at the end of all prompts are the chat template's
+    and the system prompt's: what all share, cut back to the last line or tag that ends there."""
+    if len(set(prompts)) < 2:
+        return 0, 0
+    shared = os.path.commonprefix(prompts)  # noqa: RUF071, characters are meant
+    begin = max(shared.rfind(mark) for mark in "\n>]") + 1
+    reversed_ends = [text[begin:][::-1] for text in prompts]
+    shared = os.path.commonprefix(reversed_ends)[::-1]  # noqa: RUF071
+    starts = [place for mark in "\n<[" if (place := shared.find(mark)) >= 0]
+    return begin, len(shared) - min(starts, default=len(shared))
+
+
+def _preview(text: str, begin: int, end: int) -> str:
+    """The question without what stands in every prompt."""
+    flat = " ".join(text[begin : len(text) - end].split())
+    return flat if len(flat) <= PREVIEW_CHARS else f"{flat[:PREVIEW_CHARS]}…"
 
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:

@@ -5,7 +5,7 @@ function setup() {
   data.runs.forEach((run, i) => {
     view.append(make("div", { class: "head" }, make("h1", {}, ...visible(run.label)), make("p", {}, ...visible(summaryOf(run)))), ...notices(run));
     const equation = document.getElementById("equation-" + i);
-    view.append(make("section", {}, make("h2", {}, "Algorithm", make("small", {}, run.algorithm)), make("p", {}, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
+    view.append(make("section", {}, make("h2", {}, "Algorithm", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
     const start = run.starts.at(-1);
     const columns = make("div", { class: "columns" });
     if (start) columns.append(dataSection(start.data), machineSection(run, start), planSection(run, start.plan));

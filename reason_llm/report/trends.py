@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from reason_llm.metrics import Record
@@ -46,7 +47,7 @@ def change(values: Sequence[float]) -> Change | None:
     if len(values) < 6:
         return None
     ends = min(ENDS, len(values) // 3)
-    steps = [later - earlier for earlier, later in zip(values, values[1:], strict=False)]
+    steps = [later - earlier for earlier, later in pairwise(values)]
     variance = fmean(step * step for step in steps) / 2
     before, after = fmean(values[:ends]), fmean(values[-ends:])
     return Change(before, after, (2 * variance / ends) ** 0.5)
