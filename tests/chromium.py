@@ -59,7 +59,8 @@ class Chromium:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.terminate()
+        self._session = ""
+        self.call("Browser.close")
         self._process.wait(20)
         os.close(self._in)
         os.close(self._out)

@@ -258,8 +258,8 @@ def no_variance(seen: Evidence) -> Finding:
     if flat:
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
     advice = (
-        "All wrong: take easier problems (data.pass_rate) or more completions_per_prompt. All "
-        "right: harder ones, or stop here. algorithm.dynamic_sampling samples others in their place."
+        "All wrong: take easier problems (data.pass_rate) or more completions of each. All right: "
+        "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place."
     )
     steps = (int(last[0]["step"]), int(last[-1]["step"]))
     return Finding("alarm", text, advice, (key, "score/reward"), steps, tuple(flat[-MOST_GROUPS:]))

@@ -211,13 +211,18 @@ function drawCursor(state) {
   marks.replaceChildren();
   const several = spec.lines.length > 1;
   const at = cursor === null ? null : cursor;
-  const texts = [];
+  const texts = [], isColored = new Set(spec.lines.map((line) => line.color)).size > 1;
+  const add = (line, text) => {
+    const part = make("span", {}, text);
+    if (isColored) part.style.color = line.color;
+    texts.push(part);
+  };
   for (const line of spec.lines) {
     if (!line.values.length) continue;
     const index = at === null ? line.values.length - 1 : nearest(line.steps, at);
     if (at !== null && line.kind !== "points" && line.steps[index] !== at) continue;
-    if (several && at === null && spec.stack) continue;
-    texts.push((several && line.label ? line.label + " " : "") + spec.format(line.values[index]));
+    if (several && at === null && (spec.stack || spec.lines.length > 2)) continue;
+    add(line, (line.kind === "plan" && texts.length ? "of " : "") + spec.format(line.values[index]));
     if (at !== null && !spec.stack) {
       const dot = svg("circle", { cx: x(line.steps[index]), cy: y(line.values[index]), r: 3.2 });
       dot.style.fill = line.color;
@@ -226,7 +231,7 @@ function drawCursor(state) {
   }
   if (at !== null) {
     marks.prepend(svg("line", { class: "cursor", x1: x(at), x2: x(at), y1: MARGIN.top, y2: (spec.height || 150) - MARGIN.bottom }));
-    texts.unshift("step " + at.toLocaleString("en"));
+    texts.unshift(make("span", {}, "step " + at.toLocaleString("en")));
   }
-  value.textContent = texts.slice(0, 5).join(" · ");
+  value.replaceChildren(...texts.slice(0, 9).flatMap((text, i) => (i ? [" ", text] : [text])));
 }

@@ -21,7 +21,7 @@ const CHARTS = [
     ["sample/completion_tokens", "Length", "mean tokens", number],
     ["sample/truncated_fraction", "Truncated", "cut off by the limit", percent],
     ["train/entropy", "Entropy", "nats per token", number],
-    ["score/groups_without_signal_fraction", "Groups without signal", "all rewards equal", percent],
+    ["score/groups_without_signal_fraction", "Groups without signal", "", percent],
     ["sample/groups_dropped", "Groups dropped", "by dynamic sampling", number],
     ["score/errors", "Scoring errors", "", number],
     ["score/timeouts", "Scoring timeouts", "", number],
@@ -29,8 +29,8 @@ const CHARTS = [
   ["Learning", [
     ["train/kl", "KL to the base", "nats per token", number],
     ["train/clip_fraction", "Clip fraction", "tokens", percent],
-    ["train/sampler_mismatch_max", "Sampler mismatch", "largest difference of a log-prob, nats", number],
-    ["train/sampler_kl", "Sampler mismatch, KL", "sampler to learner, nats per token", number],
+    ["train/sampler_mismatch_max", "Sampler mismatch", "most, in nats", number],
+    ["train/sampler_kl", "Sampler KL", "to the learner, nats", number],
     ["train/grad_norm", "Gradient norm", "before clipping", number],
     ["train/learning_rate", "Learning rate", "", number],
   ]],
@@ -76,8 +76,7 @@ function notices(run) {
 function overview(place) {
   const view = make("div"), several = data.runs.length > 1, run = data.runs[0];
   const head = make("div", { class: "head" }, make("h1", {}, ...(several ? [`${data.runs.length} runs`] : visible(run.label))));
-  if (several) head.append(make("ul", { class: "runs" }, ...data.runs.map((each, i) => make("li", {}, swatch(COLORS[i % COLORS.length]), ...visible(each.label), make("span", { class: "muted" }, " · ", ...visible(summaryOf(each)))))));
-  else head.append(make("p", {}, ...visible(summaryOf(run))));
+  if (!several) head.append(make("p", {}, ...visible(summaryOf(run))));
   view.append(head, several ? comparison() : figures(run));
   for (const each of data.runs) view.append(...notices(each));
   view.append(alarms());
@@ -137,11 +136,11 @@ function total(run, key) {
 
 function comparison() {
   const table = make("table", { class: "compare" }), head = make("tr");
-  for (const name of ["Run", "Held-out accuracy", "Mean reward", "Length, tokens", "Steps", "Time", "Alarms"]) head.append(make("th", { scope: "col" }, name));
+  for (const name of ["Run", "Algorithm", "Held-out accuracy", "Mean reward", "Length, tokens", "Steps", "Time", "Alarms"]) head.append(make("th", { scope: "col" }, name));
   table.append(head);
   data.runs.forEach((run, i) => {
     const last = (key, format) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
-    const row = [last("eval/accuracy", percent), last("score/reward", number), last("sample/completion_tokens", number), String(run.step), duration(total(run, "time/total_seconds")), String(run.checks.filter((check) => check.state === "alarm").length)];
+    const row = [run.algorithm, last("eval/accuracy", percent), last("score/reward", number), last("sample/completion_tokens", number), `${run.step} of ${run.planned_steps}`, duration(total(run, "time/total_seconds")), String(run.checks.filter((check) => check.state === "alarm").length)];
     table.append(make("tr", {}, make("td", {}, swatch(COLORS[i % COLORS.length]), ...visible(run.label)), ...row.map((text) => make("td", {}, text))));
   });
   return make("div", { class: "scroll" }, table);
@@ -203,13 +202,13 @@ function timeSection() {
 
 function memorySection(drawn) {
   const grid = make("div", { class: "charts" });
-  for (const [phase, title] of [["sampling", "Memory while sampling"], ["learning", "Memory while learning"]]) {
+  for (const [phase, title] of [["sampling", "Memory, sampling"], ["learning", "Memory, learning"]]) {
     const lines = data.runs.flatMap((run, i) => {
       const planned = columnOf(run, `memory/${phase}_planned_gib`);
       return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
     });
     if (data.runs.length === 1) lines[0].label = "peak";
-    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: gib, lines, zero: true, height: 130 }));
+    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
     drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
   }
   for (const key of keysLike("sample/tokens_per_second")) grid.append(metricChart(key, "Sampling speed", "tokens per second", number));

@@ -8,7 +8,7 @@ function setup() {
     view.append(make("section", {}, make("h2", {}, "Algorithm", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
     const start = run.starts.at(-1);
     const columns = make("div", { class: "columns" });
-    if (start) columns.append(dataSection(start.data), machineSection(run, start), planSection(run, start.plan));
+    if (start) columns.append(make("div", {}, dataSection(start.data), planSection(run, start.plan)), machineSection(run, start));
     else columns.append(make("p", { class: "notice" }, "This run recorded no environment.json: versions, machine and data counts are not known."));
     view.append(columns, make("section", {}, make("h2", {}, "Config", make("small", {}, "every option as it was")), make("pre", { class: "config", tabindex: "0" }, ...visible(run.config))));
   });
@@ -28,9 +28,8 @@ function table(heads, rows) {
 }
 
 function dataSection(counts) {
-  const count = (each) => [each.source, each.rows.toLocaleString("en"), each.prompts.toLocaleString("en"), Object.entries(each.left_out).map(([why, n]) => `${n} by ${why}`).join(", ") || "none"];
-  const section = make("section", {}, make("h2", {}, "Data"), table(["Training", "Rows", "Prompts", "Left out"], counts.training.map(count)));
-  if (counts.held_out.length) section.append(table(["Held out", "Rows", "Prompts", "Left out"], counts.held_out.map((each) => { const row = count(each); row[0] = each.name ? `${each.name}: ${row[0]}` : row[0]; return row; })));
+  const count = (use) => (each) => [use, each.name ? `${each.name}: ${each.source}` : each.source, each.rows.toLocaleString("en"), each.prompts.toLocaleString("en"), Object.entries(each.left_out).map(([why, n]) => `${n} by ${why}`).join(", ") || "none"];
+  const section = make("section", {}, make("h2", {}, "Data"), table(["", "Set", "Rows", "Prompts", "Left out"], [...counts.training.map(count("training")), ...counts.held_out.map(count("held out"))]));
   if (counts.in_both) section.append(make("p", { class: "notice" }, `${counts.in_both} training rows ask what a held-out row asks.`));
   return section;
 }
