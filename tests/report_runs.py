@@ -1,4 +1,4 @@
-"""Run folders for the tests of reports, as a run leaves them, with rollouts of the test's choice."""
+"""Run folders for the tests of reports, as a run leaves them, with rollouts of one's choice."""
 
 import gzip
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ Check = Callable[[Evidence], Finding]
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
-    """The reward rises and held-out accuracy does not, or falls from its best."""
+    """The reward rises and held-out accuracy does not; or that falls and the reward does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return Finding("unknown", "Not judged: there are fewer than two evaluations (data.eval).")
@@ -88,16 +88,16 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         within = [r for r in seen.trained if steps[start] < r["step"] <= steps[last]]
         total = change(series(within, "score/reward")[1])
         first = change(series(within, f"score/{seen.first}")[1])
-        if total is None or first is None or not total.is_up:
+        if total is None or first is None or total.is_down:
             continue
         gain = accuracies[last] - accuracies[start]
         error = _difference_error(accuracies[start], accuracies[last], seen.num_held_out)
         falls = gain < -3 * error
         # A judge that training itself raises by no more is only slow to show on held-out problems.
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
-        if falls or (start == 0 and gain <= error and not is_slow):
+        if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
             text = (
-                f"From step {steps[start]} to {steps[last]} the reward rose {_from_to(total)}, "
+                f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)}, "
                 f"while held-out accuracy went {accuracies[start]:.1%} → {accuracies[last]:.1%} "
                 f"(± {error:.1%})."
             )
@@ -317,7 +317,7 @@ def scoring_errors(seen: Evidence) -> Finding:
 
 
 CHECKS: dict[str, Check] = {
-    "Reward up, held-out accuracy not": reward_without_accuracy,
+    "Held-out accuracy does not follow the reward": reward_without_accuracy,
     "Reward by form, not by right answers": form_alone,
     "Length or truncation drifts": length_drift,
     "Completions repeat themselves": repeating,

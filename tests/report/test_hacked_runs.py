@@ -41,7 +41,7 @@ def alarms_of(folder: Path) -> set[str]:
     [
         ("long", {"Length or truncation drifts"}),
         (LONG, {"Reward by form, not by right answers"}),
-        ("near_77", {"Reward up, held-out accuracy not"}),
+        ("near_77", {"Held-out accuracy does not follow the reward"}),
     ],
     ids=["length", "form", "constant_answer"],
 )

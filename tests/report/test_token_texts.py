@@ -48,7 +48,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named(
 
 
 def test_a_model_that_is_not_on_this_machine_is_named() -> None:
-    with pytest.raises(ModelError, match="nobody/nothing has no .* on this machine"):
+    with pytest.raises(ModelError, match=r"nobody/nothing has no .* on this machine"):
         TokenTexts.load("nobody/nothing")
     with pytest.raises(ModelError, match="on this machine"):
         TokenTexts.load("no//such name")
