@@ -5,6 +5,7 @@ turns that into one line. Reward names are checked in ``score``, prompts in ``pr
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from reason_llm.config_algorithm import AlgorithmSection
 from reason_llm.config_data import DataSection
 from reason_llm.config_types import Count, NonNegative, Section
+from reason_llm.train.algorithms import Algorithm
 
 
 class RunSection(Section):
@@ -294,6 +296,17 @@ class Config(Section):
         """Held-out sources by name; that of ``data.eval`` is first and has the empty name."""
         unnamed = {} if self.data.eval is None else {"": self.data.eval}
         return unnamed | self.eval.sets
+
+    @property
+    def learned_row(self) -> Algorithm:
+        """The algorithm's row, ``correction: auto`` resolved: only vLLM's log-probs are not the
+        learner's own."""
+        row, sample = self.algorithm.row(), self.sample
+        if row.correction != "auto":
+            return row
+        filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
+        needed = sample.engine == "vllm" and not filtered
+        return replace(row, correction="token_truncate" if needed else "none")
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:

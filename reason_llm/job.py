@@ -12,7 +12,7 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import backends, checkpoint, config_file, memory, saved_rollouts
+from reason_llm import backends, checkpoint, config_file, environment, memory, saved_rollouts
 from reason_llm.archive import Archive
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import Document, RolloutBuffer
@@ -93,6 +93,8 @@ class Job:
             move_aside(self.config.run.buffer)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
+        step = 0 if self.is_new else self.state.step
+        environment.record_start(self.folder, step, self.data, self.plan)
         return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
 
     def finished(self) -> dict[str, Any] | None:

@@ -5,22 +5,24 @@ A run that dies at any moment goes on from its last checkpoint and its buffer wh
 again. What is checked before a weight is read is in ``job``.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 from torch import Tensor
 
-from reason_llm import checkpoint, metrics, report
+from reason_llm import checkpoint, metrics
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import Document, RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.collection import collect
 from reason_llm.config import Config
 from reason_llm.console import Console
-from reason_llm.errors import CheckpointError, OutOfMemory
+from reason_llm.errors import CheckpointError, OutOfMemory, one_line
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
@@ -29,15 +31,18 @@ from reason_llm.meter import GIB, Meter, peak_rss_mib
 from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
+from reason_llm.report import curves
+from reason_llm.report.page import write_report
 from reason_llm.sample import sampling
 from reason_llm.stopping import StopSignal
-from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.phase import Learner, LearningSettings, learning
 from reason_llm.train.preparation import (
     with_advantages,
     with_learner_logprobs,
     without_learner_logprobs,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
@@ -131,7 +136,7 @@ class _Run:
 def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:
     train = config.train
     return LearningSettings(
-        algorithm=_with_correction(config),
+        algorithm=config.learned_row,
         train=train,
         temperature=config.sample.temperature,
         max_new_tokens=config.sample.max_new_tokens,
@@ -139,16 +144,6 @@ def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSetti
         seed=config.run.seed,
         total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
     )
-
-
-def _with_correction(config: Config) -> Algorithm:
-    """The row, ``correction: auto`` resolved: only vLLM's log-probs are not the learner's own."""
-    row, sample = config.algorithm.row(), config.sample
-    if row.correction != "auto":
-        return row
-    filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
-    needed = sample.engine == "vllm" and not filtered
-    return replace(row, correction="token_truncate" if needed else "none")
 
 
 def _begin(run: _Run) -> RunState:
@@ -274,7 +269,7 @@ def _finish(run: _Run) -> dict[str, Any]:
     sources = " + ".join(each.source for each in config.data.sources)
     title = f"{config.run.name}: {config.algorithm.name} on {sources}"
     records = run.log.records()
-    write_atomically(folder / "curves.png", report.draw_curves(records, title))
+    write_atomically(folder / "curves.png", curves.draw_curves(records, title))
     run.buffer.finish()
     summary = metrics.summarize(records, adapter, run.log.seconds_since())
     write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
@@ -295,7 +290,20 @@ def _finish(run: _Run) -> dict[str, Any]:
         f"learning, {summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving; adapter "
         f"in {adapter}, curves in {folder / 'curves.png'}"
     )
+    _report(folder, console)
     return summary
+
+
+def _report(folder: Path, console: Console) -> None:
+    """Write report.html when all else is written: nothing that is wrong with it may end the run as
+    a failed one."""
+    try:
+        alarms = write_report([folder], folder / "report.html")
+    except Exception as error:  # noqa: BLE001
+        logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
+    else:
+        told = f"alarms: {'; '.join(alarms)}" if alarms else "no alarms"
+        console.line(f"report in {folder / 'report.html'}, {told}")
 
 
 def _step_line(config: Config, record: Record) -> str:

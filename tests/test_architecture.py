@@ -23,13 +23,14 @@ LAYERS = [
     {"files", "background", "stopping", "archive", "saved_rollouts", "yaml_text",
      "config", "config_types", "config_algorithm", "config_data", "config_file",
      "command_line", "buffer", "rows", "row_forms", "templates", "prompts", "data", "metrics",
-     "report",
-     "console"},
+     "report.curves", "report.runs", "report.rollouts", "report.token_texts", "report.repetition",
+     "report.trends", "report.alarms", "report.equation", "report.payload", "report.page",
+     "report.serve", "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim",
      "model.packed_attention"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.folder", "model.unsloth", "model.shape", "model.decode_attention",
-     "memory", "meter", "checkpoint"},
+     "memory", "meter", "environment", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
      "score.boxed_math", "score.code_tests", "score.extraction",
      "score.custom", "score.judge", "score.math_worker", "score.sandbox", "score.shaping",
@@ -39,7 +40,7 @@ LAYERS = [
     {"evaluate", "backends", "job", "data_check", "collection", "rescoring"},
     {"loop"},
 ]  # fmt: skip
-PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}
+PACKAGES_WITHOUT_CODE = {"", "jail", "model", "report", "train"}
 NO_TORCH = LAYERS[0] | LAYERS[1]
 OWNERS = {
     "bitsandbytes": {"model.nf4", "train.optim"},
@@ -55,7 +56,8 @@ OWNERS = {
     "vllm": {"model.engine", "model.adapter_sync", "model.unsloth", "sample.vllm_sampler"},
     "datasets": {"rows"},
     "math_verify": {"score.math_worker"},
-    "matplotlib": {"report"},
+    "matplotlib": {"report.curves"},
+    "tokenizers": {"report.token_texts"},
     "rich": {"console"},
 }
 
@@ -112,7 +114,8 @@ def test_heavy_libraries_have_one_owner(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["config", "config_file", "command_line", "buffer", "prompts", "data"]
+    "module",
+    ["config", "config_file", "command_line", "buffer", "prompts", "data", "report.serve"],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, reason_llm.{module}; print({{'torch', 'transformers'}} & set(sys.modules))"

@@ -1,0 +1,167 @@
+// One group opened: its prompt, and its completions side by side, in one of four modes.
+
+const MODES = [["plain", "Text"], ["logprob", "Log-prob"], ["ratio", "Ratio"], ["difference", "Difference"]];
+let reference = 0;
+
+async function openGroup(run, index, detail, place) {
+  const groups = run.rollouts.groups, step = groups.step[index];
+  detail.replaceChildren(make("p", { class: "muted" }, "Opening …"));
+  let opened;
+  try {
+    opened = (await openStep(filters.run, step))[placeInStep(run, index)];
+  } catch (error) {
+    detail.replaceChildren(make("p", { class: "notice" }, "These rollouts cannot be opened: " + error.message));
+    return;
+  }
+  if (detail.dataset.wanted && detail.dataset.wanted !== String(index)) return;
+  const rewards = groups.rewards[index];
+  reference = rewards.indexOf(Math.max(...rewards));
+  const state = { run, index, opened, detail, place, mode: place.get("mode") || "plain", cards: FIRST_CARDS };
+  drawGroup(state);
+}
+
+function drawGroup(state) {
+  const { run, index, opened, detail, place } = state, groups = run.rollouts.groups;
+  const back = new URLSearchParams(place);
+  back.delete("group");
+  const prompt = make("div", { class: "text-block prompt", dir: "auto", tabindex: "0" }, ...limited(opened.prompt, FIRST_CHARS));
+  const cards = make("div", { class: "cards" });
+  detail.replaceChildren(
+    make("a", { class: "button back", href: "#" + back }, "‹ All groups"),
+    make("p", { class: "where" }, `step ${groups.step[index] + 1} · `, ...visible(groups.prompt[index]), opened.answer ? " · gold answer " : "", opened.answer ? make("span", { class: "tag" }, ...visible(opened.answer.slice(0, 200))) : "", ` · similarity ${shown(groups.similarity[index], 2)}`),
+    prompt, modeBar(state), cards);
+  const size = opened.completions.length;
+  for (let i = 0; i < Math.min(size, state.cards); i++) cards.append(card(state, i));
+  if (size > state.cards) cards.append(make("button", { class: "button", type: "button", onclick: () => { state.cards = size; drawGroup(state); } }, `Show all ${size} completions`));
+}
+
+function modeBar(state) {
+  const bar = make("div", { class: "modes", role: "group", "aria-label": "Show completions as" });
+  const any = (name) => state.opened.completions.some((completion) => completion[name] && completion.lengths);
+  const why = { logprob: any("logprobs") ? "" : "The tokens of these texts cannot be told apart", ratio: any("ratios") ? "" : "The archive has no log-probs of the learner for this group" };
+  if (why[state.mode]) state.mode = "plain";
+  for (const [mode, label] of MODES) {
+    bar.append(make("button", { class: "button", type: "button", "aria-pressed": String(state.mode === mode), disabled: Boolean(why[mode]), title: why[mode] || null, onclick: () => {
+      state.mode = mode;
+      state.place.set("mode", mode);
+      history.replaceState(null, "", "#" + state.place);
+      drawGroup(state);
+    } }, label));
+  }
+  const legend = (...steps) => bar.append(make("span", { class: "scale" }, ...steps.map(([style, text]) => (style ? make("i", { class: style }, text) : text))));
+  if (state.mode === "logprob") legend(["", "probability "], ["p1", "< 0.9"], ["p2", "< 0.6"], ["p3", "< 0.37"], ["p4", "< 0.14"], ["p5", "< 0.02"]);
+  if (state.mode === "ratio") legend(["", "learner less likely "], ["d3", "÷2"], ["d2", "÷1.2"], ["d1", "÷1.02"], ["u1", "×1.02"], ["u2", "×1.2"], ["u3", "×2"], ["", " more likely"]);
+  if (state.mode === "difference") legend(["", "beside the reference: "]), bar.lastChild.append(make("del", {}, "only there"), " ", make("ins", {}, "only here"));
+  return bar;
+}
+
+function card(state, i) {
+  const { run, index, opened, mode } = state, groups = run.rollouts.groups, completion = opened.completions[i];
+  const advantage = groups.advantages[index][i], isReference = mode === "difference" && i === reference;
+  const head = make("header", {},
+    make("b", {}, `${shown(groups.rewards[index][i])}`), make("span", {}, `#${i + 1}`),
+    make("span", {}, "advantage ", make("span", { class: advantage > 0 ? "pos" : advantage < 0 ? "neg" : "" }, signed(advantage))),
+    make("span", {}, `${groups.lengths[index][i].toLocaleString("en")} tokens${groups.truncated[index][i] ? ", cut off" : ""}`));
+  const names = Object.keys(groups.parts);
+  if (names.length > 1) for (const name of names) head.append(make("span", {}, ...visible(name), " " + shown(groups.parts[name][index][i])));
+  if (mode === "difference") {
+    if (isReference) head.append(make("span", {}, "the reference"));
+    else head.append(make("button", { type: "button", onclick: () => { reference = i; drawGroup(state); } }, "Compare with this"));
+  }
+  const body = make("div", { class: "text-block", dir: "auto", tabindex: "0" });
+  if (mode === "difference" && !isReference) body.append(...difference(opened.completions[reference].text, completion.text));
+  else if ((mode === "logprob" || mode === "ratio") && completion.lengths) body.append(...tokens(completion, mode, FIRST_TOKENS, body));
+  else body.append(...limited(completion.text, FIRST_CHARS));
+  return make("article", { class: "card" + (isReference ? " reference" : "") }, head, body);
+}
+
+// The text, cut where it is too long to be read, with a button for the rest.
+function limited(text, most) {
+  if (text.length <= most) return visible(text, filters.needle);
+  const more = make("button", { class: "button", type: "button", onclick: () => more.replaceWith(...visible(text.slice(most), filters.needle)) }, `Show the other ${(text.length - most).toLocaleString("en")} characters`);
+  return [...visible(text.slice(0, most), filters.needle), " … ", more];
+}
+
+const LOGPROB_UNIT = 0.01, LOG_RATIO_UNIT = 0.001, NO_NUMBER = 0xffff, RATIO_ONE = 0x8000;
+
+function logprobClass(surprise) {  // nats below 0
+  return surprise < 0.105 ? "" : surprise < 0.51 ? "p1" : surprise < 1 ? "p2" : surprise < 2 ? "p3" : surprise < 4 ? "p4" : "p5";
+}
+
+function ratioClass(log) {
+  const size = Math.abs(log), side = log > 0 ? "u" : "d";
+  return size < 0.02 ? "" : side + (size < 0.18 ? 1 : size < 0.69 ? 2 : 3);
+}
+
+function tokens(completion, mode, most, body) {
+  const { text, lengths, logprobs, ratios } = completion, nodes = [];
+  let at = 0;
+  const count = Math.min(lengths.length, most);
+  for (let i = 0; i < count; i++) {
+    const piece = text.slice(at, at + lengths[i]);
+    at += lengths[i];
+    const log = ratios && ratios[i] !== NO_NUMBER ? (ratios[i] - RATIO_ONE) * LOG_RATIO_UNIT : null;
+    const style = mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
+    const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text of its own: a special one, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
+    span.token = { i, piece, logprob: -logprobs[i] * LOGPROB_UNIT, log };
+    nodes.push(span);
+  }
+  if (count < lengths.length) {
+    const more = make("button", { class: "button", type: "button", onclick: () => body.replaceChildren(...tokens(completion, mode, Infinity, body)) }, `Show the other ${(lengths.length - count).toLocaleString("en")} tokens`);
+    nodes.push(" … ", more);
+  }
+  return nodes;
+}
+
+document.addEventListener("pointerover", (event) => {
+  const span = event.target.closest?.(".t");
+  if (!span || !span.token) return hideTip();
+  const { i, piece, logprob, log } = span.token;
+  const lines = [`token ${i + 1}  ${piece ? JSON.stringify(plainly(piece)) : ""}`, `log-prob ${logprob.toFixed(2)}, probability ${shown(Math.exp(logprob))}`];
+  if (log !== null) lines.push(`ratio learner / sampler ${Math.exp(log).toFixed(3)}`);
+  showTip(lines.join("\n"), event.clientX, event.clientY);
+});
+
+// Word by word, what only the other text has and what only this one has: Myers, 1986,
+// doi:10.1007/BF01840446.
+function difference(before, after) {
+  const words = (text) => text.match(/\s+|[\p{L}\p{M}]+|\d|[^\s\p{L}\p{M}\d]/gu) || [];
+  const a = words(before), b = words(after);
+  if (a.length > DIFF_WORDS || b.length > DIFF_WORDS) return [make("p", { class: "muted" }, "Too long to be compared word by word."), ...limited(after, FIRST_CHARS)];
+  const nodes = [];
+  for (const [tag, text] of joined(edits(a, b))) nodes.push(...(tag ? [make(tag, {}, ...visible(text))] : visible(text)));
+  return nodes;
+}
+
+function edits(a, b) {
+  const most = a.length + b.length, furthest = new Map([[1, 0]]), trace = [];
+  search: for (let d = 0; d <= most; d++) {
+    trace.push(new Map(furthest));
+    for (let k = -d; k <= d; k += 2) {
+      let x = k === -d || (k !== d && furthest.get(k - 1) < furthest.get(k + 1)) ? furthest.get(k + 1) : furthest.get(k - 1) + 1;
+      while (x < a.length && x - k < b.length && a[x] === b[x - k]) x++;
+      furthest.set(k, x);
+      if (x >= a.length && x - k >= b.length) break search;
+    }
+    if (d > 800) return [...a.map((word) => ["del", word]), ...b.map((word) => ["ins", word])];
+  }
+  const found = [];
+  let x = a.length, y = b.length;
+  for (let d = trace.length - 1; d >= 0; d--) {
+    const k = x - y, row = trace[d];
+    const from = k === -d || (k !== d && row.get(k - 1) < row.get(k + 1)) ? k + 1 : k - 1;
+    const startX = d === 0 ? 0 : row.get(from), startY = d === 0 ? 0 : startX - from;
+    while (x > startX && y > startY && x > 0 && y > 0 && a[x - 1] === b[y - 1]) { x--; y--; found.push(["", a[x]]); }
+    if (d > 0) { if (from === k + 1) { y--; found.push(["ins", b[y]]); } else { x--; found.push(["del", a[x]]); } }
+  }
+  return found.reverse();
+}
+
+function joined(parts) {
+  const found = [];
+  for (const [tag, text] of parts) {
+    const last = found.at(-1);
+    if (last && last[0] === tag) last[1] += text; else found.push([tag, text]);
+  }
+  return found;
+}

@@ -1,0 +1,227 @@
+// The page: what there is to see of the runs, where, and how it follows a run that goes on.
+
+let data = null;
+const COLORS = [0, 1, 2, 3, 4, 5].map((i) => `var(--run-${i})`);
+const PHASES = [
+  ["sampling", "var(--run-0)"], ["learning", "var(--run-1)"], ["evaluation", "var(--run-2)"],
+  ["saving", "var(--run-3)"], ["buffer", "var(--run-4)"], ["other", "var(--run-5)"],
+];
+const number = (value) => shown(value, 3);
+const gib = (value) => shown(value, 3) + " GiB";
+
+// [key, title, note, format]; keys that no run has are left out.
+const CHARTS = [
+  ["Reward and accuracy", [
+    ["score/reward", "Reward", "mean of the step's rollouts", number],
+    ["eval/accuracy", "Held-out accuracy", "greedy", percent],
+    ["eval/*/accuracy", "", "held-out accuracy, greedy", percent],
+    ["score/*", "", "mean of this reward", number],
+  ]],
+  ["Completions", [
+    ["sample/completion_tokens", "Length", "mean tokens", number],
+    ["sample/truncated_fraction", "Truncated", "cut off by the limit", percent],
+    ["train/entropy", "Entropy", "nats per token", number],
+    ["score/groups_without_signal_fraction", "Groups without signal", "", percent],
+    ["sample/groups_dropped", "Groups dropped", "by dynamic sampling", number],
+    ["score/errors", "Scoring errors", "", number],
+    ["score/timeouts", "Scoring timeouts", "", number],
+  ]],
+  ["Learning", [
+    ["train/kl", "KL to the base", "nats per token", number],
+    ["train/clip_fraction", "Clip fraction", "tokens", percent],
+    ["train/sampler_mismatch_max", "Sampler mismatch", "most, in nats", number],
+    ["train/sampler_kl", "Sampler KL", "to the learner, nats", number],
+    ["train/grad_norm", "Gradient norm", "before clipping", number],
+    ["train/learning_rate", "Learning rate", "", number],
+  ]],
+];
+const NEVER_ZERO = new Set(["train/loss"]);
+
+function columnOf(run, key) {
+  const column = run.columns[key];
+  const steps = [], values = [];
+  if (column) column.forEach((value, i) => { if (value !== null && (run.steps[i] > 0 || key.startsWith("eval/"))) { steps.push(run.steps[i]); values.push(value); } });
+  return { steps, values };
+}
+
+const isFlatZero = (runs, key) => runs.every((run) => columnOf(run, key).values.every((value) => value === 0));
+
+function lineOf(run, i, key, color = COLORS[i % COLORS.length]) {
+  const kind = key.startsWith("eval/") ? "points" : "line";
+  return { label: plainly(run.label), color, ...columnOf(run, key), kind };
+}
+
+function keysLike(pattern) {
+  const all = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))];
+  if (pattern === "score/*") {
+    const names = [...new Set(data.runs.flatMap((run) => (run.rewards.length > 1 ? run.rewards.map((each) => each.name) : [])))];
+    return names.map((name) => "score/" + name).filter((key) => all.includes(key));
+  }
+  if (pattern === "eval/*/accuracy") return all.filter((key) => /^eval\/.+\/accuracy$/.test(key));
+  return all.includes(pattern) ? [pattern] : [];
+}
+
+function metricChart(key, title, note, format, band, height = 130) {
+  const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line) => line.values.length);
+  const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
+  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, height });
+}
+
+function go(values) { location.hash = new URLSearchParams(values).toString(); }
+
+function notices(run) {
+  return run.notices.map((text) => make("p", { class: "notice" }, ...visible(text)));
+}
+
+function overview(place) {
+  const view = make("div"), several = data.runs.length > 1, run = data.runs[0];
+  const head = make("div", { class: "head" }, make("h1", {}, ...(several ? [`${data.runs.length} runs`] : visible(run.label))));
+  if (!several) head.append(make("p", {}, ...visible(summaryOf(run))));
+  view.append(head, several ? comparison() : figures(run));
+  for (const each of data.runs) view.append(...notices(each));
+  view.append(alarms());
+  const at = place.has("alarm") ? data.runs[Number(place.get("run") || 0)].checks[Number(place.get("alarm"))] : null;
+  const drawn = new Set();
+  for (const [heading, specs] of CHARTS) {
+    const isFirst = heading === CHARTS[0][0], grid = make("div", { class: isFirst ? "charts large" : "charts" });
+    for (const [pattern, title, note, format] of specs) {
+      for (const key of keysLike(pattern)) {
+        drawn.add(key);
+        if (/^score\/(errors|timeouts)$|groups_dropped$/.test(key) && isFlatZero(data.runs, key)) continue;
+        if (key === "train/kl" && isFlatZero(data.runs, key)) continue;
+        const shown = at && at.charts.includes(key);
+        const figure = metricChart(key, title, note, format, shown ? at.steps : null, isFirst && innerWidth > 560 ? 190 : 130);
+        if (shown) figure.classList.add("shown");
+        grid.append(figure);
+      }
+    }
+    if (grid.children.length) view.append(make("section", {}, make("h2", {}, heading, isFirst ? make("small", {}, "steps on the x-axis; point at a chart to read all of them at that step") : null), grid));
+  }
+  view.append(timeSection(), memorySection(drawn), otherSection(drawn, at));
+  return view;
+}
+
+const swatch = (color) => { const box = make("span", { class: "swatch" }); box.style.background = color; return box; };
+
+function summaryOf(run) {
+  const state = run.finished ? `finished after ${run.step} steps` : `at step ${run.step} of ${run.planned_steps}`;
+  return `${run.algorithm} on ${run.sources.join(" + ")} · ${run.model} · ${state}`;
+}
+
+function figures(run) {
+  const list = make("dl", { class: "figures" });
+  const add = (name, value, note = "") => list.append(make("div", {}, make("dt", {}, name), make("dd", {}, value, note ? make("small", {}, " " + note) : "")));
+  const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
+  const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
+  if (accuracy) add("Held-out accuracy", `${percent(accuracy[0])} → ${percent(accuracy[1])}`);
+  if (reward) add("Mean reward", `${number(reward[0])} → ${number(reward[1])}`);
+  if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
+  const sum = (key) => columnOf(run, key).values.reduce((a, b) => a + b, 0);
+  if (run.steps.length) {
+    add("Sampled", shownCount(sum("sample/tokens")), "tokens");
+    add("Time", duration(total(run, "time/total_seconds")));
+    const peaks = ["memory/sampling_peak_gib", "memory/learning_peak_gib"].flatMap((key) => columnOf(run, key).values);
+    if (peaks.length) add("Peak memory", gib(Math.max(...peaks)));
+  }
+  return list;
+}
+
+function shownCount(value) {
+  return value >= 1e9 ? shown(value / 1e9) + " B" : value >= 1e6 ? shown(value / 1e6) + " M" : Math.round(value).toLocaleString("en");
+}
+
+function total(run, key) {
+  return (run.columns[key] || []).reduce((sum, value) => sum + (value || 0), 0);
+}
+
+function comparison() {
+  const table = make("table", { class: "compare" }), head = make("tr");
+  for (const name of ["Run", "Algorithm", "Held-out accuracy", "Mean reward", "Length, tokens", "Steps", "Time", "Alarms"]) head.append(make("th", { scope: "col" }, name));
+  table.append(head);
+  data.runs.forEach((run, i) => {
+    const last = (key, format) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
+    const row = [run.algorithm, last("eval/accuracy", percent), last("score/reward", number), last("sample/completion_tokens", number), `${run.step} of ${run.planned_steps}`, duration(total(run, "time/total_seconds")), String(run.checks.filter((check) => check.state === "alarm").length)];
+    table.append(make("tr", {}, make("td", {}, swatch(COLORS[i % COLORS.length]), ...visible(run.label)), ...row.map((text) => make("td", {}, text))));
+  });
+  return make("div", { class: "scroll" }, table);
+}
+
+function alarms() {
+  const section = make("section", {}), raised = [];
+  data.runs.forEach((run, r) => run.checks.forEach((check, i) => { if (check.state === "alarm") raised.push([run, r, check, i]); }));
+  const box = make("div", { class: "alarms" });
+  section.append(make("h2", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}` : "No alarms"));
+  for (const [run, r, check, i] of raised) {
+    const links = make("p", { class: "links" });
+    if (check.charts.length) links.append(make("a", { class: "button", href: `#view=overview&run=${r}&alarm=${i}` }, "Show the curves"));
+    if (check.groups.length) links.append(make("a", { class: "button", href: `#view=rollouts&run=${r}&alarm=${i}` }, `Show the rollouts`));
+    box.append(make("div", { class: "alarm" }, make("h3", {}, check.title, data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), make("p", {}, ...visible(check.text)), make("p", { class: "do" }, ...visible(check.advice)), links));
+  }
+  if (raised.length) section.append(box);
+  for (const run of data.runs) {
+    const quiet = run.checks.filter((check) => check.state !== "alarm");
+    if (!quiet.length) continue;
+    const clear = quiet.filter((check) => check.state === "clear").length;
+    const table = make("table");
+    for (const check of quiet) table.append(make("tr", {}, make("td", {}, make("span", { class: check.state === "clear" ? "ok" : "muted" }, check.state === "clear" ? "✓ " : "– "), check.title), make("td", { class: "muted" }, ...visible(check.text))));
+    section.append(make("details", { class: "checks" }, make("summary", {}, make("b", {}, `${clear} check${clear === 1 ? "" : "s"} clear`), quiet.length > clear ? `, ${quiet.length - clear} not judged` : "", data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), table));
+  }
+  return section;
+}
+
+function phasesOf(run) {
+  const steps = run.steps.filter((step) => step > 0), from = run.steps.length - steps.length;
+  const value = (key, i) => (run.columns[key] || [])[i + from] || 0;
+  const lines = PHASES.map(([name, color]) => ({ label: name, color, steps, kind: "line", values: steps.map((_, i) => (name === "other" ? 0 : value(`time/${name}_seconds`, i))) }));
+  const other = lines.at(-1);
+  // Scoring runs beside the sampling of the next wave; what is left over is its tail and the rest.
+  other.values = steps.map((_, i) => Math.max(0, value("time/total_seconds", i) - lines.reduce((sum, line) => sum + line.values[i], 0)));
+  return lines.filter((line) => line.values.some((v) => v > 0));
+}
+
+function timeSection() {
+  const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring runs beside sampling")));
+  for (const run of data.runs) {
+    const lines = phasesOf(run);
+    if (!lines.length) continue;
+    const sums = lines.map((line) => line.values.reduce((a, b) => a + b, 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
+    const bar = make("div", { class: "shares" }), legend = make("ul", { class: "legend" });
+    lines.forEach((line, i) => {
+      const part = make("span", { title: `${line.label} ${duration(sums[i])}` });
+      part.style.background = line.color;
+      part.style.flex = `${sums[i] / all} 0 0`;
+      bar.append(part);
+      legend.append(make("li", {}, swatch(line.color), make("b", {}, line.label), ` ${duration(sums[i])}, ${percent(sums[i] / all)}`));
+    });
+    legend.append(make("li", {}, `scoring ${duration(total(run, "time/scoring_seconds"))}`));
+    section.append(make("p", {}, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
+      chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }));
+  }
+  return section;
+}
+
+function memorySection(drawn) {
+  const grid = make("div", { class: "charts" });
+  for (const [phase, title] of [["sampling", "Memory, sampling"], ["learning", "Memory, learning"]]) {
+    const lines = data.runs.flatMap((run, i) => {
+      const planned = columnOf(run, `memory/${phase}_planned_gib`);
+      return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
+    });
+    if (data.runs.length === 1) lines[0].label = "peak";
+    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
+    drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
+  }
+  for (const key of keysLike("sample/tokens_per_second")) grid.append(metricChart(key, "Sampling speed", "tokens per second", number));
+  return make("section", {}, make("h2", {}, "Memory and speed"), grid);
+}
+
+function otherSection(drawn, at) {
+  const rest = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].filter((key) => !drawn.has(key) && !key.startsWith("time/") && key !== "step" && key !== "sample/tokens_per_second").sort();
+  const details = make("details", {}, make("summary", { class: "muted" }, `All other metrics (${rest.length})`));
+  const fill = () => {
+    if (details.open && details.children.length === 1) details.append(make("div", { class: "charts pad" }, ...rest.map((key) => metricChart(key, key, "", number, at && at.charts.includes(key) ? at.steps : null))));
+  };
+  details.addEventListener("toggle", fill);
+  if (at && rest.some((key) => at.charts.includes(key))) { details.open = true; fill(); }
+  return make("section", {}, details);
+}

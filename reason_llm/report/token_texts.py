@@ -1,0 +1,78 @@
+"""Where each token of a completion begins and ends in its text.
+
+With the model's ``tokenizer.json`` alone, from its folder or the Hub's cache on this machine; never
+from the network. Neither torch nor Transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from reason_llm.errors import ModelError, one_line
+
+
+@dataclass(slots=True)
+class TokenTexts:
+    """A tokenizer's tokens as pieces of text."""
+
+    tokenizer: Tokenizer
+    special: dict[int, str]
+    """Names of the tokens that no text shows, such as ``<|im_end|>``, by id."""
+    _pieces: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, model: str) -> "TokenTexts":
+        """The tokenizer of a model's folder or Hub id.
+
+        Raises:
+            ModelError: it is not on this machine, or cannot be read.
+        """
+        path = Path(model) / "tokenizer.json"
+        if not Path(model).is_dir():
+            try:
+                found = try_to_load_from_cache(model, "tokenizer.json")
+            except HFValidationError:
+                found = None
+            if not isinstance(found, str):
+                raise ModelError(f"{model} has no tokenizer.json on this machine")
+            path = Path(found)
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises nothing narrower
+            if isinstance(error, OSError):
+                raise ModelError(f"{path} cannot be read ({error.strerror})") from error
+            raise ModelError(f"{path} is no tokenizer: {one_line(error)}") from error
+        added = tokenizer.get_added_tokens_decoder().items()
+        return cls(tokenizer, {id: token.content for id, token in added if token.special})
+
+    def lengths(self, token_ids: Sequence[int], text: str) -> list[int] | None:
+        """How many UTF-16 units of ``text`` each token spells, as JavaScript counts them; 0 for a
+        special token, and for one whose bytes only the next one completes to a character.
+
+        None if the tokens do not spell the text.
+        """
+        pieces = [self._piece(id) for id in token_ids]
+        if "".join(pieces) != text:
+            pieces = self._streamed(token_ids)
+            if "".join(pieces) != text:
+                return None
+        return [
+            len(piece) if piece.isascii() else len(piece.encode("utf-16-le")) // 2
+            for piece in pieces
+        ]
+
+    def _piece(self, id: int) -> str:
+        if id not in self._pieces:
+            known = self.tokenizer.id_to_token(id) is not None and id not in self.special
+            self._pieces[id] = self.tokenizer.decode([id]) if known else ""
+        return self._pieces[id]
+
+    def _streamed(self, token_ids: Sequence[int]) -> list[str]:
+        """One after the other, as what a token spells may depend on those before it."""
+        stream = DecodeStream(skip_special_tokens=True)
+        return [stream.step(self.tokenizer, id) or "" for id in token_ids]
