@@ -9,6 +9,8 @@ models, rewards or tensors.
     "drawn", "groups": [...]}
 """
 
+import gzip
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +173,18 @@ class RolloutBuffer:
         write_atomically(self.path, orjson.dumps(value) + b"\n")
 
 
+def read_document(path: Path) -> _Document:
+    """What a buffer holds, or an archive of one (``.json.gz``); for reading only.
+
+    Raises:
+        RolloutBufferError: it is missing, damaged or of another format.
+    """
+    document = _read(path)
+    if document is None:
+        raise RolloutBufferError(f"{path} does not exist; name a buffer or an archive of one")
+    return document
+
+
 def lock(path: Path) -> FileLock:
     """The lock of the buffer at ``path``."""
     return FileLock(path.with_name(f".{path.name}.lock"), what=f"the rollout buffer {path}")
@@ -180,6 +194,10 @@ def _read(path: Path) -> _Document | None:
     way_on = "restore it, or start with --run.resume never, which moves it aside"
     try:
         content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RolloutBufferError(f"{path} is cut short or damaged ({error}); {way_on}") from error
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -114,12 +114,14 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         tokenizer = base.load_tokenizer(config.model.path)
         text_config = base.read_config(config.model.path).get_text_config(decoder=True)
         config, why = backends.choose(config, text_config, device)
-        shape = Shape.of(base.check_model(config.model))
+        policy = base.check_model(config.model)
+        for adapter in (target.adapter for target in targets if target.adapter is not None):
+            adapters.check_fits(policy, adapter, config.model.path)
         context = base.context_limit(config.model)
         answers = not request.generate_only
         sets = load_evaluation(config, tokenizer, context, scorer.columns, answers)
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
+        plan = memory.plan(config, Shape.of(policy), Machine.here(config, device), context, longest)
         stages.append(_Stage(config, targets, tokenizer, sets, plan))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)

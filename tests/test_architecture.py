@@ -24,8 +24,8 @@ LAYERS = [
      "row_forms", "templates", "prompts", "data", "metrics", "report", "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
-     "model.nf4", "model.unsloth", "model.shape", "model.decode_attention", "memory", "meter",
-     "checkpoint"},
+     "model.merging", "model.nf4", "model.unsloth", "model.shape", "model.decode_attention",
+     "memory", "meter", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
      "score.boxed_math", "score.code_tests", "score.extraction",
      "score.custom", "score.judge", "score.math_worker", "score.sandbox", "score.shaping",
@@ -33,7 +33,7 @@ LAYERS = [
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
     {"evaluate", "backends", "job", "data_check", "collection", "accuracy", "evaluation",
-     "evaluation_request"},
+     "evaluation_request", "export", "model_card", "parity"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}

@@ -18,7 +18,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from reason_llm.config import AdapterSection
@@ -117,6 +117,26 @@ def load(policy: PeftModel, folder: Path) -> None:
     set_peft_model_state_dict(policy, state)
 
 
+def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
+    """Whether ``load_as_is`` will succeed, by the names and shapes alone.
+
+    Args:
+        policy: may be on the meta device.
+
+    Raises:
+        ModelError: as ``load_as_is``.
+    """
+    expected = {k: list(v.shape) for k, v in get_peft_model_state_dict(policy).items()}
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as opened:
+            names = list(opened.keys())
+            found = {name: opened.get_slice(name).get_shape() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise _misfit(folder, base) from error
+    if found != expected:
+        raise _misfit(folder, base)
+
+
 def load_as_is(policy: PeftModel, folder: Path, base: str) -> None:
     """``load`` of an adapter from anywhere.
 
@@ -126,10 +146,27 @@ def load_as_is(policy: PeftModel, folder: Path, base: str) -> None:
     try:
         load(policy, folder)
     except (CheckpointError, OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
-            "trained on"
-        ) from error
+        raise _misfit(folder, base) from error
+
+
+def _misfit(folder: Path, base: str) -> ModelError:
+    return ModelError(
+        f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
+        "trained on"
+    )
+
+
+def over(base: Any, folder: Path) -> PeftModel:
+    """The base (not copied) with the adapter in ``folder``, as PEFT itself puts it there; whatever
+    layers it adapts.
+
+    Raises:
+        ModelError: it does not fit.
+    """
+    try:
+        return PeftModel.from_pretrained(base, str(folder))
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise _misfit(folder, str(base.config.name_or_path)) from error
 
 
 def clear(policy: PeftModel) -> None:

@@ -264,8 +264,7 @@ def test_one_line_and_nothing_changes(
     for part in named:
         assert part in error
     assert tree_of(run_folder) == before
-    if name != "an adapter of another model":  # which shows only when it is loaded
-        assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def make_wider(folder: Path) -> None:
