@@ -22,9 +22,12 @@ from reason_llm.model import adapters, nf4
 from reason_llm.model.base import default_device
 from reason_llm.train.packing import Rollout
 
-LARGEST = {torch.float32: 1e-4, torch.bfloat16: 1.0}
-MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.05}
-"""Largest and mean difference of a log-prob, in nats, that rounding explains."""
+LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
+MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+"""Largest and mean difference of a log-prob, in nats, that rounding explains. Measured in float32:
+2e-5 and 3e-6 on a random model of 12 layers (200 M). In bfloat16 there: 0.15 and 0.03, which is
+what one forward pass in bfloat16 is off by; 0.25 and 0.0025 on model/tiny. What is learned is often
+less than that, so there ``MOST_LOST`` is the sharper test."""
 MOST_LOST = 0.5
 """Of what was learned, that an export may lose, or have too much of."""
 MOST_STRAYED = 0.5
@@ -71,17 +74,17 @@ class Parity:
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises a ModelError if rounding to ``dtype`` does not explain the gap."""
-        if not (self.gap.largest <= LARGEST[dtype] and self.gap.mean <= MEAN[dtype]):
-            raise ModelError(
-                f"the export is not base plus adapter: {self.gap} (at most "
-                f"{LARGEST[dtype]:g} and {MEAN[dtype]:g} is rounding); nothing was written; check "
-                "that --base is what the adapter was trained on"
-            )
         if self.strayed is not None and not self.strayed <= MOST_STRAYED:
             raise ModelError(
                 f"the rollouts' tokens are {self.strayed:.2g} nats less likely under the export "
                 f"than when they were sampled (at most {MOST_STRAYED:g}); nothing was written; "
                 "check that --base is what the adapter was trained on and --rollouts are its own"
+            )
+        if not (self.gap.largest <= LARGEST[dtype] and self.gap.mean <= MEAN[dtype]):
+            raise ModelError(
+                f"the export is not base plus adapter: {self.gap} (at most "
+                f"{LARGEST[dtype]:g} and {MEAN[dtype]:g} is rounding); nothing was written; check "
+                "that --base is what the adapter was trained on"
             )
         if abs(self.lost) - 4 * self.lost_error > MOST_LOST:
             raise ModelError(

@@ -29,6 +29,8 @@ FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """What is fetched of a Hub model."""
 HEAD = "lm_head.weight"
 _ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
+"""PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
           "BOOL": 1}  # fmt: skip
@@ -120,6 +122,8 @@ def updates(adapter: Path) -> dict[str, Update]:
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         found = _ADAPTED.fullmatch(name)
+        if found is None and _KEPT.fullmatch(name):
+            continue
         if found is None:
             raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
         factors.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
@@ -136,7 +140,7 @@ def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
     Raises:
         ModelError: as ``merge``.
     """
-    return sum(source.num_bytes for source in _sources(base, updates(adapter), dtype).values())
+    return sum(source.num_bytes for source in _plan(base, adapter, dtype)[1].values())
 
 
 def merge(base: Path, adapter: Path, out: Path, dtype: torch.dtype, shard_bytes: int) -> None:
@@ -150,8 +154,7 @@ def merge(base: Path, adapter: Path, out: Path, dtype: torch.dtype, shard_bytes:
     Raises:
         ModelError: the adapter does not fit the checkpoint.
     """
-    to_add = updates(adapter)
-    sources = _sources(base, to_add, dtype)
+    to_add, sources = _plan(base, adapter, dtype)
     shards = _shards({name: source.num_bytes for name, source in sources.items()}, shard_bytes)
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
@@ -189,6 +192,29 @@ def _merged(
             tensor = tensor.to(dtype)
         # A tied head that is adapted and its embedding come from the same stored tensor.
         yield name, tensor.clone() if name != source.name else tensor.contiguous()
+
+
+def _plan(
+    base: Path, adapter: Path, dtype: torch.dtype
+) -> tuple[dict[str, Update], dict[str, _Source]]:
+    """What is added to which tensors; embeddings that the adapter brings along must be the base's
+    own."""
+    to_add = updates(adapter)
+    sources = _sources(base, to_add, dtype)
+    for name, tensor in load_file(adapter / adapters.WEIGHTS).items():
+        kept = None if _ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
+        source = sources.get(f"{kept[1]}.weight") if kept else None
+        if kept is None:
+            continue
+        if source is not None:
+            with safe_open(source.file, framework="pt") as opened:
+                if torch.equal(opened.get_tensor(source.name).to(tensor.dtype), tensor):
+                    continue
+        raise ModelError(
+            f"{adapter / adapters.WEIGHTS}: {kept[1]}.weight is not that of {base}: it was trained "
+            "or resized beside the adapter; merge it with the library that made it"
+        )
+    return to_add, sources
 
 
 def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[str, _Source]:
