@@ -68,8 +68,8 @@ class _Stage:
 
 
 def run_evaluation(request: Request, console: Console) -> dict[str, Any]:
-    """Evaluate and return the summary, which is also written to ``<out>/summary.json``; with
-    ``generate_only`` there is none, and what is returned is empty.
+    """Evaluate and return the summary, which is also written to ``<out>/summary.json``, last of
+    all.
 
     Raises:
         ReasonError: anything that the user can mend; whole waves are kept.
@@ -99,8 +99,10 @@ def run_evaluation(request: Request, console: Console) -> dict[str, Any]:
                 if skipped < len(waves):
                     _run_stage(request, stage, waves[skipped:], log, scorer, console)
         if request.generate_only:
+            summary = {"prompts": len(log.outcomes), "k": request.num_samples}
+            write_atomically(request.out / "summary.json", orjson.dumps(summary))
             console.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
-            return {}
+            return summary
         with_majority = scorer.rewards[0].reward.answer is not None
     return _finish(request, log, with_majority, console)
 
@@ -164,9 +166,13 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     log, header = OutcomeLog(request.out / name), request.out / "evaluation.json"
     identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
-    if request.config.run.resume == "never":
+    is_other = log.path.exists() and not (header.exists() and header.read_bytes() == identity)
+    is_finished = (request.out / "summary.json").exists()
+    if request.config.run.resume == "never" or (
+        is_other and is_finished and request.may_move_aside
+    ):
         move_aside(request.out)
-    elif log.path.exists() and (not header.exists() or header.read_bytes() != identity):
+    elif is_other:
         raise ConfigError(
             f"{request.out} holds an evaluation with other options, data or weights; set another "
             "--out, or --run.resume never, which moves it aside"

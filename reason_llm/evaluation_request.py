@@ -50,6 +50,8 @@ class Request:
     """k; 0: greedy alone."""
     generate_only: bool
     out: Path
+    may_move_aside: bool
+    """Nobody named ``out``, so a finished evaluation that is there may give way."""
 
 
 def make_request(line: CommandLine) -> Request:
@@ -75,14 +77,16 @@ def make_request(line: CommandLine) -> Request:
     tree = config.model_dump(mode="json")
     overrides = {"data.eval": None, "eval.sets": sets} | later
     config = config_file.build(tree, Path(str(config.run.name)), overrides)
-    out = line.one("out")
-    default = config.run.directory / str(config.run.name) / "evaluation"
+    out, generate_only = line.one("out"), "generate-only" in line.given
+    folder = "completions" if generate_only else "evaluation"
+    default = config.run.directory / str(config.run.name) / folder
     return Request(
         config=config,
         targets=targets,
         num_samples=_count(line.one("k")),
-        generate_only="generate-only" in line.given,
+        generate_only=generate_only,
         out=Path(out) if out else default,
+        may_move_aside=out is None,
     )
 
 

@@ -40,7 +40,11 @@ def main() -> int:
         "compare": Value(
             "WHICH", "a second model, compared with the first problem by problem; as --model"
         ),
-        "out": Value("FOLDER", "where results go (default: runs/NAME/evaluation)"),
+        "out": Value(
+            "FOLDER",
+            "where results go (default: runs/NAME/evaluation; what is finished there is moved "
+            "aside for another evaluation)",
+        ),
     }
     what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
     try:

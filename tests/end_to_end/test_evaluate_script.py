@@ -2,6 +2,7 @@
 what it cannot do is one line and changes nothing."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -181,7 +182,7 @@ def test_completions_of_prompts_without_answers(
     assert (first["set"], first["gold"], first["samples"]) == ("asked", "", [])
     assert first["greedy"]["reward"] is None
     assert first["greedy"]["text"] != second["greedy"]["text"]
-    assert not (out / "summary.json").exists()
+    assert orjson.loads((out / "summary.json").read_bytes()) == {"prompts": 2, "k": 0}
     assert call(*asked, tmp_path / "drawn", "--k", "3")[0] == 0
     for row in rows(tmp_path / "drawn", "completions.jsonl"):
         assert row["greedy"] is None
@@ -294,3 +295,20 @@ def test_another_evaluation_is_not_overwritten(
     assert call(run_folder, "--eval.limit", "2", *afresh, "--out", out)[0] == 0
     assert (tmp_path / "out.old-1" / "problems.jsonl").exists()
     assert len(rows(out)[0]["samples"]) == 1
+
+
+def test_in_the_run_s_own_folder_a_finished_evaluation_gives_way(
+    call: Call, run_folder: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(run_folder, tmp_path / "made")
+    asked = [run, "--run.directory", tmp_path, "--eval.limit", "5"]
+    assert call(*asked)[0] == 0
+    code, shown, _ = call(*asked, "--k", "1")
+    assert code == 0
+    assert "was moved aside to" in shown
+    assert [len(row["samples"]) for row in rows(run / "evaluation")] == [1] * 5
+    assert [len(row["samples"]) for row in rows(run / "evaluation.old-1")] == [0] * 5
+    (run / "evaluation" / "summary.json").unlink()  # as if it had not come to its end
+    code, _, error = call(*asked, "--k", "2")
+    assert code == 2
+    assert "holds an evaluation with other options" in error

@@ -105,7 +105,6 @@ def test_the_export_is_the_policy(
     assert mine.apply_chat_template(question) == theirs.apply_chat_template(question)
     generation = (out / "generation_config.json").read_bytes()
     assert generation == (TINY / "generation_config.json").read_bytes()
-    # It is evaluated as any model, and is right where the adapter is.
     assert not list(tmp_path.glob(".*"))
 
 
