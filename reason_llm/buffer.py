@@ -10,21 +10,26 @@ models, rewards or tensors.
 """
 
 import gzip
+import os
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import orjson
 
 from reason_llm import config_file
-from reason_llm.errors import RolloutBufferError
+from reason_llm.errors import RolloutBufferError, one_line
 from reason_llm.files import FileLock, move_aside, write_atomically
 from reason_llm.rollout import Group, group_from_json, group_to_json
 
 FORMAT = 1
+MAX_BYTES = 4 << 30
+"""Of a document, unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,9 @@ class RunIdentity:
 
 
 @dataclass(slots=True)
-class _Document:
+class Document:
+    """What a buffer file holds."""
+
     run: RunIdentity
     step: int
     weight_version: int
@@ -54,18 +61,28 @@ class RolloutBuffer:
 
     Args:
         discard: whatever is there is to be moved aside, unread.
+        settle: called before a step's rollouts give way to the next step's, to have what was
+            learned from them on disk.
 
     Raises (on entry):
         BusyError: another process holds it.
         RolloutBufferError: it is damaged or belongs to another run that is not finished.
     """
 
-    def __init__(self, path: Path, run: RunIdentity, *, discard: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: RunIdentity,
+        *,
+        discard: bool = False,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = path
         self.run = run
         self._discard = discard
+        self._settle = settle
         self._lock = lock(path)
-        self._document: _Document | None = None
+        self._document: Document | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as until_checked:
@@ -83,7 +100,7 @@ class RolloutBuffer:
     ) -> None:
         self._lock.__exit__(kind, error, trace)
 
-    def check(self) -> _Document | None:
+    def check(self) -> Document | None:
         """What is on disk, if this run may go on from it or set it aside; writes nothing.
 
         Raises:
@@ -91,8 +108,12 @@ class RolloutBuffer:
         """
         if self._discard:
             return None
-        document = _read(self.path)
-        if document is None or (document.run.id != self.run.id and document.trained):
+        if not os.path.lexists(self.path):
+            return None
+        document = read_document(
+            self.path, "restore it, or start with --run.resume never, which moves it aside"
+        )
+        if document.run.id != self.run.id and document.trained:
             return document
         ways_on = (
             f"go on with that run, give this one --run.buffer of its own, "
@@ -104,7 +125,7 @@ class RolloutBuffer:
                 f"{document.run.name!r} "
                 f"({document.run.id}), not of {self.run.name!r} ({self.run.id}); {ways_on}"
             )
-        changed = config_file.differences(document.run.config, self.run.config)
+        changed = config_file.changes(document.run.config, self.run.config).refused
         if changed:
             raise RolloutBufferError(
                 f"{self.path} was sampled with another config ({'; '.join(changed)}); {ways_on}"
@@ -120,6 +141,10 @@ class RolloutBuffer:
         return (
             list(self._document.groups) if self._is_at(step) and self._document is not None else []
         )
+
+    def document(self) -> Document | None:
+        """What was written or found last, whatever its step."""
+        return self._document
 
     def drawn(self, step: int) -> int:
         """How many prompts of this step were sampled and saved, dropped ones included."""
@@ -156,33 +181,13 @@ class RolloutBuffer:
     def _write(
         self, step: int, groups: list[Group], drawn: int, *, complete: bool, trained: bool
     ) -> None:
+        if not self._is_at(step):
+            self._settle()
         if self._document is None or self._document.step > step:
             # Another run's, or sampled by later weights than the checkpoint's.
             move_aside(self.path)
-        self._document = _Document(self.run, step, step, complete, trained, drawn, groups)
-        value = {
-            "format": FORMAT,
-            "run": {"id": self.run.id, "name": self.run.name, "config": self.run.config},
-            "step": step,
-            "weight_version": step,
-            "complete": complete,
-            "trained": trained,
-            "drawn": drawn,
-            "groups": [group_to_json(group) for group in groups],
-        }
-        write_atomically(self.path, orjson.dumps(value) + b"\n")
-
-
-def read_document(path: Path) -> _Document:
-    """What a buffer holds, or an archive of one (``.json.gz``); for reading only.
-
-    Raises:
-        RolloutBufferError: it is missing, damaged or of another format.
-    """
-    document = _read(path)
-    if document is None:
-        raise RolloutBufferError(f"{path} does not exist; name a buffer or an archive of one")
-    return document
+        self._document = Document(self.run, step, step, complete, trained, drawn, groups)
+        write_atomically(self.path, to_bytes(self._document))
 
 
 def lock(path: Path) -> FileLock:
@@ -190,18 +195,49 @@ def lock(path: Path) -> FileLock:
     return FileLock(path.with_name(f".{path.name}.lock"), what=f"the rollout buffer {path}")
 
 
-def _read(path: Path) -> _Document | None:
-    way_on = "restore it, or start with --run.resume never, which moves it aside"
+def shortest_decimals(values: Any) -> Any:
+    """Float32 numbers in an array of any shape as nested lists of the shortest decimals that stand
+    for them: exact, and short in the buffer."""
+    array = np.asarray(values, dtype=np.float32)
+    return orjson.loads(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
+    """The document as JSON; ``compressed``: in gzip, the same bytes every time."""
+    run = document.run
+    value = {
+        "format": FORMAT,
+        "run": {"id": run.id, "name": run.name, "config": run.config},
+        "step": document.step,
+        "weight_version": document.weight_version,
+        "complete": document.complete,
+        "trained": document.trained,
+        "drawn": document.drawn,
+        "groups": [group_to_json(group) for group in document.groups],
+    }
+    content = orjson.dumps(value) + b"\n"
+    return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
+
+
+def read_document(path: Path, way_on: str = "restore it or name another file") -> Document:
+    """The document in ``path``: data/buffer.json, a copy of it, or an archived one (.json.gz).
+
+    Args:
+        way_on: what to do about a damaged one, for the error.
+
+    Raises:
+        RolloutBufferError: it is not there, cannot be read, or is damaged.
+    """
     try:
-        content = path.read_bytes()
         if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RolloutBufferError(f"{path} is cut short or damaged ({error}); {way_on}") from error
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RolloutBufferError(f"{path} cannot be read ({error.strerror}); {way_on}") from error
+            with gzip.open(path) as file:
+                content = file.read(MAX_BYTES + 1)
+        else:
+            content = path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise RolloutBufferError(f"{path} cannot be read ({one_line(error)}); {way_on}") from error
+    if len(content) > MAX_BYTES:
+        raise RolloutBufferError(f"{path} holds more than {MAX_BYTES >> 30} GiB; {way_on}")
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -214,21 +250,25 @@ def _read(path: Path) -> _Document | None:
             f"{path} is of format {found!r} and this version reads {FORMAT}; {way_on}"
         )
     try:
-        run = value["run"]
-        if not isinstance(run["config"], dict):
-            raise ValueError("its run has no config")
-        document = _Document(
-            run=RunIdentity(run["id"], run["name"], run["config"]),
-            step=int(value["step"]),
-            weight_version=int(value["weight_version"]),
-            complete=bool(value["complete"]),
-            trained=bool(value["trained"]),
-            drawn=int(value["drawn"]),
-            groups=[group_from_json(group) for group in value["groups"]],
-        )
-        scored = (c for group in document.groups for c in group.completions)
-        if document.complete and any(c.reward is None or c.advantage is None for c in scored):
-            raise ValueError("a completion without reward or advantage")
-        return document
+        return _document(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RolloutBufferError(f"{path} is damaged: {error!r}; {way_on}") from error
+
+
+def _document(value: dict[str, Any]) -> Document:
+    run = value["run"]
+    if not isinstance(run["config"], dict):
+        raise ValueError("its run has no config")
+    document = Document(
+        run=RunIdentity(run["id"], run["name"], run["config"]),
+        step=int(value["step"]),
+        weight_version=int(value["weight_version"]),
+        complete=bool(value["complete"]),
+        trained=bool(value["trained"]),
+        drawn=int(value["drawn"]),
+        groups=[group_from_json(group) for group in value["groups"]],
+    )
+    scored = (c for group in document.groups for c in group.completions)
+    if document.complete and any(c.reward is None or c.advantage is None for c in scored):
+        raise ValueError("a completion without reward or advantage")
+    return document

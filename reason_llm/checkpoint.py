@@ -1,17 +1,22 @@
-"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed; the
-last n are kept.
+"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed, by a
+thread; the last n are kept.
 
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
 
-All randomness of a run is a function of its seed and the step, so there is no generator state to
-keep.
+Between two optimizer steps of step 12, ``step-00000012.0003`` is the state after three of them,
+with what else the learner needs in ``learning.safetensors``; the next one takes its place.
+
+Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
+own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
+randomness of a run is a function of its seed and the step, so there is no generator state to keep.
 """
 
+import hashlib
 import logging
 import shutil
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +25,17 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from reason_llm import config_file
+from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import RunIdentity
 from reason_llm.errors import CheckpointError
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
 from reason_llm.train import optim
 
-FORMAT = 1
+FORMAT = 2
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +48,22 @@ class RunState:
     step: int
     folder: Path | None
     """The checkpoint it was read from; None for a run that has not begun."""
+    drawn: int = 0
+    """Prompts taken from the order so far, those of dropped groups included."""
+    updates: int = 0
+    """Optimizer steps taken inside step ``step``."""
+    micro_batch_tokens: int | None = None
+    """What out of memory left of the plan's; None while it holds."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
-    """The newest state of the run in ``run_folder``, or the beginning of a new one. Writes nothing.
+    """The newest whole state of the run in ``run_folder``, or the beginning of a new one. Writes
+    nothing; a damaged one is named and passed over.
 
     Raises:
-        CheckpointError: the run there has another config, or its state cannot be read.
+        CheckpointError: the run there has another config, or none of its states is whole.
     """
-    folders = sorted(_checkpoints(run_folder).glob("step-*"))
+    folders = listing(run_folder)
     if not folders and (run_folder / "summary.json").exists():
         raise CheckpointError(
             f"{run_folder} holds a finished run without its checkpoints; give this run "
@@ -58,30 +72,107 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     if not folders:
         return fresh(name, config)
-    newest = folders[-1]
-    try:
-        value = orjson.loads((newest / "state.json").read_bytes())
-        if value["format"] != FORMAT:
-            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-        run, step = RunIdentity(**value["run"]), int(value["step"])
-        changed = config_file.differences(run.config, config)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    state = _newest_whole(folders)
+    changes = config_file.changes(state.run.config, config)
+    if changes.refused:
         raise CheckpointError(
-            f"{newest} is damaged ({error!r}); remove it to go on from the one before"
-        ) from error
+            f"{run_folder} holds a run with another config ({'; '.join(changes.refused)}); set "
+            "that back, give this run a --run.name of its own, or start with --run.resume never, "
+            "which moves the old run aside"
+        )
+    for line in changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+    return replace(state, run=RunIdentity(state.run.id, name, config))
+
+
+def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
+    """The beginning of a new run with the adapter and the optimizer of a checkpoint.
+
+    Its id follows from the checkpoint's run and step and from ``name``, so that the run can be told
+    from others when it goes on.
+
+    Args:
+        path: a checkpoint's folder, or a run's, whose newest whole checkpoint is meant.
+
+    Raises:
+        CheckpointError: there is none, or its adapter or optimizer is of another kind.
+    """
+    alone = (path / "state.json").exists()
+    folders = [path] if alone else [each for each in listing(path) if not _is_inside(each)]
+    if not folders:
+        raise CheckpointError(
+            f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
+            "such as runs/quickstart/checkpoints/step-00000060"
+        )
+    source = _newest_whole(folders)
+    same = ("model.path", "model.adapter.", "train.optimizer")
+    if source.updates:
+        raise CheckpointError(
+            f"run.resume={path} stands inside a step, whose rollouts are its run's; name the "
+            "checkpoint of a whole step"
+        )
+    changed = [
+        line
+        for line in config_file.changes(source.run.config, config).refused
+        if line.startswith(same) and not line.startswith("train.optimizer_steps")
+    ]
     if changed:
         raise CheckpointError(
-            f"{run_folder} holds a run with another config ({'; '.join(changed)}); set that back, "
-            "give this run a --run.name of its own, or start with --run.resume never, which moves "
-            "the old run aside"
+            f"run.resume={path} is of another kind ({'; '.join(changed)}); set that back"
         )
-    old_steps, new_steps = run.config["run"]["steps"], config["run"]["steps"]
-    if old_steps != new_steps and config["train"]["schedule"] != "constant":
-        logger.warning(
-            "run.steps %s -> %s stretches the %s schedule: the learning rate goes on from there",
-            *(old_steps, new_steps, config["train"]["schedule"]),
+    if source.step >= config["run"]["steps"]:
+        raise CheckpointError(
+            f"run.resume={path} has learned {source.step} steps and run.steps="
+            f"{config['run']['steps']}: none is left; raise run.steps"
         )
-    return RunState(RunIdentity(run.id, name, config), step, newest)
+    origin = f"{source.run.id}/{source.step}/{name}".encode()
+    run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
+    return replace(source, run=run, micro_batch_tokens=None)
+
+
+def listing(run_folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(_checkpoints(run_folder).glob("step-*"))
+
+
+def read(folder: Path) -> RunState:
+    """The state in one checkpoint, its files compared with their checksums.
+
+    Raises:
+        CheckpointError: a file is missing or is not what was written.
+    """
+    try:
+        value = orjson.loads((folder / "state.json").read_bytes())
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
+        if value.pop("sha256") != _digest(value):
+            raise ValueError("state.json is not what was written")
+        for file, expected in value["files"].items():
+            if Path(file).name != file or _file_entry(folder / file) != expected:
+                raise ValueError(f"{file} is not what was written")
+        tokens = value["micro_batch_tokens"]
+        return RunState(
+            RunIdentity(**value["run"]),
+            int(value["step"]),
+            folder,
+            int(value["drawn"]),
+            int(value["updates"]),
+            None if tokens is None else int(tokens),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is damaged ({error}); remove it") from error
+
+
+def _newest_whole(folders: list[Path]) -> RunState:
+    for folder in reversed(folders):
+        try:
+            return read(folder)
+        except CheckpointError as error:
+            logger.warning("%s; it is passed over", error)
+    raise CheckpointError(
+        f"{folders[-1].parent} holds no checkpoint that is whole; restore one, or start with "
+        "--run.resume never, which moves the old run aside"
+    )
 
 
 def fresh(name: str, config: dict[str, Any]) -> RunState:
@@ -95,40 +186,96 @@ def save(
     policy: PeftModel,
     optimizer: torch.optim.Optimizer,
     keep: int,
+    writer: BackgroundWriter,
+    learning: dict[str, Tensor] | None = None,
 ) -> RunState:
-    """Write ``state`` with the adapter and the optimizer; whole or not at all. The state, with its
-    folder.
+    """Have ``state`` written with the adapter and the optimizer as they are now; whole or not at
+    all. The state, with its folder.
 
-    Raises:
-        WriteError: the disk is full or read-only; older checkpoints are as they were.
+    Args:
+        keep: how many of whole steps are kept.
+        learning: the learner's tensors inside a step.
+
+    ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
+    then as they were.
     """
-    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
-    with replacing_folder(target) as folder:
-        adapters.save(policy, folder)
-        save_file(optim.state_tensors(optimizer), str(folder / "optimizer.safetensors"))
-        value = {"format": FORMAT, "step": state.step, "run": asdict(state.run)}
-        (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-    for old in sorted(_checkpoints(run_folder).glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
-    return RunState(state.run, state.step, target)
+    inside = f".{state.updates:04d}" if state.updates else ""
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}{inside}"
+    adapter = adapters.snapshot(policy)
+    tensors = {"optimizer": optim.state_tensors(optimizer)}
+    if learning is not None:
+        tensors["learning"] = learning
+    copies = {
+        file: {name: _copy(value) for name, value in of_file.items()}
+        for file, of_file in tensors.items()
+    }
+
+    def write() -> None:
+        with replacing_folder(target) as folder:
+            adapter.write(folder)
+            for file, of_file in copies.items():
+                save_file(of_file, str(folder / f"{file}.safetensors"))
+            value: dict[str, Any] = {
+                "format": FORMAT,
+                "step": state.step,
+                "drawn": state.drawn,
+                "updates": state.updates,
+                "micro_batch_tokens": state.micro_batch_tokens,
+                "run": asdict(state.run),
+                "files": {file.name: _file_entry(file) for file in sorted(folder.iterdir())},
+            }
+            value["sha256"] = _digest(value)
+            (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+        whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
+        for old in listing(run_folder):
+            if old != target and (_is_inside(old) or old in whole[:-keep]):
+                shutil.rmtree(old)
+
+    writer.submit(write)
+    return replace(state, folder=target)
 
 
-def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
+def restore(
+    state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor] | None:
     """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
     not begun.
+
+    Returns:
+        The learner's tensors, if it is a state inside a step.
 
     Raises:
         CheckpointError: its files are damaged or of another adapter.
     """
     if state.folder is None:
-        return
+        return None
     try:
         adapters.load(policy, state.folder)
         optim.load_state_tensors(optimizer, load_file(str(state.folder / "optimizer.safetensors")))
+        return load_file(str(state.folder / "learning.safetensors")) if state.updates else None
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{state.folder} is damaged ({error}); remove it to go on from the one before"
         ) from error
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In host memory, and safe from the next optimizer step."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _file_entry(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": digest}
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _is_inside(folder: Path) -> bool:
+    return "." in folder.name
 
 
 def _checkpoints(run_folder: Path) -> Path:

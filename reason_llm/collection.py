@@ -17,13 +17,27 @@ from reason_llm.metrics import Record, timed
 from reason_llm.prompts import order
 from reason_llm.rollout import Group
 from reason_llm.sample import Sampler, SamplingParams
+from reason_llm.stopping import StopSignal
 from reason_llm.train.algorithms import Algorithm
 
 
 def collect(
-    job: Job, sampler: Sampler, buffer: RolloutBuffer, step: int, record: Record, console: Console
+    job: Job,
+    sampler: Sampler,
+    buffer: RolloutBuffer,
+    step: int,
+    start: int,
+    record: Record,
+    console: Console,
+    stop: StopSignal,
 ) -> tuple[list[Group], int]:
     """The groups to train on, and how many prompts were sampled for them.
+
+    Args:
+        start: how many prompts were taken from the order before this step.
+
+    Raises:
+        Stopped: a signal asked for the end; the waves so far are in the buffer.
 
     Where no group has a signal, or too few have within the bound, the step is taken with what
     there is; with none at all, with the last wave as it was sampled, which teaches nothing.
@@ -32,7 +46,7 @@ def collect(
     algorithm = config.algorithm.row()
     wanted, most = sample.prompts_per_step, sample.prompts_per_step * algorithm.dynamic_sampling
     all_prompts = job.data.prompts
-    indices = order(job.data.sizes, job.data.weights, config.run.seed, step * most, most)
+    indices = order(job.data.sizes, job.data.weights, config.run.seed, start, most)
     prompts = [all_prompts[index] for index in indices]
     params = sampling_params(config)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
@@ -58,17 +72,21 @@ def collect(
         under_way: Future[None] | None = None
         asked = len(state.groups), state.drawn
         while asked[0] < wanted and asked[1] < most:
-            size, start = min(wave, wanted - asked[0], most - asked[1]), asked[1]
-            seed = random.Random(f"{config.run.seed}/sample/{step}/{start}").getrandbits(63)
+            size, first = min(wave, wanted - asked[0], most - asked[1]), asked[1]
+            seed = random.Random(f"{config.run.seed}/sample/{step}/{first}").getrandbits(63)
             with timed(record, "sampling"):
                 sampled = sampler.sample(
-                    prompts[start : start + size], params, seed=seed, progress=progress
+                    prompts[first : first + size], params, seed=seed, progress=progress
                 )
             fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
             if under_way is not None:
                 under_way.result()
             under_way = scoring.submit(finish, sampled)
             asked = asked[0] + size, asked[1] + size
+            if stop.requested:
+                under_way.result()
+                if asked[0] < wanted and asked[1] < most:
+                    stop.check()  # the last wave is written by the caller
             if algorithm.dynamic_sampling > 1:  # how many more are wanted, its scores say
                 under_way.result()
                 asked = len(state.groups), state.drawn

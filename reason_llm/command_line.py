@@ -14,6 +14,9 @@ from reason_llm.config import Config
 from reason_llm.config_file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.errors import ConfigError, one_line
 
+SHORTER = {"run.from_buffer": ("--from-buffer",)}
+"""Other names of options."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -114,7 +117,11 @@ def read_command_line(
         for key, option in of_section:
             text = f"{docstring(option)} (default: {_shown_default(option)})".replace("%", "%%")
             group.add_argument(
-                f"--{key}", help=text, metavar=shown_type(option), default=argparse.SUPPRESS
+                f"--{key}",
+                *SHORTER.get(key, ()),
+                help=text,
+                metavar=shown_type(option),
+                default=argparse.SUPPRESS,
             )
     try:
         known, unknown = parser.parse_known_args(arguments)

@@ -26,15 +26,23 @@ class RunSection(Section):
     """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
     steps: Count = 100
     """Steps to take: each samples, scores, learns."""
-    resume: Literal["auto", "never"] = "auto"
+    resume: str = "auto"
     """auto: go on where the run stopped. never: move an old run and its buffer aside and start
-    afresh."""
+    afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
+    go on with that run."""
+    from_buffer: Path | None = None
+    """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them. Their
+    rewards count; scripts/rescore.py gives others."""
     buffer: Path = Path("data/buffer.json")
     """The rollout buffer, written after every wave."""
     save_every: Count = 1
     """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
     keep_checkpoints: Count = 2
     """Checkpoints kept; older ones are deleted."""
+    keep_buffers: Literal["none", "all"] | Count = "all"
+    """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
+    keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    """What they may take together; the oldest go first."""
 
     @field_validator("name")
     @classmethod
@@ -340,11 +348,32 @@ class Config(Section):
         return self
 
 
-# What may differ between a run and its resumption without changing what is learned, as dotted
-# prefixes.
-MAY_CHANGE = (
-    *("run.steps", "run.directory", "run.resume", "run.buffer"),
-    *("run.save_every", "run.keep_checkpoints", "eval.every", "log."),
-    # What it drops is told by the digest of the prompts, which is compared beside the config.
-    "data.contamination",
-)
+CHANGES: dict[str, Literal["free", "warn"]] = {
+    **dict.fromkeys(
+        (
+            *(
+                "run.steps",
+                "run.directory",
+                "run.resume",
+                "run.buffer",
+                "run.save_every",
+                "run.keep_",
+            ),
+            *("eval.", "data.eval", "log.", "score.timeout_seconds"),
+            # What it drops is told by the digest of the prompts, compared beside the config.
+            "data.contamination",
+        ),
+        "free",
+    ),
+    **dict.fromkeys(
+        (
+            *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
+            *("train.max_grad_norm", "train.micro_batch_tokens", "train.gradient_checkpointing"),
+            *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
+        ),
+        "warn",
+    ),
+}
+"""What may differ between a run and its resumption, as dotted prefixes; nothing else may. ``free``:
+the adapter comes out the same. ``warn``: another one comes out, or another one bit by bit, and the
+run says so."""

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from reason_llm.config import MAY_CHANGE, Config
+from reason_llm.config import CHANGES, Config
 from reason_llm.errors import ConfigError, one_line
 
 
@@ -51,15 +52,31 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs, ``MAY_CHANGE``
-    left out."""
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs."""
+
+    refused: list[str]
+    """They would make it another run."""
+    warned: list[str]
+    """They may be made and change what is learned."""
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
+    """What differs, by the table ``CHANGES``; what may change freely is left out.
+
+    ``run.steps`` is among the warned where a schedule depends on it.
+    """
     before, after = dict(_flatten(old)), dict(_flatten(new))
-    return [
-        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
-        for key in sorted(before | after)
-        if before.get(key) != after.get(key) and not key.startswith(MAY_CHANGE)
-    ]
+    found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
+    for key in sorted(before | after):
+        if before.get(key) == after.get(key):
+            continue
+        rule = next((rule for prefix, rule in CHANGES.items() if key.startswith(prefix)), "never")
+        if key == "run.steps" and after.get("train.schedule") != "constant":
+            rule = "warn"
+        found[rule].append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
+    return Changes(found["never"], found["warn"])
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -50,6 +50,18 @@ class OutOfMemory(TrainingError, MemoryError):
     """A single rollout does not fit into memory while learning."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal asked for the end, and everything is saved.
+
+    Args:
+        exit_code: 128 plus the signal's number.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 def one_line(error: Exception) -> str:
     """An exception's text without line breaks."""
     return " ".join(str(error).split())

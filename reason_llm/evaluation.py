@@ -168,9 +168,7 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
     identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
     is_other = log.path.exists() and not (header.exists() and header.read_bytes() == identity)
     is_finished = (request.out / "summary.json").exists()
-    if request.config.run.resume == "never" or (
-        is_other and is_finished and request.may_move_aside
-    ):
+    if request.afresh or (is_other and is_finished and request.may_move_aside):
         move_aside(request.out)
     elif is_other:
         raise ConfigError(

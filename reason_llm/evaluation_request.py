@@ -50,6 +50,9 @@ class Request:
     """k; 0: greedy alone."""
     generate_only: bool
     out: Path
+    afresh: bool
+    """Whatever is there is to be moved aside. By the command line alone: a run that was begun with
+    run.resume=never has that in its config."""
     may_move_aside: bool
     """Nobody named ``out``, so a finished evaluation that is there may give way."""
 
@@ -86,6 +89,7 @@ def make_request(line: CommandLine) -> Request:
         num_samples=_count(line.one("k")),
         generate_only=generate_only,
         out=Path(out) if out else default,
+        afresh=line.overrides.get("run.resume") == "never",
         may_move_aside=out is None,
     )
 

@@ -12,15 +12,18 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import backends, checkpoint, config_file, memory
-from reason_llm.buffer import RolloutBuffer
+from reason_llm import backends, checkpoint, config_file, memory, saved_rollouts
+from reason_llm.archive import Archive
+from reason_llm.background import BackgroundWriter
+from reason_llm.buffer import Document, RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.data import Data, load_data
-from reason_llm.errors import BusyError, ConfigError
+from reason_llm.errors import BusyError, CheckpointError, ConfigError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
 from reason_llm.memory import Machine, Plan
+from reason_llm.meter import GIB
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
 from reason_llm.model.shape import Shape
@@ -40,21 +43,43 @@ class Job:
     data: Data
     scorer: Scorer
     plan: Plan
+    archive: Archive
+    checkpoints: list[Path]
+    """Those that were there."""
+    saved_buffers: list[Path]
+    """What run.from_buffer names, step by step; empty without it."""
+    room: tuple[int, int]
+    """Longest prompt plus completion in tokens, and how many token ids the model has."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the run has no checkpoint of its own."""
+        return self.state.folder not in self.checkpoints
 
     @contextmanager
-    def held(self) -> Iterator[RolloutBuffer]:
-        """The run's buffer, with the run and the buffer locked against other processes."""
+    def held(self) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
+        """The run's buffer, with the run and the buffer locked against other processes, and the
+        thread that writes into the run's folder."""
         run, never = self.config.run, self.config.run.resume == "never"
         run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
-        with RolloutBuffer(run.buffer, self.state.run, discard=never) as buffer, run_lock:
-            if not never:
-                # Another process may have gone on since ``prepare`` looked.
-                found = checkpoint.find(self.folder, str(run.name), self.state.run.config)
-                if (found.step, found.folder) != (self.state.step, self.state.folder):
-                    raise BusyError(
-                        f"another process has just gone on with {self.folder}; call again"
-                    )
-            yield buffer
+        writer = BackgroundWriter()
+        buffer = RolloutBuffer(run.buffer, self.state.run, discard=never, settle=writer.wait)
+        with buffer, run_lock, writer:
+            # Another process may have gone on since ``prepare`` looked.
+            if not never and checkpoint.listing(self.folder) != self.checkpoints:
+                raise BusyError(f"another process has just gone on with {self.folder}; call again")
+            yield buffer, writer
+
+    def saved(self, step: int) -> Document | None:
+        """The rollouts of this step that are on disk beside the buffer: those to learn from without
+        sampling, or those that a killed run had learned from since its last checkpoint.
+
+        Raises:
+            RolloutBufferError: they are damaged or do not fit the model.
+        """
+        if self.saved_buffers:
+            return saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
+        return self.archive.read(step, self.state.run)
 
     def begin(self, started: float) -> MetricsLog:
         """Make the first changes on disk, now that everything is known to be good.
@@ -67,7 +92,7 @@ class Job:
             move_aside(self.config.run.buffer)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
-        return MetricsLog(self.folder, self.state.step if self.state.folder else None, started)
+        return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that is finished where it stands; a run writes it last."""
@@ -96,14 +121,16 @@ def prepare(config: Config, console: Console) -> Job:
         )
     data = load_data(config, tokenizer, context, extra_columns=scorer.columns)
     folder = config.run.directory / str(config.run.name)
+    config, saved = _with_saved_buffers(config, folder)
+    room = context, text_config.vocab_size
+    if saved:
+        saved_rollouts.read(saved[0], config, *room)
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
     identity["data"]["prompts_sha256"] = _digest(data)
-    if config.run.resume == "never":
-        state = checkpoint.fresh(str(config.run.name), identity)
-    else:
-        state = checkpoint.find(folder, str(config.run.name), identity)
+    state = _state(config, folder, identity)
+    if config.run.resume != "never":
         RolloutBuffer(config.run.buffer, state.run).check()
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
@@ -118,7 +145,45 @@ def prepare(config: Config, console: Console) -> Job:
         console.line(line)
     longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
     plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
-    return Job(config, folder, state, tokenizer, data, scorer, plan)
+    archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
+    return Job(
+        config, folder, state, tokenizer, data, scorer, plan,
+        archive, checkpoint.listing(folder), saved, room,
+    )  # fmt: skip
+
+
+def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
+    """The buffers that run.from_buffer names; the config then takes as many steps as there are, and
+    leaves data/buffer.json to the runs that sample."""
+    run = config.run
+    if run.from_buffer is None:
+        return config, []
+    files = saved_rollouts.files(run.from_buffer)
+    changed = run.model_copy(update={"steps": len(files), "buffer": folder / "buffer.json"})
+    return config.model_copy(update={"run": changed}), files
+
+
+def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
+    """Where the run stands, by ``run.resume``.
+
+    Raises:
+        CheckpointError: it cannot go on from there.
+    """
+    name, resume = str(config.run.name), config.run.resume
+    if resume == "never":
+        return checkpoint.fresh(name, identity)
+    if resume == "auto":
+        return checkpoint.find(folder, name, identity)
+    begun = checkpoint.begin_from(Path(resume), name, identity)
+    if not checkpoint.listing(folder):
+        return begun
+    found = checkpoint.find(folder, name, identity)
+    if found.run.id != begun.run.id:
+        raise CheckpointError(
+            f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
+            "--run.name of its own, or leave --run.resume out to go on with that run"
+        )
+    return found
 
 
 def plan_only(config: Config) -> Plan:

@@ -6,18 +6,21 @@ again. What is checked before a weight is read is in ``job``.
 """
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from torch import Tensor
 
 from reason_llm import checkpoint, metrics, report
-from reason_llm.buffer import RolloutBuffer
+from reason_llm.background import BackgroundWriter
+from reason_llm.buffer import Document, RolloutBuffer
 from reason_llm.checkpoint import RunState
 from reason_llm.collection import collect
 from reason_llm.config import Config
 from reason_llm.console import Console
-from reason_llm.errors import OutOfMemory
+from reason_llm.errors import CheckpointError, OutOfMemory
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
@@ -27,9 +30,14 @@ from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
 from reason_llm.sample import sampling
+from reason_llm.stopping import StopSignal
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.phase import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.preparation import (
+    with_advantages,
+    with_learner_logprobs,
+    without_learner_logprobs,
+)
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
@@ -40,7 +48,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     """
     started = time.perf_counter()
     job = prepare(config, console)
-    if job.state.step >= config.run.steps and (summary := job.finished()):
+    if job.state.step >= job.config.run.steps and (summary := job.finished()):
         console.line(
             f"{job.folder} is finished at step {job.state.step}: raise --run.steps to go on, "
             "or start afresh with --run.resume never"
@@ -52,7 +60,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     meter = Meter(default_device())
     with (
         job.scorer,
-        job.held() as buffer,
+        job.held() as (buffer, writer),
         Model(
             config.model,
             job.tokenizer,
@@ -60,52 +68,64 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             plan.engine,
             checkpointing=bool(config.train.gradient_checkpointing),
         ) as model,
+        StopSignal() as stop,
     ):
-        learner = Learner(model, _learning_settings(config, plan.micro_batch_tokens))
-        checkpoint.restore(job.state, model.policy, learner.optimizer)
-        log = job.begin(started)
-        state = job.state if job.state.folder else _begin(job, log, model, learner, console)
+        tokens = job.state.micro_batch_tokens or plan.micro_batch_tokens
+        learner = Learner(model, _learning_settings(config, tokens))
+        begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
+        if begun is not None and not buffer.holds(job.state.step):
+            raise CheckpointError(
+                f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
+                f"{config.run.buffer}; restore that, or remove the folder to sample them again"
+            )
+        under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
+        state = _begin(under_way) if job.is_new else job.state
+        stop.check()
         record: Record = {}
         for step in range(state.step, config.run.steps):
+            if not buffer.holds(step) and (saved := job.saved(step)):
+                _take(under_way, step, saved)
             if not buffer.holds(step):  # a killed run goes on between the phases
                 with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
                     if model.engine is not None:
                         record |= prove_sampler_is_policy(sampler, model, job.data.prompts)
-                    groups, drawn = collect(job, sampler, buffer, step, record, console)
+                    groups, drawn = collect(
+                        job, sampler, buffer, step, state.drawn, record, console, stop
+                    )
                 record["memory/sampling_peak_gib"] = peak.gib
                 with timed(record, "buffer"):
                     row, weights = learner.settings.algorithm, job.scorer.weights
-                    scored = with_advantages(groups, row, weights)
-                    buffer.write(step, scored, drawn)
-            with (
-                timed(record, "learning"),
-                learning(learner),
-                meter.phase() as peak,
-                console.phase(
-                    "learning", config.sample.rollouts_per_step * config.train.epochs
-                ) as progress,
-            ):
-                try:
-                    record |= learner.learn(
-                        step, buffer.groups(step), lambda items: progress(0, items)
-                    )
-                except OutOfMemory:
-                    if state.folder is None and learner.updates_in_step == 0:
-                        _save(job, state, model, learner)  # run.save_every left it unsaved
-                    raise
+                    buffer.write(step, with_advantages(groups, row, weights), drawn)
+            stop.check()
+            with timed(record, "learning"), learning(learner), meter.phase() as peak:
+                record |= _learn(under_way, state, begun, stop)
+            begun = None
             record["memory/learning_peak_gib"] = peak.gib
-            state = RunState(state.run, step + 1, None)
+            _archive(under_way)
+            state = _learned(under_way, state)
             if _evaluation_is_due(config, state.step):
-                _evaluate(job, model, record, console)
-            record |= metrics.describe(buffer.groups(step)) | _memory(plan)
-            record |= job.scorer.take_counts()
-            record["sample/groups_dropped"] = buffer.drawn(step) - len(buffer.groups(step))
-            console.line(_step_line(config, log.write(state.step, record)))
+                _evaluate(under_way, record)
+            _log(under_way, state, record)
             record = {}
-            if state.step % config.run.save_every == 0 or state.step == config.run.steps:
+            is_due = state.step % config.run.save_every == 0 or state.step == config.run.steps
+            if is_due or stop.requested:
                 with timed(record, "saving"):  # stands in the next step's record
-                    state = _save(job, state, model, learner)
-        return _finish(job, log, model, buffer, console)
+                    state = _save(under_way, state)
+            stop.check()
+        return _finish(under_way)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run that is under way has at hand."""
+
+    job: Job
+    model: Model
+    learner: Learner
+    buffer: RolloutBuffer
+    writer: BackgroundWriter
+    log: MetricsLog
+    console: Console
 
 
 def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:
@@ -131,15 +151,80 @@ def _with_correction(config: Config) -> Algorithm:
     return replace(row, correction="token_truncate" if needed else "none")
 
 
-def _begin(job: Job, log: MetricsLog, model: Model, learner: Learner, console: Console) -> RunState:
-    """Evaluate the untrained policy and save it, so that the run has an identity before it has
-    rollouts."""
-    record: Record = {}
-    if job.data.held_out:
-        _evaluate(job, model, record, console)
-        console.line(f"before training: {_accuracy(record)}")
-    log.write(0, record | _memory(job.plan))
-    return _save(job, RunState(job.state.run, 0, None), model, learner)
+def _begin(run: _Run) -> RunState:
+    """Evaluate the policy before it learns and save it, so that the run has an identity before it
+    has rollouts."""
+    state, record = run.job.state, Record()
+    if run.job.data.held_out:
+        _evaluate(run, record)
+        run.console.line(f"before training: {_accuracy(record)}")
+    run.log.write(state.step, record | _memory(run.job.plan))
+    return _save(run, state)
+
+
+def _take(run: _Run, step: int, saved: Document) -> None:
+    """Have the buffer hold rollouts that were saved before, as this run's algorithm sees them."""
+    algorithm, weights = run.learner.settings.algorithm, run.job.scorer.weights
+    groups = with_advantages(saved.groups, algorithm, weights)
+    run.buffer.write(step, without_learner_logprobs(groups), saved.drawn)
+
+
+def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: StopSignal) -> Record:
+    """One step's gradient steps; its metrics. Between two of them everything is saved, if every
+    step is."""
+
+    def between(learning: Callable[[], dict[str, Tensor]]) -> None:
+        if config.run.save_every == 1 or stop.requested:
+            run.writer.wait()
+            inside = replace(state, updates=run.learner.updates_in_step)
+            _save(run, inside, learning())
+        stop.check()
+
+    config, groups = run.job.config, run.buffer.groups(state.step)
+    rollouts = sum(len(group.completions) for group in groups) * config.train.epochs
+    with run.console.phase("learning", rollouts) as progress:
+        try:
+            return run.learner.learn(
+                state.step, groups, lambda items: progress(0, items), begun, between
+            )
+        except OutOfMemory:
+            if state.folder is None and run.learner.updates_in_step == 0:
+                _save(run, state)  # run.save_every left it unsaved
+            raise
+
+
+def _archive(run: _Run) -> None:
+    """Keep the rollouts that were just learned from, with the learner's log-probs of them."""
+    document, archive = run.buffer.document(), run.job.archive
+    if document is not None and archive.wants(document.step):
+        logprobs = run.learner.logprobs_at_start
+        run.writer.submit(
+            lambda: archive.add(
+                replace(document, groups=with_learner_logprobs(document.groups, logprobs))
+            )
+        )
+
+
+def _learned(run: _Run, state: RunState) -> RunState:
+    """The state after another step; not saved yet."""
+    return replace(
+        state,
+        step=state.step + 1,
+        folder=None,
+        updates=0,
+        drawn=state.drawn + run.buffer.drawn(state.step),
+    )
+
+
+def _log(run: _Run, state: RunState, record: Record) -> None:
+    """Write the record of the step that led to ``state``, and show it."""
+    step, config = state.step - 1, run.job.config
+    groups = run.buffer.groups(step)
+    record |= metrics.describe(groups) | _memory(run.job.plan) | run.job.scorer.take_counts()
+    record["sample/groups_dropped"] = run.buffer.drawn(step) - len(groups)
+    record["time/writing_seconds"] = run.writer.take_seconds()
+    run.console.line(_step_line(config, run.log.write(state.step, record)))
+    run.writer.submit(run.log.sync)
 
 
 def _memory(plan: Plan) -> Record:
@@ -150,38 +235,48 @@ def _memory(plan: Plan) -> Record:
     }
 
 
-def _save(job: Job, state: RunState, model: Model, learner: Learner) -> RunState:
-    keep = job.config.run.keep_checkpoints
-    return checkpoint.save(job.folder, state, model.policy, learner.optimizer, keep)
+def _save(run: _Run, state: RunState, learning: dict[str, Tensor] | None = None) -> RunState:
+    state = replace(state, micro_batch_tokens=_halved(run))
+    keep = run.job.config.run.keep_checkpoints
+    policy, optimizer = run.model.policy, run.learner.optimizer
+    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer, learning)
 
 
-def _evaluate(job: Job, model: Model, record: Record, console: Console) -> None:
+def _halved(run: _Run) -> int | None:
+    """Tokens of a micro-batch, if out of memory made them fewer than planned."""
+    tokens = run.learner.micro_batches.tokens
+    return tokens if tokens < run.job.plan.micro_batch_tokens else None
+
+
+def _evaluate(run: _Run, record: Record) -> None:
+    job, data = run.job, run.job.data
     with (
         timed(record, "evaluation"),
-        sampling(model, job.plan.cache_tokens) as sampler,
-        console.phase("evaluating", len(job.data.held_out_prompts)) as progress,
+        sampling(run.model, job.plan.cache_tokens) as sampler,
+        run.console.phase("evaluating", len(data.held_out_prompts)) as progress,
     ):
         found = [
             evaluate(sampler, each.prompts, job.scorer, job.config.eval_max_new_tokens, progress)
-            for each in job.data.held_out
+            for each in data.held_out
         ]
     record |= found[0]
-    for each, values in zip(job.data.held_out, found, strict=True):
+    for each, values in zip(data.held_out, found, strict=True):
         record |= metrics.by_name(values, each.name) if each.name else {}
 
 
-def _finish(
-    job: Job, log: MetricsLog, model: Model, buffer: RolloutBuffer, console: Console
-) -> dict[str, Any]:
+def _finish(run: _Run) -> dict[str, Any]:
     """Write adapter/ and curves.png, let go of the buffer, and last of all write summary.json."""
-    folder, adapter = job.folder, job.folder / "adapter"
+    config, folder, console = run.job.config, run.job.folder, run.console
+    adapter = folder / "adapter"
+    run.writer.wait()
     with replacing_folder(adapter) as beside:
-        adapters.save(model.policy, beside)
-    sources = " + ".join(each.source for each in job.config.data.sources)
-    title = f"{job.config.run.name}: {job.config.algorithm.name} on {sources}"
-    write_atomically(folder / "curves.png", report.draw_curves(log.records, title))
-    buffer.finish()
-    summary = log.summary(adapter)
+        adapters.save(run.model.policy, beside)
+    sources = " + ".join(each.source for each in config.data.sources)
+    title = f"{config.run.name}: {config.algorithm.name} on {sources}"
+    records = run.log.records()
+    write_atomically(folder / "curves.png", report.draw_curves(records, title))
+    run.buffer.finish()
+    summary = metrics.summarize(records, adapter, run.log.seconds_since())
     write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     if summary["accuracy_before"] is not None:
         console.line(
@@ -197,7 +292,8 @@ def _finish(
     console.line(
         f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: "
         f"{summary['sampling_seconds']:.0f} s sampling, {summary['learning_seconds']:.0f} s "
-        f"learning; adapter in {adapter}, curves in {folder / 'curves.png'}"
+        f"learning, {summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving; adapter "
+        f"in {adapter}, curves in {folder / 'curves.png'}"
     )
     return summary
 

@@ -14,10 +14,12 @@ from typing import Any
 import orjson
 
 from reason_llm.errors import DataError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.files import sync, write_atomically
 from reason_llm.rollout import Group
 
 Record = dict[str, float]
+MAX_BYTES = 64 << 20
+"""Of metrics.jsonl, before a new one is begun."""
 
 
 @contextmanager
@@ -30,7 +32,10 @@ def timed(record: Record, name: str) -> Iterator[None]:
 
 
 class MetricsLog:
-    """The records of a run, in memory and in ``<run>/metrics.jsonl``.
+    """The records of a run in ``<run>/metrics.jsonl``.
+
+    Beyond ``MAX_BYTES`` the file becomes ``metrics.1.jsonl``, in the place of an older one, and a
+    new one begins: a run of any length keeps at least its last 30,000 records or so.
 
     Args:
         step: of the checkpoint that the run goes on from; None for a run without one.
@@ -39,9 +44,13 @@ class MetricsLog:
 
     def __init__(self, run_folder: Path, step: int | None, started: float) -> None:
         self.path = run_folder / "metrics.jsonl"
-        found = read(self.path) if self.path.exists() else []
-        self.records: list[Record] = [] if step is None else [r for r in found if r["step"] <= step]
-        write_atomically(self.path, b"".join(map(_line, self.records)))
+        last = -1 if step is None else step
+        for path in (_older(self.path), self.path):
+            kept = [r for r in read(path) if r["step"] <= last] if path.exists() else []
+            if kept or path == self.path:
+                write_atomically(path, b"".join(map(_line, kept)))
+            else:
+                path.unlink(missing_ok=True)
         self._since = started
 
     def write(self, step: int, values: Record) -> Record:
@@ -50,18 +59,33 @@ class MetricsLog:
         record = {"step": step, **values, "time/total_seconds": now - self._since}
         self._since = now
         try:
+            if self.path.stat().st_size > MAX_BYTES:
+                self.path.replace(_older(self.path))
             with self.path.open("ab") as file:
                 file.write(_line(record))
         except OSError as error:
             raise WriteError(
                 f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
             ) from error
-        self.records.append(record)
         return record
 
-    def summary(self, adapter: Path) -> dict[str, Any]:
-        """``summarize`` over all records, with the seconds since the last one."""
-        return summarize(self.records, adapter, time.perf_counter() - self._since)
+    def sync(self) -> None:
+        """Make the records last through a power cut."""
+        sync(self.path)
+
+    def records(self) -> list[Record]:
+        """All that are on disk."""
+        return read_all(self.path.parent)
+
+    def seconds_since(self) -> float:
+        """Since the last record."""
+        return time.perf_counter() - self._since
+
+
+def read_all(run_folder: Path) -> list[Record]:
+    """The records of a run, oldest first; none where there is no metrics.jsonl."""
+    path = run_folder / "metrics.jsonl"
+    return [record for file in (_older(path), path) if file.exists() for record in read(file)]
 
 
 def read(path: Path) -> list[Record]:
@@ -83,6 +107,10 @@ def read(path: Path) -> list[Record]:
             raise DataError(f"{path}:{number}: {error}; remove the line") from error
         records.append(record)
     return records
+
+
+def _older(path: Path) -> Path:
+    return path.with_name("metrics.1.jsonl")
 
 
 def describe(groups: list[Group]) -> Record:
@@ -140,7 +168,9 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "accuracy_before": evaluated[0]["eval/accuracy"] if evaluated else None,
         "accuracy_after": evaluated[-1]["eval/accuracy"] if evaluated else None,
         "accuracy_of_sets": {
-            name: [named[0][name], named[-1][name]] for name in (named[0] if named else {})
+            name: [named[0][name], named[-1][name]]
+            for name in (named[0] if named else {})
+            if name in named[-1]
         },
         "steps": int(records[-1]["step"]),
         "sampling_seconds": total("time/sampling_seconds"),
@@ -149,6 +179,7 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "evaluation_seconds": total("time/evaluation_seconds"),
         "saving_seconds": total("time/saving_seconds"),
         "buffer_seconds": total("time/buffer_seconds"),
+        "writing_seconds": total("time/writing_seconds"),
         "total_seconds": round(total("time/total_seconds") + since_last, 3),
         "sampled_tokens": int(total("sample/tokens")),
         "sampling_peak_gib": largest("memory/sampling_peak_gib"),

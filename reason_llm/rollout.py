@@ -5,7 +5,7 @@ The three stages sample, score and train meet here and on disk, and nowhere else
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -43,6 +43,9 @@ class Completion:
     """The weighted sum; None until scored."""
     advantage: float | None = None
     """None until the whole step is scored."""
+    learner_logprobs: tuple[float, ...] | None = None
+    """T log-probs in nats by the learner before the step's first update; None before learning and
+    for completions that it had no need to pass through the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,11 @@ class Group:
 
 def group_to_json(group: Group) -> dict[str, Any]:
     """A JSON-ready dict that ``group_from_json`` turns back into an equal Group."""
-    return asdict(group)
+    # Not dataclasses.asdict, which copies every number: half a minute for a million tokens.
+    return {
+        "prompt": _shallow(group.prompt),
+        "completions": [_shallow(completion) for completion in group.completions],
+    }
 
 
 def group_from_json(value: Any) -> Group:
@@ -64,9 +71,9 @@ def group_from_json(value: Any) -> Group:
     Raises:
         ValueError: naming the field that is missing, unknown or of the wrong length.
     """
-    prompt = _record(Prompt, _member(value, "prompt"), tuples=("token_ids",))
+    prompt = _record(Prompt, _member(value, "prompt"), ("token_ids",))
     completions = tuple(
-        _record(Completion, item, tuples=("token_ids", "logprobs"))
+        _record(Completion, item, ("token_ids", "logprobs"), maybe=("learner_logprobs",))
         for item in _member(value, "completions")
     )
     if not completions:
@@ -74,12 +81,16 @@ def group_from_json(value: Any) -> Group:
     _check_numbers(prompt.id, prompt.token_ids, int)
     for index, completion in enumerate(completions):
         _check_numbers(f"{prompt.id}#{index}", completion.token_ids, int)
-        _check_numbers(f"{prompt.id}#{index}", completion.logprobs, float)
-        if len(completion.logprobs) != len(completion.token_ids):
-            raise ValueError(
-                f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} token_ids "
-                f"but {len(completion.logprobs)} logprobs"
-            )
+        for name in ("logprobs", "learner_logprobs"):
+            values = completion.logprobs if name == "logprobs" else completion.learner_logprobs
+            if values is None:
+                continue
+            _check_numbers(f"{prompt.id}#{index}", values, float)
+            if len(values) != len(completion.token_ids):
+                raise ValueError(
+                    f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} "
+                    f"token_ids but {len(values)} {name}"
+                )
     return Group(prompt, completions)
 
 
@@ -96,9 +107,19 @@ def _member(value: Any, name: str) -> Any:
     return value[name]
 
 
-def _record(cls: type[T], value: Any, tuples: tuple[str, ...]) -> T:
+def _shallow(record: Any) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _record(cls: type[T], value: Any, tuples: tuple[str, ...], maybe: tuple[str, ...] = ()) -> T:
+    """
+    Args:
+        tuples: members that are lists in JSON.
+        maybe: members that are lists if they are there.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"a {cls.__name__.lower()} that is not an object")
+    tuples += tuple(name for name in maybe if value.get(name) is not None)
     for name in tuples:
         if not isinstance(value.get(name), list):
             raise ValueError(f"a {cls.__name__.lower()} without the list {name!r}")

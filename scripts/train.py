@@ -18,7 +18,7 @@ SWITCHES = {
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import parse_command_line
-    from reason_llm.errors import ReasonError, printable
+    from reason_llm.errors import ReasonError, Stopped, printable
 
     try:
         default = Path("configs/quickstart.yaml")
@@ -45,9 +45,9 @@ def main() -> int:
     except ReasonError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+        return stopped.exit_code if isinstance(stopped, Stopped) else 130
     return 0
 
 

@@ -19,9 +19,10 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
      "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases"},
-    {"files", "config", "config_types", "config_algorithm", "config_data", "config_file",
-     "command_line", "run_folder", "outcomes", "statistics", "buffer", "rows",
-     "row_forms", "templates", "prompts", "data", "metrics", "report", "console"},
+    {"files", "background", "stopping", "archive", "saved_rollouts",
+     "config", "config_types", "config_algorithm", "config_data", "config_file",
+     "command_line", "run_folder", "outcomes", "statistics", "buffer", "rows", "row_forms",
+     "templates", "prompts", "data", "metrics", "report", "console"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.merging", "model.nf4", "model.unsloth", "model.shape", "model.decode_attention",
@@ -32,8 +33,8 @@ LAYERS = [
      "score.table",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
-    {"evaluate", "backends", "job", "data_check", "collection", "accuracy", "evaluation",
-     "evaluation_request", "export", "model_card", "parity"},
+    {"evaluate", "backends", "job", "data_check", "collection", "rescoring", "accuracy",
+     "evaluation", "evaluation_request", "export", "model_card", "parity"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}

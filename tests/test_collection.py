@@ -1,5 +1,7 @@
 """Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +11,11 @@ from reason_llm.buffer import RolloutBuffer
 from reason_llm.collection import collect, is_kept
 from reason_llm.config import Config
 from reason_llm.console import Console
+from reason_llm.errors import Stopped
 from reason_llm.job import Job, prepare
+from reason_llm.prompts import order
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.stopping import StopSignal
 from reason_llm.train.algorithms import ALGORITHMS, resolve
 
 QUIET = Console("quiet")
@@ -38,12 +43,14 @@ class Scripted:
     def __init__(self, flat: Callable[[int], bool]) -> None:
         self.flat = flat
         self.asked: list[tuple[int, int]] = []
+        self.numbers: list[int] = []
 
     def sample(self, prompts: Any, params: Any, seed: int, progress: Any) -> list[Group]:
         self.asked.append((len(prompts), seed))
         made = []
         for prompt in prompts:
             number = int(prompt.id.rpartition(":")[2])
+            self.numbers.append(number)
             right = f"<think></think><answer>{prompt.answer}</answer>"
             texts = [right] * params.num_completions
             if not self.flat(number):
@@ -56,8 +63,10 @@ class Scripted:
         return 3
 
 
-def collected(job: Job, sampler: Scripted, stop_after: int | None = None) -> Any:
-    """Collect step 2; with ``stop_after``, die when the sampler is asked once more."""
+def collected(
+    job: Job, sampler: Scripted, stop_after: int | None = None, start: int = 32, step: int = 2
+) -> Any:
+    """Collect a step; with ``stop_after``, die when the sampler is asked once more."""
     original, record = sampler.sample, {}
 
     def sample(*args: Any, **kwargs: Any) -> list[Group]:
@@ -67,7 +76,7 @@ def collected(job: Job, sampler: Scripted, stop_after: int | None = None) -> Any
 
     sampler.sample = sample  # type: ignore[method-assign]
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
-        return collect(job, sampler, buffer, 2, record, QUIET)
+        return collect(job, sampler, buffer, step, start, record, QUIET, StopSignal())
 
 
 @pytest.fixture
@@ -107,3 +116,30 @@ def test_a_killed_step_draws_on_as_if_it_had_not_been(job: Job, stop_after: int)
     resumed = Scripted(flat)
     assert collected(job, resumed) == (whole, drawn)
     assert sum(count for count, _ in resumed.asked) < drawn
+
+
+def test_no_prompt_is_passed_over_between_steps(job: Job) -> None:
+    first, second = Scripted(lambda number: number % 2 == 0), Scripted(lambda number: False)
+    _, drawn = collected(job, first, start=0, step=0)
+    collected(job, second, start=drawn, step=1)
+    length = len(job.data.prompts)
+    expected = order([length], [1.0], job.config.run.seed, 0, drawn + 4)
+    assert first.numbers + second.numbers == [x + 1 for x in expected]
+
+
+def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:
+    sampler = Scripted(flat=lambda number: number % 2 == 0)
+    buffer = RolloutBuffer(job.config.run.buffer, job.state.run)
+    with StopSignal() as stop, buffer, pytest.raises(Stopped) as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+        collect(job, sampler, buffer, 2, 32, {}, QUIET, stop)
+    assert stopped.value.exit_code == 143
+    assert len(sampler.asked) == 1
+    assert buffer.drawn(2) == sampler.asked[0][0]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert collected(job, Scripted(sampler.flat)) == collected_afresh(job, sampler.flat)
+
+
+def collected_afresh(job: Job, flat: Callable[[int], bool]) -> Any:
+    job.config.run.buffer.unlink()
+    return collected(job, Scripted(flat))

@@ -8,8 +8,8 @@ import yaml
 
 from reason_llm import config_file
 from reason_llm.command_line import parse_command_line
-from reason_llm.config import Config
-from reason_llm.config_file import differences, leaves, load, to_yaml
+from reason_llm.config import CHANGES, Config
+from reason_llm.config_file import changes, leaves, load, to_yaml
 from reason_llm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,20 +166,45 @@ def test_several_training_and_evaluation_sets(tmp_path: Path) -> None:
     assert load(write(tmp_path, to_yaml(config))) == config
 
 
-def test_differences_leave_out_what_may_change() -> None:
+def test_what_may_change_on_resuming_is_a_table() -> None:
     def dump(**options: Any) -> dict[str, Any]:
         return Config.model_validate({"data": {"train": "x"}, **options}).model_dump(mode="json")
 
-    assert differences(dump(), dump(run={"steps": 9}, log={"console": "quiet"})) == []
-    assert differences(dump(), dump(data={"train": "x", "contamination": "drop"})) == []
-    assert differences(dump(), dump(data={"train": "x", "template": "r1_zero"})) == [
-        "data.template: 'auto' -> 'r1_zero'"
+    def changed(**options: Any) -> tuple[list[str], list[str]]:
+        found = changes(dump(), dump(**options))
+        return found.refused, found.warned
+
+    free: list[dict[str, Any]] = [
+        {"run": {"steps": 9, "keep_buffers": 3, "resume": "x"}, "log": {"console": "quiet"}},
+        {"data": {"train": "x", "contamination": "drop", "eval": "y"}, "eval": {"every": 3}},
     ]
-    assert differences(dump(), dump(run={"seed": 3})) == ["run.seed: 0 -> 3"]
-    assert differences(dump(), dump(train={"learning_rate": 0.5}, model={"path": "y"})) == [
-        "model.path: 'model/tiny' -> 'y'",
-        "train.learning_rate: 1e-05 -> 0.5",
-    ]
+    assert [changed(**options) for options in free] == [([], []), ([], [])]
+    assert changed(train={"learning_rate": 0.5}, memory={"budget_gib": 9.0}) == (
+        [],
+        ["memory.budget_gib: 'auto' -> 9.0", "train.learning_rate: 1e-05 -> 0.5"],
+    )
+    assert changed(run={"seed": 3, "from_buffer": "b"}, model={"adapter": {"rank": 4}}) == (
+        ["model.adapter.rank: 32 -> 4", "run.from_buffer: None -> 'b'", "run.seed: 0 -> 3"],
+        [],
+    )
+    assert changed(data={"train": "x", "template": "r1_zero"}) == (
+        ["data.template: 'auto' -> 'r1_zero'"],
+        [],
+    )
+
+
+def test_more_steps_stretch_a_schedule_and_are_told() -> None:
+    def dump(steps: int, schedule: str) -> dict[str, Any]:
+        tree = {"data": {"train": "x"}, "run": {"steps": steps}, "train": {"schedule": schedule}}
+        return Config.model_validate(tree).model_dump(mode="json")
+
+    assert changes(dump(5, "constant"), dump(9, "constant")).warned == []
+    assert changes(dump(5, "cosine"), dump(9, "cosine")).warned == ["run.steps: 5 -> 9"]
+
+
+def test_every_line_of_the_table_is_an_option() -> None:
+    keys = [key for key, _ in leaves(Config)]
+    assert all(any(key.startswith(prefix) for key in keys) for prefix in CHANGES)
 
 
 def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:

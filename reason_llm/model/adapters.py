@@ -3,9 +3,11 @@
 The policy is an adapter, the reference is the base with the adapter off. Source: arXiv:2106.09685.
 """
 
+import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from reason_llm.config import AdapterSection
 from reason_llm.errors import CheckpointError, ModelError, one_line
@@ -102,8 +104,31 @@ def save(policy: PeftModel, folder: Path) -> None:
     policy.save_pretrained(str(folder))
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The adapter as it was at one moment, in host memory."""
+
+    tensors: dict[str, torch.Tensor]
+    config: LoraConfig
+
+    def write(self, folder: Path) -> None:
+        """As ``save`` does, but for the model card."""
+        save_file(self.tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+        self.config.save_pretrained(str(folder))
+
+
+def snapshot(policy: PeftModel) -> Snapshot:
+    """A copy that the next optimizer step does not touch."""
+    config = copy.deepcopy(policy.peft_config["default"])
+    config.inference_mode = True
+    state = get_peft_model_state_dict(policy)
+    return Snapshot(
+        {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}, config
+    )
+
+
 def load(policy: PeftModel, folder: Path) -> None:
-    """Take the adapter's values from a folder that ``save`` wrote.
+    """Take the adapter's values from a folder that ``save`` or a snapshot wrote.
 
     Raises:
         CheckpointError: tensors are missing or of other shapes.

@@ -14,10 +14,10 @@ vocabulary, D hidden.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import orjson
 import torch
 from transformers import DynamicCache
 
+from reason_llm.buffer import shortest_decimals
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
@@ -245,11 +245,7 @@ def _completions(
     lengths_B: torch.Tensor,
     stopped_B: torch.Tensor,
 ) -> Iterator[Completion]:
-    # orjson writes a float32 in its shortest form, so the numbers in the buffer are short and still
-    # exact.
-    logprobs = orjson.loads(
-        orjson.dumps(logprobs_BL.cpu().numpy(), option=orjson.OPT_SERIALIZE_NUMPY)
-    )
+    logprobs = shortest_decimals(logprobs_BL.cpu().numpy())
     rows = [
         ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from reason_llm.buffer import shortest_decimals
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
@@ -87,7 +88,9 @@ class VllmSampler:
     def _completion(self, choice: Any) -> Completion:
         ids = tuple(choice.token_ids)
         logprobs = tuple(
-            entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True)
+            shortest_decimals(
+                [entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True)]
+            )
         )
         text = self.model.tokenizer.decode(ids, skip_special_tokens=True)
         return Completion(

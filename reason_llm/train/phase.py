@@ -9,7 +9,7 @@ Shapes: B rows of a micro-batch, T tokens, N rollouts.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,8 @@ from reason_llm.train import losses, optim, packing, preparation
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.packing import Rollout
 from reason_llm.train.policy import policy_logprobs, spread
-from reason_llm.train.replay import MicroBatches
+from reason_llm.train.preparation import Row
+from reason_llm.train.replay import MicroBatches, rng_states, set_rng_states
 from reason_llm.train.tally import Tally
 
 
@@ -55,6 +56,9 @@ class Learner:
         self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device)
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
+        self.logprobs_at_start: list[Tensor | None] = []
+        """Of the step that was learned last, the policy's log-probs (T,) of each rollout before the
+        first update; None for those that were not passed through the model by then."""
         self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         self.offloads = settings.train.gradient_checkpointing == "offload"
@@ -65,13 +69,21 @@ class Learner:
                 model.policy.enable_input_require_grads()  # or it would see nothing to train
 
     def learn(
-        self, step: int, groups: Sequence[Group], progress: Callable[[int], None]
+        self,
+        step: int,
+        groups: Sequence[Group],
+        progress: Callable[[int], None],
+        begun: Mapping[str, Tensor] | None = None,
+        between: Callable[[Callable[[], dict[str, Tensor]]], None] = lambda state: None,
     ) -> dict[str, float]:
         """All epochs and optimizer steps over these groups; the step's metrics.
 
         Args:
             progress: told how many rollouts were passed, or could be left out, as it happens; a
                 negative number where an optimizer step begins again.
+            begun: what ``between`` was given: go on from there.
+            between: called after each optimizer step but the last with a function that gives what
+                is needed, beside adapter and optimizer, to go on from there.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
@@ -79,24 +91,42 @@ class Learner:
             OutOfMemory: one rollout alone is too much; likewise.
         """
         settings, train = self.settings, self.settings.train
-        self.updates_in_step = 0
         torch.manual_seed(random.Random(f"{settings.seed}/dropout/{step}").getrandbits(63))
         replays_before = self.micro_batches.replays
         size = len(groups[0].completions)
         rollouts = preparation.to_rollouts(groups)
-        rows = self._rows(rollouts, size)
-        tally = Tally()
+        if begun is None:
+            self.updates_in_step, tally = 0, Tally()
+            measured = self._measure(rollouts, size)
+        else:
+            self.updates_in_step, replays = begun["done"].tolist()
+            replays_before -= replays
+            tally = Tally.of_state(begun, self.model.device)
+            measured = {k: v.to(self.model.device) for k, v in begun.items() if k[0].isdecimal()}
+            set_rng_states([begun[f"rng.{i}"] for i in range(len(rng_states()))])
+        rows = self._rows(rollouts, size, measured)
+
+        def state() -> dict[str, Tensor]:
+            done = [self.updates_in_step, self.micro_batches.replays - replays_before]
+            draws = {f"rng.{i}": draw for i, draw in enumerate(rng_states())}
+            return {"done": torch.tensor(done)} | draws | tally.state() | measured
+
         for parameter in self.parameters:  # so that a batch without signal is a step of zeros
             parameter.grad = torch.zeros_like(parameter)
-        steps_before = step * train.epochs * train.optimizer_steps
-        for pass_ in range(train.epochs * train.optimizer_steps):
+        passes = train.epochs * train.optimizer_steps
+        for pass_ in range(self.updates_in_step, passes):
             epoch, part = divmod(pass_, train.optimizer_steps)
             seed = f"{settings.seed}/{step}/{epoch}"
-            batch = set(_split(len(rollouts), train.optimizer_steps, seed)[part])
+            batch = set(preparation.split(len(rollouts), train.optimizer_steps, seed)[part])
             self._optimizer_step(
-                step, steps_before + pass_, [rows[i] for i in rows if i in batch],
+                step, step * passes + pass_, [rows[i] for i in rows if i in batch],
                 len(batch), tally, progress,
             )  # fmt: skip
+            if pass_ + 1 < passes:
+                between(state)
+        self.logprobs_at_start = [
+            rows[i].at_start if i in rows else None for i in range(len(rollouts))
+        ]
         advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float64)
         return tally.metrics() | {
             "train/trained_fraction": sum(row.is_trained for row in rows.values()) / len(rollouts),
@@ -106,43 +136,54 @@ class Learner:
             "train/out_of_memory": float(self.micro_batches.replays - replays_before),
         }
 
-    def _rows(self, rollouts: Sequence[Rollout], size: int) -> dict[int, "_Row"]:
-        """The counted rollouts by index, with what does not change while learning."""
+    def _measure(self, rollouts: Sequence[Rollout], size: int) -> dict[str, Tensor]:
+        """What stays as it is over the step, by rollout and name, (T,) each: ``7.old`` and
+        ``7.entropies`` of the policy, ``7.ref`` of the base, ``7.advantages``, where needed."""
         settings, algorithm = self.settings, self.settings.algorithm
-        if algorithm.kl_place != "loss":
-            shaped = self._shaped_rows(rollouts, size)
-            counted = preparation.counted([row.rollout for row in shaped], size, algorithm)
-            return {i: shaped[i] for i in counted}
+        shaped = algorithm.kl_place != "loss"
+        picked = range(len(rollouts)) if shaped else self._trained(rollouts, size)
+        chosen, found = [rollouts[i] for i in picked], {}
         moves = settings.train.epochs * settings.train.optimizer_steps > 1
+        if shaped or moves or algorithm.top_entropy_fraction < 1:
+            found["old"], found["entropies"] = self._logprobs_of(chosen)
+        if shaped or algorithm.kl != "none":
+            with adapters.reference(self.model.policy):
+                found["ref"], _ = self._logprobs_of(chosen)
+        if shaped:
+            found["advantages"] = preparation.shaped_advantages(
+                rollouts, size, algorithm, found["old"], found["ref"]
+            )
+        return {
+            f"{i}.{name}": value
+            for name, values in found.items()
+            for i, value in zip(picked, values, strict=True)
+        }
+
+    def _trained(self, rollouts: Sequence[Rollout], size: int) -> list[int]:
+        """The counted rollouts that have a gradient; the others need no pass."""
+        algorithm = self.settings.algorithm
         always = algorithm.kl != "none" or algorithm.entropy_coefficient > 0
-        rows = {
-            i: _Row(rollouts[i], is_trained=always or rollouts[i].advantage != 0)
+        counted = preparation.counted(rollouts, size, algorithm)
+        return [i for i in counted if always or rollouts[i].advantage != 0]
+
+    def _rows(
+        self, rollouts: Sequence[Rollout], size: int, measured: Mapping[str, Tensor]
+    ) -> dict[int, Row]:
+        """The counted rollouts by index, with what was measured of them."""
+        algorithm = self.settings.algorithm
+        if algorithm.kl_place != "loss":  # its one advantage is then the mean of its tokens'
+            rollouts = [
+                replace(rollout, advantage=float(measured[f"{i}.advantages"].mean()))
+                for i, rollout in enumerate(rollouts)
+            ]
+            trained = set(range(len(rollouts)))
+        else:
+            trained = set(self._trained(rollouts, size))
+        names = ("old", "ref", "entropies", "advantages")
+        return {
+            i: Row(rollouts[i], i in trained, *(measured.get(f"{i}.{name}") for name in names))
             for i in preparation.counted(rollouts, size, algorithm)
         }
-        picked = [row for row in rows.values() if row.is_trained]
-        chosen = [row.rollout for row in picked]
-        if moves or algorithm.top_entropy_fraction < 1:
-            for row, old_T, entropy_T in zip(picked, *self._logprobs_of(chosen), strict=True):
-                row.old, row.entropies = old_T, entropy_T
-        if algorithm.kl != "none":
-            with adapters.reference(self.model.policy):
-                for row, ref_T in zip(picked, self._logprobs_of(chosen)[0], strict=True):
-                    row.ref = ref_T
-        return rows
-
-    def _shaped_rows(self, rollouts: Sequence[Rollout], size: int) -> list["_Row"]:
-        """All rollouts, the KL to the base taken off their rewards; of the whole step, for its
-        baseline and its scale. A rollout's one advantage is then the mean of its tokens'."""
-        old, entropies = self._logprobs_of(rollouts)
-        with adapters.reference(self.model.policy):
-            ref, _ = self._logprobs_of(rollouts)
-        shaped = preparation.shaped_advantages(rollouts, size, self.settings.algorithm, old, ref)
-        return [
-            _Row(replace(rollout, advantage=float(of_tokens.mean())), True, *of_row, of_tokens)
-            for rollout, of_tokens, of_row in zip(
-                rollouts, shaped, zip(old, ref, entropies, strict=True), strict=True
-            )
-        ]
 
     @torch.no_grad()
     def _logprobs_of(self, rollouts: Sequence[Rollout]) -> tuple[list[Tensor], list[Tensor]]:
@@ -165,7 +206,7 @@ class Learner:
         self,
         step: int,
         optimizer_step: int,
-        rows: Sequence["_Row"],
+        rows: Sequence[Row],
         batch_size: int,
         tally: Tally,
         progress: Callable[[int], None],
@@ -181,12 +222,12 @@ class Learner:
             least_entropy=self._least_entropy(trained),
             is_first=self.updates_in_step == 0,
         )
-        draws, here, done = _rng_states(), Tally(), 0
+        draws, here, done = rng_states(), Tally(), 0
 
         def restart() -> None:
             nonlocal here, done
             self.optimizer.zero_grad(set_to_none=False)
-            _set_rng_states(draws)  # dropout masks are drawn again
+            set_rng_states(draws)  # dropout masks are drawn again
             progress(-done)
             here, done = Tally(), 0
 
@@ -202,7 +243,7 @@ class Learner:
         tally.merge(here)
         self._update(step, optimizer_step, tally, [row.rollout.name for row in trained])
 
-    def _least_entropy(self, rows: Sequence["_Row"]) -> float:
+    def _least_entropy(self, rows: Sequence[Row]) -> float:
         """From which on a token of this optimizer batch is trained."""
         fraction = self.settings.algorithm.top_entropy_fraction
         entropies = [row.entropies for row in rows if row.entropies is not None]
@@ -210,7 +251,7 @@ class Learner:
             return -math.inf
         return losses.top_entropy_threshold(torch.cat(entropies), fraction)
 
-    def _backward(self, batch: "_Batch", rows: Sequence["_Row"], tally: Tally) -> None:
+    def _backward(self, batch: "_Batch", rows: Sequence[Row], tally: Tally) -> None:
         """Add the gradient of one micro-batch of an optimizer batch."""
         algorithm, device = self.settings.algorithm, self.model.device
         rollouts = [row.rollout for row in rows]
@@ -220,6 +261,9 @@ class Learner:
                 self.model, ids_BT, mask_BT, self.settings.temperature,
                 entropy_gradient=algorithm.entropy_coefficient > 0,
             )  # fmt: skip
+        if batch.is_first:
+            for index, row in enumerate(rows):
+                row.seen = logprobs_BT.detach()[index][mask_BT[index]].cpu()
         old_BT = spread([row.old for row in rows], mask_BT, otherwise=logprobs_BT.detach())
         advantages_B1 = torch.tensor([[r.advantage] for r in rollouts], device=device)
         advantages_BT = spread([row.advantages for row in rows], mask_BT, otherwise=advantages_B1)
@@ -321,23 +365,6 @@ def learning(learner: Learner) -> Iterator[Learner]:
             torch.cuda.empty_cache()
 
 
-@dataclass(slots=True)
-class _Row:
-    """A rollout with what stays as it is over the step; None where it is not needed."""
-
-    rollout: Rollout
-    is_trained: bool
-    """False: its gradient is 0, and it needs no pass."""
-    old: Tensor | None = None
-    """Log-probs (T,) of the policy before the step."""
-    ref: Tensor | None = None
-    """Log-probs (T,) of the base."""
-    entropies: Tensor | None = None
-    """(T,) of the policy before the step."""
-    advantages: Tensor | None = None
-    """(T,), where tokens differ in them."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """What the micro-batches of an optimizer batch share."""
@@ -347,23 +374,3 @@ class _Batch:
     tokens: int
     least_entropy: float
     is_first: bool
-
-
-def _rng_states() -> list[Tensor]:
-    """Of the CPU's generator and each GPU's."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_gpus]
-
-
-def _set_rng_states(states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1:]:
-        torch.cuda.set_rng_state_all(states[1:])
-
-
-def _split(count: int, parts: int, seed: str) -> list[list[int]]:
-    """``0 .. count`` shuffled and cut into ``parts`` of nearly equal size."""
-    indices = list(range(count))
-    if parts > 1:
-        random.Random(seed).shuffle(indices)
-    return [indices[count * part // parts : count * (part + 1) // parts] for part in range(parts)]

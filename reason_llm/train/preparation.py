@@ -1,15 +1,42 @@
 """Scored groups become the learner's rows: advantages, and which completions count."""
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from reason_llm.buffer import shortest_decimals
 from reason_llm.rollout import Group
 from reason_llm.train import advantages, losses
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.packing import Rollout
+
+
+@dataclass(slots=True)
+class Row:
+    """A rollout with what stays as it is over the step; None where it is not needed."""
+
+    rollout: Rollout
+    is_trained: bool
+    """False: its gradient is 0, and it needs no pass."""
+    old: Tensor | None = None
+    """Log-probs (T,) of the policy before the step."""
+    ref: Tensor | None = None
+    """Log-probs (T,) of the base."""
+    entropies: Tensor | None = None
+    """(T,) of the policy before the step."""
+    advantages: Tensor | None = None
+    """(T,), where tokens differ in them."""
+    seen: Tensor | None = None
+    """Log-probs (T,) of the policy before the step, from its first update's own pass."""
+
+    @property
+    def at_start(self) -> Tensor | None:
+        """Log-probs (T,) of the policy before the step, if any pass has given them."""
+        known = self.seen if self.old is None else self.old
+        return None if known is None else known.float().cpu()
 
 
 def with_advantages(
@@ -41,6 +68,26 @@ def with_advantages(
         )
         for group in groups
     ]
+
+
+def with_learner_logprobs(
+    groups: Sequence[Group], logprobs: Sequence[Tensor | None]
+) -> list[Group]:
+    """The groups with the learner's log-probs (T,) on every completion, in ``to_rollouts``'s order;
+    None where it computed none."""
+    found = iter(None if each is None else tuple(shortest_decimals(each)) for each in logprobs)
+    return [
+        replace(
+            group,
+            completions=tuple(replace(c, learner_logprobs=next(found)) for c in group.completions),
+        )
+        for group in groups
+    ]
+
+
+def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
+    """The groups as they were before learning."""
+    return with_learner_logprobs(groups, [None] * sum(len(g.completions) for g in groups))
 
 
 def to_rollouts(groups: Sequence[Group]) -> list[Rollout]:
@@ -113,3 +160,11 @@ def shaped_advantages(
     returns_NT = advantages.returns_to_go(rewards_NT, mask_NT)
     whitened_NT = advantages.whiten(returns_NT, mask_NT)
     return [whitened_NT[row, :length] for row, length in enumerate(lengths)]
+
+
+def split(count: int, parts: int, seed: str) -> list[list[int]]:
+    """``0 .. count`` shuffled and cut into ``parts`` of nearly equal size."""
+    indices = list(range(count))
+    if parts > 1:
+        random.Random(seed).shuffle(indices)
+    return [indices[count * part // parts : count * (part + 1) // parts] for part in range(parts)]

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.train import packing
@@ -70,3 +71,16 @@ def _is_out_of_memory(error: Exception) -> bool:
     """On a CPU torch has no class of its own for it."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or "can't allocate memory" in str(error)
+
+
+def rng_states() -> list[Tensor]:
+    """Of the CPU's generator and each GPU's."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *on_gpus]
+
+
+def set_rng_states(states: list[Tensor]) -> None:
+    """Take back what ``rng_states`` gave."""
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])

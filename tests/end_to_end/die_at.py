@@ -1,6 +1,8 @@
 """Run scripts/train.py and kill -9 itself at a chosen call: ``die_at.py PLACE COUNT ARGS...``; or
 another script: ``die_at.py PLACE COUNT SCRIPT.py ARGS...``.
 
+With DIE_OF in the environment it is that signal in SIGKILL's place.
+
 PLACE is ``module:name`` or ``module:Class.name``; the process ends just before the COUNT-th call of
 it. Everything before that is the real program.
 """
@@ -32,7 +34,7 @@ def install(place: str, count: int) -> None:
         nonlocal calls
         calls += 1
         if calls == count:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[os.environ.get("DIE_OF", "SIGKILL")])
         return original(*args, **kwargs)
 
     setattr(owner, name, dying)

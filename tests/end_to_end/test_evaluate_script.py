@@ -32,7 +32,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, shared_model: Model) ->
     """What a run leaves: its config and its adapter, here one that was made up."""
     run = tmp_path_factory.mktemp("runs") / "made"
     tree = {
-        "run": {"name": "made", "directory": str(run.parent)},
+        "run": {"name": "made", "directory": str(run.parent), "resume": "never"},
         "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8, "alpha": 16}},
         "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl"), "eval": str(TEST_SET),
                  "system_prompt": "none"},

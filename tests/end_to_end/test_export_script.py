@@ -389,7 +389,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
     ),
     "no rollouts": (
         lambda run, f: [run, "--out", f / "out", "--rollouts", f / "no.json"],
-        ["no.json does not exist"],
+        ["no.json cannot be read"],
     ),
     "no base": (lambda run, f: [run, "--out", f / "out", "--base", f / "no"], ["--base"]),
     "offline": (

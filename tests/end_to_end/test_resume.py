@@ -5,6 +5,7 @@ The same bit by bit, and so are the optimizer, the metrics and the rollouts.
 Real processes that are really killed. One run dies at every place in turn; three others once each.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,25 @@ def test_killed_once(
         assert (kept["complete"], len(kept["groups"]) in (1, 2, 3)) == (False, True)
     resumed = train(config)
     assert resumed.returncode == 0, resumed.stderr
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_a_signal_between_two_optimizer_steps(
+    tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    """Everything is saved there; the rest of the step is learned on resuming, and no more."""
+    config = write_config(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, str(DIE_AT), LEARNING, "3", str(config)],
+        capture_output=True, text=True, env=os.environ | {"DIE_OF": "SIGTERM"},
+    )  # fmt: skip
+    assert (ended.returncode, "stopped; the same" in ended.stderr) == (143, True)
+    names = sorted(p.name for p in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000000", "step-00000001", "step-00000001.0001"]
+    resumed = subprocess.run(
+        [sys.executable, str(DIE_AT), LEARNING, "2", str(config)], capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr  # a second update would have ended it
     assert outcome(tmp_path) == uninterrupted
 
 

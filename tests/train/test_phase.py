@@ -16,8 +16,8 @@ from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.train.algorithms import ALGORITHMS, Algorithm
-from reason_llm.train.phase import Learner, LearningSettings, _split, learning
-from reason_llm.train.preparation import to_rollouts, with_advantages
+from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.preparation import split, to_rollouts, with_advantages
 
 ROW = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
 
@@ -109,7 +109,7 @@ def test_weight_decay_shrinks_the_adapter(model: Model) -> None:
 def test_each_optimizer_batch_divides_by_its_own_count(model: Model) -> None:
     """The first of two optimizer steps sees the mean over its half, not over all rollouts."""
     data = groups()
-    rows = _split(12, 2, "0/0/0")[0]
+    rows = split(12, 2, "0/0/0")[0]
     flat = [c for g in data for c in g.completions]
     rollouts = to_rollouts(data)
     halves = [Group(data[i // 4].prompt, (flat[i],)) for i in rows if rollouts[i].advantage != 0]
@@ -199,8 +199,10 @@ def test_positive_ones_are_those_whose_reward_is_good_after_the_kl(model: Model)
     made.settings = replace(made.settings, algorithm=row)
     rollouts = to_rollouts(with_advantages(groups(), row))
     with learning(made):
-        rows = made._rows(rollouts, 4)
-        everything = made._shaped_rows(rollouts, 4)
+        rows = made._rows(rollouts, 4, made._measure(rollouts, 4))
+        every = replace(row, keep="all")
+        made.settings = replace(made.settings, algorithm=every)
+        everything = list(made._rows(rollouts, 4, made._measure(rollouts, 4)).values())
     assert all(float(r.advantages.mean()) > 0 for r in rows.values())  # type: ignore[union-attr]
     expected = [i for i, r in enumerate(everything) if float(r.advantages.mean()) > 0]  # type: ignore[union-attr]
     assert list(rows) == expected

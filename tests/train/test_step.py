@@ -2,6 +2,7 @@
 
 1. What is measured once, before the policy moves.   2. Old log-probs and the sampler's correction.
 3. What is left out, and what is trained for its entropy.   4. Dropout: its seed, and replays.
+5. Going on between two optimizer steps.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from peft import set_peft_model_state_dict
 from test_phase import ROW, SHAPED, groups, learned, learner
 from test_replay import SmallMemory
 
@@ -18,9 +21,10 @@ from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group
+from reason_llm.train import optim
 from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 from reason_llm.train.losses import vespo_weights
-from reason_llm.train.phase import learning
+from reason_llm.train.phase import Learner, learning
 from reason_llm.train.preparation import to_rollouts, with_advantages
 
 
@@ -109,7 +113,7 @@ def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
     made.settings = replace(made.settings, algorithm=SHAPED["rloo"])
     rollouts = to_rollouts(with_advantages(groups(), SHAPED["rloo"]))
     with learning(made):
-        rows = made._shaped_rows(rollouts, 4)
+        rows = list(made._rows(rollouts, 4, made._measure(rollouts, 4)).values())
         metrics = made.learn(0, with_advantages(groups(), SHAPED["rloo"]), lambda items: None)
     by_hand = -sum(row.rollout.advantage * float(row.old.sum()) for row in rows) / 12  # type: ignore[union-attr]
     assert metrics["train/loss"] == pytest.approx(by_hand, rel=1e-3)
@@ -214,3 +218,50 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     with learning(small):
         small.learn(0, groups(), lambda items: None)
     assert torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [replace(ROW, kl="k3", kl_coefficient=0.1, top_entropy_fraction=0.5), *SHAPED.values()],
+    ids=["loss", *SHAPED],
+)
+def test_a_step_goes_on_between_two_optimizer_steps(model: Model, row: Algorithm) -> None:
+    """From adapter, optimizer and what ``between`` was given, to the last bit."""
+    start = adapters.snapshot(model.policy).tensors
+    options = {"learning_rate": 0.01, "optimizer_steps": 2, "epochs": 2}
+
+    def made() -> Learner:
+        found = learner(model, **options)
+        found.settings = replace(found.settings, algorithm=row)
+        return found
+
+    def now(of: Learner) -> tuple[Any, ...]:
+        optimizer = {k: v.clone() for k, v in optim.state_tensors(of.optimizer).items()}
+        return adapters.snapshot(model.policy).tensors, optimizer
+
+    saved: list[tuple[Any, ...]] = []
+    whole = made()
+    with learning(whole):
+        expected = whole.learn(
+            3, groups(), lambda items: None,
+            between=lambda state: saved.append((*now(whole), safetensors.torch.save(state()))),
+        )  # fmt: skip
+    after = now(whole)
+    assert len(saved) == 3
+    for updates, (adapter, optimizer, state) in enumerate(saved, start=1):
+        set_peft_model_state_dict(model.policy, start)
+        other = made()
+        set_peft_model_state_dict(model.policy, adapter)
+        optim.load_state_tensors(other.optimizer, optimizer)
+        torch.manual_seed(0)
+        calls: list[int] = []
+        with learning(other):
+            found = other.learn(
+                3, groups(), lambda items: None, safetensors.torch.load(state),
+                lambda state, calls=calls: calls.append(1),  # type: ignore[misc]
+            )  # fmt: skip
+        assert found == expected
+        assert len(calls) == 3 - updates
+        for mine, theirs in zip(now(other), after, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -1,0 +1,58 @@
+"""A thread that writes what the loop need not wait for, in the order it was given."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+
+class BackgroundWriter:
+    """``with BackgroundWriter() as writer``: what was given is written when the block ends."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "writer")
+        self._pending: list[Future[None]] = []
+        self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown()
+        if error is None:
+            self.wait()
+
+    def submit(self, write: Callable[[], object]) -> None:
+        """Have ``write`` called once what was given before has been."""
+
+        def timed() -> None:
+            started = time.perf_counter()
+            try:
+                write()
+            finally:
+                self._seconds += time.perf_counter() - started
+
+        self._pending.append(self._pool.submit(timed))
+
+    def wait(self) -> None:
+        """Until all is written.
+
+        Raises:
+            WriteError: the first that could not be; and whatever else it raised.
+        """
+        pending, self._pending = self._pending, []
+        errors = [each.exception() for each in pending]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def take_seconds(self) -> float:
+        """Spent on writing since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM: once, to finish what is under way and save; twice, to end at once."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+from reason_llm.errors import Stopped
+
+logger = logging.getLogger(__name__)
+
+
+class StopSignal:
+    """``with StopSignal() as stop``: a first signal is noted, and a second one ends the process.
+
+    Ending at once loses no more than kill -9 does. Outside the main thread signals are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self._received is not None
+
+    def check(self) -> None:
+        """Where everything is on disk.
+
+        Raises:
+            Stopped: a signal came.
+        """
+        if self._received is not None:
+            raise Stopped(128 + self._received)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            if sys.stdout.isatty():
+                os.write(1, b"\x1b[?25h")  # a progress bar hides the cursor
+            os._exit(128 + number)
+        self._received = signal.Signals(number)
+        logger.warning(
+            "%s: finishing what is under way, then saving; once more ends at once",
+            self._received.name,
+        )

@@ -1,0 +1,54 @@
+"""``python scripts/rescore.py BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``: saved
+rollouts get the rewards and advantages of a config."""
+
+import argparse
+import sys
+from pathlib import Path
+
+DESCRIPTION = """\
+Give the rollouts of a saved buffer the rewards and the advantages of a config, in a new file.
+Learn from it with: python scripts/train.py CONFIG.yaml --from-buffer FILE"""
+
+
+def main() -> int:
+    """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
+    from reason_llm.command_line import parse_command_line
+    from reason_llm.console import Console
+    from reason_llm.errors import ReasonError, printable
+
+    parser = argparse.ArgumentParser(
+        prog="python scripts/rescore.py",
+        description=DESCRIPTION,
+        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]",
+        epilog="All options of scripts/train.py can be given too; score and algorithm count.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
+    parser.add_argument(
+        "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
+    )
+    own, rest = parser.parse_known_args()
+    try:
+        default = Path("configs/quickstart.yaml")
+        config, _ = parse_command_line(
+            "python scripts/rescore.py BUFFER", DESCRIPTION, default, rest, {}
+        )
+        from reason_llm.rescoring import default_target, rescore_file  # heavy: torch
+
+        console = Console(config.log.console)
+        target = own.out or default_target(own.buffer)
+        document = rescore_file(own.buffer, target, config)
+        completions = [c for group in document.groups for c in group.completions]
+        mean = sum(c.reward or 0.0 for c in completions) / len(completions)
+        console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")
+    except ReasonError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

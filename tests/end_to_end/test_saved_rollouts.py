@@ -1,0 +1,161 @@
+"""Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from conftest import ROOT, TINY
+from reason_llm import metrics
+from reason_llm.buffer import read_document
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    def call(script: str, *arguments: str) -> tuple[int, str]:
+        path = str(ROOT / "scripts" / script)
+        monkeypatch.setattr(sys, "argv", [path, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(path, run_name="__main__")
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out + shown.err
+
+    return call
+
+
+@pytest.fixture
+def config(folder: Path, call: Callable[..., tuple[int, str]]) -> str:
+    """A config whose run, of three steps, is done."""
+    data = ROOT / "data"
+    tree = {
+        "run": {"directory": str(folder / "runs"), "buffer": str(folder / "buffer.json"),
+                "steps": 3},
+        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
+        "data": {"train": str(data / "arithmetic_train.jsonl"), "system_prompt": "none"},
+        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
+        "score": {"rewards": [{"name": "think_answer_tags"}]},
+        "train": {"learning_rate": 1e-3, "optimizer_steps": 2, "gradient_checkpointing": False},
+    }  # fmt: skip
+    path = folder / "first.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(tree))
+        assert call("train.py", str(path))[0] == 0
+    return str(path)
+
+
+def adapter(folder: Path, name: str) -> bytes:
+    return (folder / "runs" / name / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_learning_again_from_the_archive_gives_the_same_adapter(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    before = (folder / "buffer.json").read_bytes()
+    source = str(folder / "runs" / "first" / "buffers")
+    code, shown = call("train.py", config, "--run.name", "again", "--from-buffer", source)
+    assert code == 0, shown
+    assert shown.count("sampled before") == 3
+    assert adapter(folder, "again") == adapter(folder, "first")
+    assert (folder / "buffer.json").read_bytes() == before
+    other = ("--run.name", "dapo", "--algorithm.name", "dapo", "--from-buffer", source)
+    assert call("train.py", config, *other)[0] == 0
+    assert adapter(folder, "dapo") != adapter(folder, "first")
+
+
+def test_the_archive_holds_the_learners_logprobs(folder: Path, config: str) -> None:
+    document = read_document(folder / "runs" / "first" / "buffers" / "step-00000002.json.gz")
+    completions = [c for group in document.groups for c in group.completions]
+    learned = [c for c in completions if c.learner_logprobs is not None]
+    assert learned  # no KL: only those with an advantage went through the model
+    assert all(c.advantage == 0 for c in completions if c.learner_logprobs is None)
+    for completion in learned:
+        pairs = zip(completion.logprobs, completion.learner_logprobs or (), strict=True)
+        assert max(abs(a - b) for a, b in pairs) < 1e-4
+    buffer = orjson.loads((folder / "buffer.json").read_bytes())
+    found = [c["learner_logprobs"] for g in buffer["groups"] for c in g["completions"]]
+    assert set(found) == {None}
+
+
+def test_new_rewards_for_old_rollouts(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    source = folder / "runs" / "first" / "buffers" / "step-00000000.json.gz"
+    kept, target = source.read_bytes(), folder / "new.json"
+    options = ("--score.rewards", "[{name: think_answer_tags}, {name: length, weight: 0.1}]")
+    code, shown = call("rescore.py", str(source), config, "--out", str(target), *options)
+    assert code == 0, shown
+    old, new = read_document(source), read_document(target)
+    assert source.read_bytes() == kept
+    for before, after in zip(old.groups, new.groups, strict=True):
+        assert before.prompt == after.prompt
+        for c, d in zip(before.completions, after.completions, strict=True):
+            assert (c.token_ids, c.logprobs) == (d.token_ids, d.logprobs)
+            assert d.rewards["think_answer_tags"] == c.rewards["think_answer_tags"]
+            assert d.reward == d.rewards["think_answer_tags"] + 0.1 * d.rewards["length"]
+    assert any(c.advantage for group in new.groups for c in group.completions)
+    code, shown = call("train.py", config, "--run.name", "new", "--from-buffer", str(target))
+    assert code == 0, shown
+    code, shown = call("rescore.py", str(source), config, "--out", str(target))
+    assert (code, "exists and is left as it is" in shown) == (2, True)
+
+
+def test_a_new_run_from_a_checkpoint_and_on_with_it(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    checkpoint = str(folder / "runs" / "first" / "checkpoints" / "step-00000002")
+    fork = ("--run.name", "fork", "--run.resume", checkpoint)
+    assert call("train.py", config, *fork)[0] == 0
+    # The very steps that the first run took, from there on.
+    assert adapter(folder, "fork") == adapter(folder, "first")
+    assert [r["step"] for r in metrics.read(folder / "runs" / "fork" / "metrics.jsonl")] == [2, 3]
+    code, shown = call("train.py", config, *fork, "--run.steps", "4")
+    assert (code, "goes on after step 3" in shown) == (0, True)
+    code, shown = call("train.py", config, "--run.resume", checkpoint, "--run.steps", "9")
+    assert (code, "did not begin from run.resume" in shown) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        ({"max_new_tokens": 3}, "raise that to"),
+        ({"token": 10**6}, "sampled by another model"),
+        ({"complete": False}, "cut off while step 0 was sampled"),
+        ({"ragged": True}, "all must have as many"),
+        ({"missing": True}, "does not exist"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_rollouts_that_do_not_fit(
+    spoil: dict[str, int], problem: str, folder: Path, config: str, tmp_path: Path,
+    call: Callable[..., tuple[int, str]],
+) -> None:  # fmt: skip
+    document = read_document(folder / "runs" / "first" / "buffers" / "step-00000000.json.gz")
+    value = orjson.loads(orjson.dumps({"groups": document.groups}))
+    run = {"id": "x", "name": "y", "config": document.run.config}
+    value |= {"format": 1, "run": run, "step": 0, "weight_version": 0, "trained": True, "drawn": 4}
+    value["complete"] = spoil.get("complete", True)
+    if "token" in spoil:
+        value["groups"][0]["completions"][0]["token_ids"][0] = spoil["token"]
+    if "ragged" in spoil:
+        value["groups"][0]["completions"].pop()
+    path = tmp_path / "buffer.json"
+    if "missing" not in spoil:
+        path.write_bytes(orjson.dumps(value))
+    options = ["--sample.max_new_tokens", "3"] if "max_new_tokens" in spoil else []
+    before = sorted(folder.rglob("*"))
+    call_it = ("train.py", config, "--run.name", "bad", "--from-buffer", str(path), *options)
+    code, shown = call(*call_it)
+    assert code == 2
+    assert problem in shown
+    assert sorted(folder.rglob("*")) == before
