@@ -1,7 +1,9 @@
-"""``[CONFIG.yaml] [--section.key value ...]`` becomes a Config; ``--help`` lists every option."""
+"""What stands on a command line: ``--section.key value`` for any option of the config, and what a
+script adds; ``--help`` lists everything."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,37 @@ from reason_llm.errors import ConfigError, one_line
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
 """Other names of options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An option of a script's own, beside those of the config."""
+
+    metavar: str
+    text: str
+    """Its help."""
+    many: bool = False
+    """It takes one value or more."""
+    if_bare: str | None = None
+    """What it is when given without a value; None: it needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line that was read and not judged yet."""
+
+    what: str | None
+    """The positional argument."""
+    overrides: dict[str, Any]
+    """Options of the config by their dotted names, read as YAML."""
+    given: set[str]
+    """The switches."""
+    values: dict[str, list[str]]
+    """What was given to each ``Value``; those not given are left out."""
+
+    def one(self, name: str) -> str | None:
+        """The only value of an option; None if it was not given."""
+        return self.values[name][0] if name in self.values else None
 
 
 def parse_command_line(
@@ -34,22 +67,54 @@ def parse_command_line(
     Returns:
         The config, and the switches that were given.
     """
+    line = read_command_line(
+        program, description, ("CONFIG.yaml", f"YAML file (default: {default})"), arguments,
+        switches,
+    )  # fmt: skip
+    return load(Path(line.what or default), line.overrides), line.given
+
+
+def read_command_line(
+    program: str,
+    description: str,
+    what: tuple[str, str],
+    arguments: Sequence[str],
+    switches: Mapping[str, str],
+    values: Mapping[str, Value] | None = None,
+    with_config: bool = True,
+) -> CommandLine:
+    """The parts of a command line.
+
+    Args:
+        what: name and help of the positional argument, which may be left out.
+        with_config: whether options of the config are taken.
+
+    Raises:
+        ConfigError: unknown arguments, or none where one is needed.
+    """
+    options = " [--section.key value ...]" if with_config else ""
     parser = argparse.ArgumentParser(
         prog=program,
-        usage="%(prog)s [CONFIG.yaml] [--section.key value ...]",
+        usage=f"%(prog)s [{what[0]}] [--option value ...]{options}"
+        if values
+        else f"%(prog)s [{what[0]}]{options}",
         description=description,
         allow_abbrev=False,
         exit_on_error=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 30, 110),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 30, 110),
     )
-    parser.add_argument(
-        "config", nargs="?", type=Path, default=default, help=f"YAML file (default: {default})"
-    )
+    parser.add_argument("what", nargs="?", metavar=what[0], help=what[1])
+    for name, value in (values or {}).items():
+        parser.add_argument(
+            f"--{name}", dest=f"={name}", metavar=value.metavar, default=argparse.SUPPRESS,
+            help=value.text.replace("%", "%%"), const=value.if_bare,
+            nargs="+" if value.many else None if value.if_bare is None else "?",
+        )  # fmt: skip
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
-    for section, options in _by_section():
+    for section, of_section in _by_section() if with_config else ():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
-        for key, option in options:
+        for key, option in of_section:
             text = f"{docstring(option)} (default: {_shown_default(option)})".replace("%", "%%")
             group.add_argument(
                 f"--{key}",
@@ -63,15 +128,20 @@ def parse_command_line(
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; see --help") from error
     if unknown:
-        raise ConfigError(
-            unknown_key(
-                unknown[0].lstrip("-").split("=")[0], f"unknown argument {unknown[0]!r}", "--"
-            )
-        )
-    values = vars(known)
-    path = values.pop("config")
-    given = {name for name in switches if values.pop(name)}
-    return load(path, {key: _value(key, text) for key, text in values.items()}), given
+        problem = f"unknown argument {unknown[0]!r}"
+        if not with_config:
+            raise ConfigError(f"{problem}; see --help for all options")
+        raise ConfigError(unknown_key(unknown[0].lstrip("-").split("=")[0], problem, "--"))
+    found = vars(known)
+    first = found.pop("what")
+    given = {name for name in switches if found.pop(name)}
+    own = {
+        name: value if isinstance(value, list) else [value]
+        for name in values or {}
+        if (value := found.pop(f"={name}", None)) is not None
+    }
+    overrides = {key: _value(key, text) for key, text in found.items()}
+    return CommandLine(first, overrides, given, own)
 
 
 def _value(key: str, text: str) -> Any:

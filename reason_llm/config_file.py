@@ -28,11 +28,22 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    tree = _read_yaml(path)
+    return build(_read_yaml(path), path, overrides or {})
+
+
+def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config:
+    """The config that ``tree`` holds, with dotted ``overrides``.
+
+    Args:
+        path: what to call it in an error; its stem is the run's name, unless there is one.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
-    for key, value in (overrides or {}).items():
+    for key, value in overrides.items():
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
         tree["run"]["name"] = path.stem

@@ -124,19 +124,9 @@ def load_data(
         ConfigError: options that leave no room for a prompt, or name no template.
         DataError: from ``fault``.
     """
-    section, first_reward = config.data, config.score.rewards[0].label
-    renderer = Renderer(
-        tokenizer,
-        chat_template(section.template, config.model.path, tokenizer.chat_template is not None),
-        system_prompt(section.system_prompt, first_reward),
-    )
-    with_tests = first_reward in CODE_REWARDS
-    loader = _Loader(section, renderer, fault, with_tests, tuple(sorted(extra_columns)))
-    held_out = []
-    if config.evaluation_sets:
-        room = _room(context_tokens, "eval.max_new_tokens", config.eval_max_new_tokens)
-        for name, source in config.evaluation_sets.items():
-            held_out.append(loader.held_out(name, source, room, config.eval.limit))
+    section = config.data
+    loader = _loader(config, tokenizer, fault, extra_columns)
+    held_out = _held_out(loader, config, context_tokens)
     room = _room(context_tokens, "sample.max_new_tokens", config.sample.max_new_tokens)
     if (most := section.max_prompt_tokens) is not None and most > room:
         raise ConfigError(
@@ -146,6 +136,52 @@ def load_data(
     training = [loader.training(each.source, room) for each in section.sources]
     weights = [each.weight for each in section.sources]
     return Data(training, weights, held_out, loader.contamination)
+
+
+def load_evaluation(
+    config: Config,
+    tokenizer: "PreTrainedTokenizerBase",
+    context_tokens: int,
+    extra_columns: Collection[str] = (),
+    with_answers: bool = True,
+) -> list[LoadedSet]:
+    """The held-out sets alone, as ``load_data`` reads them; nothing is trained on.
+
+    Args:
+        with_answers: False for rows that need no more than a prompt.
+
+    Raises:
+        ConfigError, DataError: as ``load_data``.
+    """
+    loader = _loader(config, tokenizer, raise_fault, extra_columns)
+    loader.with_answers = with_answers
+    return _held_out(loader, config, context_tokens)
+
+
+def _loader(
+    config: Config,
+    tokenizer: "PreTrainedTokenizerBase",
+    fault: Fault,
+    extra_columns: Collection[str],
+) -> "_Loader":
+    section, first_reward = config.data, config.score.rewards[0].label
+    renderer = Renderer(
+        tokenizer,
+        chat_template(section.template, config.model.path, tokenizer.chat_template is not None),
+        system_prompt(section.system_prompt, first_reward),
+    )
+    with_tests = first_reward in CODE_REWARDS
+    return _Loader(section, renderer, fault, with_tests, tuple(sorted(extra_columns)))
+
+
+def _held_out(loader: "_Loader", config: Config, context_tokens: int) -> list[LoadedSet]:
+    if not config.evaluation_sets:
+        return []
+    room = _room(context_tokens, "eval.max_new_tokens", config.eval_max_new_tokens)
+    return [
+        loader.held_out(name, source, room, config.eval.limit)
+        for name, source in config.evaluation_sets.items()
+    ]
 
 
 def question_key(example: Example) -> str:
@@ -168,6 +204,8 @@ class _Loader:
     fault: Fault
     with_tests: bool
     extra_columns: tuple[str, ...]
+    with_answers: bool = True
+    """Whether a held-out problem must have a gold answer."""
     evaluated: dict[str, str] = field(default_factory=dict)
     """Where each question of a held-out set stands, by its key."""
     trained: set[str] = field(default_factory=set)
@@ -242,7 +280,9 @@ class _Loader:
             fault(error)
 
     def _problem(self, where: str, row: Row) -> Problem:
-        problem = read_problem(where, row, self.section.columns, tests=self.with_tests)
+        problem = read_problem(
+            where, row, self.section.columns, tests=self.with_tests, answer=self.with_answers
+        )
         return self._with_extra(problem, row)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:

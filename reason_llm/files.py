@@ -23,9 +23,12 @@ logger = logging.getLogger(__name__)
 class FileLock:
     """An exclusive lock that the kernel drops with the process, however that ends."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(
+        self, path: Path, what: str, fix: str = "give this run its own --run.name and --run.buffer"
+    ) -> None:
         self.path = path
         self.what = what
+        self.fix = fix
         self._file: int | None = None
 
     def __enter__(self) -> Self:
@@ -47,9 +50,7 @@ class FileLock:
             holder = os.read(self._file, 32).decode(errors="replace").strip()
             os.close(self._file)
             raise BusyError(
-                f"process {holder} is using {self.what}; wait for it, end it, or give this run its "
-                f"own "
-                "--run.name and --run.buffer"
+                f"process {holder} is using {self.what}; wait for it, end it, or {self.fix}"
             ) from error
         os.ftruncate(self._file, 0)
         os.write(self._file, f"{os.getpid()}\n".encode())
@@ -131,6 +132,9 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         raise WriteError(
             f"{target} cannot be written ({one_line(error)}); free or choose another place"
         ) from error
+    except BaseException:  # what is half done must not stay, whatever the reason
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
 
 
 def sync(path: Path) -> None:

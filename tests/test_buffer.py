@@ -1,5 +1,6 @@
 """The buffer: whole or not at all, held by one process, refused to another run."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.buffer import RolloutBuffer, RunIdentity
+from reason_llm.buffer import RolloutBuffer, RunIdentity, read_document
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
@@ -43,6 +44,20 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
         assert not buffer.holds(4)
         assert buffer.groups(3) == [group("a"), group("b")]
         assert buffer.groups(4) == []
+
+
+def test_a_document_is_read_plain_or_packed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    packed = tmp_path / "step-00000003.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for file in (path, packed):
+        document = read_document(file)
+        assert (document.run.id, document.step) == ("run-a", 3)
+        assert document.groups == [group("a"), group("b")]
+    packed.write_bytes(packed.read_bytes()[:-20])
+    for file, reason in ((packed, "cannot be read"), (tmp_path / "no.json", "No such file")):
+        with pytest.raises(RolloutBufferError, match=reason):
+            read_document(file)
 
 
 def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:

@@ -20,12 +20,22 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from reason_llm.config import AdapterSection
-from reason_llm.errors import CheckpointError, ModelError
+from reason_llm.errors import CheckpointError, ModelError, one_line
 
 WEIGHTS = "adapter_model.safetensors"
+MAY_VARY = {
+    *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+    *("revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("init_lora_weights", "megatron_core", "ensure_weight_tying"),
+}
+"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
+"""Ways to begin (init_lora_weights) that leave the base as it is."""
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
@@ -130,3 +140,119 @@ def load(policy: PeftModel, folder: Path) -> None:
             f"{folder / WEIGHTS} does not fit the model's adapter; start with --run.resume never"
         )
     set_peft_model_state_dict(policy, state)
+
+
+def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
+    """Whether ``load_as_is`` will succeed, by the names and shapes alone.
+
+    Args:
+        policy: may be on the meta device.
+
+    Raises:
+        ModelError: as ``load_as_is``.
+    """
+    expected = {k: list(v.shape) for k, v in get_peft_model_state_dict(policy).items()}
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as opened:
+            names = list(opened.keys())
+            found = {name: opened.get_slice(name).get_shape() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise _misfit(folder, base) from error
+    if found != expected:
+        raise _misfit(folder, base)
+
+
+def load_as_is(policy: PeftModel, folder: Path, base: str) -> None:
+    """``load`` of an adapter from anywhere.
+
+    Raises:
+        ModelError: it does not fit the model in ``base``.
+    """
+    try:
+        load(policy, folder)
+    except (CheckpointError, OSError, SafetensorError) as error:
+        raise _misfit(folder, base) from error
+
+
+def _misfit(folder: Path, base: str) -> ModelError:
+    return ModelError(
+        f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
+        "trained on"
+    )
+
+
+def over(base: Any, folder: Path) -> PeftModel:
+    """The base (not copied) with the adapter in ``folder``, as PEFT itself puts it there; whatever
+    layers it adapts.
+
+    Raises:
+        ModelError: it does not fit.
+    """
+    try:
+        return PeftModel.from_pretrained(base, str(folder))
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise _misfit(folder, str(base.config.name_or_path)) from error
+
+
+def clear(policy: PeftModel) -> None:
+    """Make the adapter change nothing: with B = 0 the policy is the base, to the last bit."""
+    for name, parameter in policy.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.zero_()
+
+
+def read_config(folder: Path) -> LoraConfig:
+    """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else.
+
+    Raises:
+        ModelError: it cannot be read, or is of another kind.
+    """
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
+            "that holds a LoRA adapter in PEFT's form"
+        ) from error
+    found, plain = config.to_dict(), LoraConfig().to_dict()
+    odd = [name for name in plain if name not in MAY_VARY and found.get(name) != plain[name]]
+    if getattr(config.peft_type, "value", config.peft_type) != "LORA":
+        odd.insert(0, "peft_type")
+    if config.init_lora_weights not in PLAIN_STARTS:
+        odd.append("init_lora_weights")
+    if odd:
+        raise ModelError(
+            f"{folder} is no plain LoRA adapter: {odd[0]}={found.get(odd[0])!r}; merge it with the "
+            "library that made it"
+        )
+    return config
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter says it was trained on.
+
+    Raises:
+        ModelError: as ``read_config``, or it does not say.
+    """
+    path = read_config(folder).base_model_name_or_path
+    if not path:
+        raise ModelError(
+            f"{folder}/adapter_config.json names no base model; give the run's folder or a config"
+        )
+    return str(path)
+
+
+def section_of(folder: Path) -> AdapterSection:
+    """The adapter in ``folder`` as the config would describe it.
+
+    With rank-stabilised LoRA the scale is alpha / sqrt(r): arXiv:2312.03732.
+
+    Raises:
+        ModelError: as ``read_config``.
+    """
+    config = read_config(folder)
+    alpha = config.lora_alpha * (config.r**0.5 if config.use_rslora else 1)
+    targets = config.target_modules
+    return AdapterSection(
+        rank=config.r, alpha=alpha, targets=targets if isinstance(targets, str) else sorted(targets)
+    )

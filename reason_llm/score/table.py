@@ -86,6 +86,8 @@ class Reward:
 
     of_one: OfOne | None = None
     of_group: OfGroup | None = None
+    answer: Callable[[str], str | None] | None = None
+    """Finds the answer in a completion that a majority can be taken of; None: there is none."""
     columns: tuple[str, ...] = ()
     """Extra columns of the data that it asks for."""
     description: str | None = None
@@ -121,12 +123,14 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
 
 def _boxed(options: Section, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
-    return Reward(lambda p, c: matches(p.answer, last_boxed(c.text), seconds))
+    return Reward(lambda p, c: matches(p.answer, last_boxed(c.text), seconds), answer=last_boxed)
 
 
 def _think_answer_tags(options: Section, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
-    return Reward(lambda p, c: matches(p.answer, last_answer_tags(c.text), seconds))
+    return Reward(
+        lambda p, c: matches(p.answer, last_answer_tags(c.text), seconds), answer=last_answer_tags
+    )
 
 
 def _code(context: Context) -> CodeTests:

@@ -1,4 +1,5 @@
-"""Run scripts/train.py and kill -9 itself at a chosen call: ``die_at.py PLACE COUNT ARGS...``.
+"""Run scripts/train.py and kill -9 itself at a chosen call: ``die_at.py PLACE COUNT ARGS...``; or
+another script: ``die_at.py PLACE COUNT SCRIPT.py ARGS...``.
 
 With DIE_OF in the environment it is that signal in SIGKILL's place.
 
@@ -42,5 +43,6 @@ def install(place: str, count: int) -> None:
 if __name__ == "__main__":
     place, count, *arguments = sys.argv[1:]
     install(place, int(count))
-    sys.argv = [str(TRAIN), *arguments]
-    runpy.run_path(str(TRAIN), run_name="__main__")
+    script = arguments.pop(0) if arguments[:1] and arguments[0].endswith(".py") else str(TRAIN)
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,281 @@
+"""An adapter merged into the weights it was trained on: W + scale * B A, tensor by tensor.
+
+The checkpoint's files are read one tensor at a time and written shard by shard, so that the host
+holds a shard and never a model. Names and shapes are the checkpoint's own; an adapted layer that
+the checkpoint does not hold under its name is an error, not a guess. Source of the merge:
+arXiv:2106.09685 section 4.1; the scale alpha / sqrt(r) of rank-stabilised LoRA: arXiv:2312.03732.
+
+Not here: whether the result is right (``parity``), quantised checkpoints.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reason_llm.errors import ModelError, one_line
+from reason_llm.model import adapters
+
+FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
+"""What is fetched of a Hub model."""
+HEAD = "lm_head.weight"
+_ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
+"""PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+          "BOOL": 1}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an adapter adds to one weight."""
+
+    a_RI: Tensor
+    """(rank, in) the first factor."""
+    b_OR: Tensor
+    """(out, rank) the second."""
+    scale: float
+
+    @property
+    def shape(self) -> list[int]:
+        """(out, in) of the weight."""
+        return [self.b_OR.shape[0], self.a_RI.shape[1]]
+
+    def added_to(self, weight_OI: Tensor) -> Tensor:
+        """The merged weight, in float32."""
+        return weight_OI.float().addmm_(self.b_OR.float(), self.a_RI.float(), alpha=self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a tensor of the result comes from."""
+
+    file: Path
+    name: str
+    """In that file."""
+    shape: list[int]
+    num_bytes: int
+    """In the result."""
+
+
+def base_folder(path: str) -> Path:
+    """The folder of a base model; a Hub id is fetched first.
+
+    Raises:
+        ModelError: it is neither, or its weights are quantised already.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(path, allow_patterns=list(FILES)))
+        except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+            raise ModelError(
+                f"{path} is neither a folder here nor a model on the Hub that can be read "
+                f"({one_line(error)[:200]}); name the base with --base"
+            ) from error
+    if read_json(folder / "config.json").get("quantization_config"):
+        raise ModelError(
+            f"{path} is quantised itself, and merging into rounded weights would lose what was "
+            "learned; name the model it was made from with --base"
+        )
+    return folder
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A model's JSON file.
+
+    Raises:
+        ModelError: it is missing or damaged.
+    """
+    try:
+        value = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ModelError(f"{file} cannot be read ({one_line(error)}); copy the model again") from (
+            error
+        )
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds no object; copy the model again")
+    return value
+
+
+def updates(adapter: Path) -> dict[str, Update]:
+    """What a plain LoRA adapter adds to which weight, by the weight's name.
+
+    Raises:
+        ModelError: it is damaged, or of another kind.
+    """
+    config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
+    factors: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        found = _ADAPTED.fullmatch(name)
+        if found is None and _KEPT.fullmatch(name):
+            continue
+        if found is None:
+            raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
+        factors.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
+    scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
+    for name, both in factors.items():
+        if both.keys() != {"A", "B"} or {len(both["A"]), both["B"].shape[1]} != {config.r}:
+            raise ModelError(f"{file}: {name} lacks a factor, or is not of rank {config.r}")
+    return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}
+
+
+def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
+    """How large the merged weights will be. Checks that every update has its weight.
+
+    Raises:
+        ModelError: as ``merge``.
+    """
+    return sum(source.num_bytes for source in _plan(base, adapter, dtype)[1].values())
+
+
+def merge(base: Path, adapter: Path, out: Path, dtype: torch.dtype, shard_bytes: int) -> None:
+    """Write the merged safetensors, their index and config.json into ``out``.
+
+    Args:
+        base: a folder with an unquantised checkpoint.
+        dtype: of the result; the sum is made in float32.
+        shard_bytes: largest file, unless one tensor is larger.
+
+    Raises:
+        ModelError: the adapter does not fit the checkpoint.
+    """
+    to_add, sources = _plan(base, adapter, dtype)
+    shards = _shards({name: source.num_bytes for name, source in sources.items()}, shard_bytes)
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = "model.safetensors" if len(shards) == 1 else file
+        tensors = dict(_merged(sources, to_add, names, dtype))
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        (out / file).chmod(0o644)  # safetensors makes it readable for its owner alone
+        del tensors  # before the next ones are read
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        total = sum(source.num_bytes for source in sources.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        content = orjson.dumps(index, option=orjson.OPT_INDENT_2)
+        (out / "model.safetensors.index.json").write_bytes(content)
+    config = read_json(base / "config.json")
+    for key in ("dtype", "torch_dtype"):  # the first is Transformers 5's, the second was before
+        if key in config or key == "dtype":
+            config[key] = str(dtype).removeprefix("torch.")
+    if HEAD in to_add:  # the embedding stays as it is, so the two are tied no longer
+        config["tie_word_embeddings"] = False
+    (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
+
+
+def _merged(
+    sources: dict[str, _Source], to_add: dict[str, Update], names: list[str], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    for name in names:
+        source = sources[name]
+        with safe_open(source.file, framework="pt") as opened:
+            tensor = opened.get_tensor(source.name)
+        if name in to_add:
+            tensor = to_add[name].added_to(tensor)
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        # A tied head that is adapted and its embedding come from the same stored tensor.
+        yield name, tensor.clone() if name != source.name else tensor.contiguous()
+
+
+def _plan(
+    base: Path, adapter: Path, dtype: torch.dtype
+) -> tuple[dict[str, Update], dict[str, _Source]]:
+    """What is added to which tensors; embeddings that the adapter brings along must be the base's
+    own."""
+    to_add = updates(adapter)
+    sources = _sources(base, to_add, dtype)
+    for name, tensor in load_file(adapter / adapters.WEIGHTS).items():
+        kept = None if _ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
+        source = sources.get(f"{kept[1]}.weight") if kept else None
+        if kept is None:
+            continue
+        if source is not None:
+            with safe_open(source.file, framework="pt") as opened:
+                if torch.equal(opened.get_tensor(source.name).to(tensor.dtype), tensor):
+                    continue
+        raise ModelError(
+            f"{adapter / adapters.WEIGHTS}: {kept[1]}.weight is not that of {base}: it was trained "
+            "or resized beside the adapter; merge it with the library that made it"
+        )
+    return to_add, sources
+
+
+def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[str, _Source]:
+    """Every tensor of the result, in the checkpoint's order."""
+    found: dict[str, _Source] = {}
+    for file in _files(base):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    part = opened.get_slice(name)
+                    size = _num_bytes(file, name, part, dtype)
+                    found[name] = _Source(file, name, part.get_shape(), size)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
+    if HEAD in to_add and HEAD not in found:
+        embeddings = [name for name in found if name.endswith("embed_tokens.weight")]
+        if read_json(base / "config.json").get("tie_word_embeddings") and len(embeddings) == 1:
+            found[HEAD] = found[embeddings[0]]
+    for name, update in to_add.items():
+        if name not in found:
+            raise ModelError(
+                f"the adapter changes {name}, and {base} holds no tensor of that name; name the "
+                "model that it was trained on with --base"
+            )
+        if found[name].shape != update.shape:
+            raise ModelError(
+                f"the adapter makes {name} {update.shape}, and in {base} it is {found[name].shape};"
+                " name the model that it was trained on with --base"
+            )
+    return found
+
+
+def _files(base: Path) -> list[Path]:
+    index = base / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        return [base / name for name in names]
+    files = sorted(base.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{base} holds no .safetensors file; save the model in that form")
+    return files
+
+
+def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:
+    kind = part.get_dtype()
+    if kind not in _BYTES:
+        raise ModelError(f"{file}: {name} is of type {kind}; name an unquantised base with --base")
+    count = 1
+    for size in part.get_shape():
+        count *= size
+    return count * (dtype.itemsize if kind in _FLOATS else _BYTES[kind])
+
+
+def _shards(sizes: dict[str, int], most: int) -> list[list[str]]:
+    """Names in order, a new shard where the next tensor would exceed the size."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards

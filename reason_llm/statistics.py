@@ -1,0 +1,158 @@
+"""How far can a score be trusted, and is one model better than another? Numbers in, numbers out.
+
+A score is a mean over problems of a value of each problem: 0 or 1 (greedy, maj@k), the part of its
+k samples that is right (mean@k), or the chance that one of k is right (pass@k). Problems are drawn
+independently; the samples of one problem are not independent, so the problem is the unit throughout
+(a cluster). Source: Miller, Adding Error Bars to Evals, arXiv:2411.00640.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+
+LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+FLIPS = 9_999
+"""Random assignments of signs where they cannot all be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its 95 % interval; nan where a single problem says nothing of the spread."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One model minus another on the same problems."""
+
+    difference: Estimate
+    p_value: float
+    """Two-sided, of no difference."""
+    better: int
+    """Problems on which the first one's value is the higher."""
+    worse: int
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """The chance that at least one of k samples is right, estimated without bias from n >= k.
+
+    ``1 - C(n - c, k) / C(n, k)``, as the product of 1 - k / i for i from n - c + 1 to n, in which
+    nothing overflows. Source: arXiv:2107.03374 eq. 1.
+    """
+    if not 0 <= num_right <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(f"pass@{k} of {num_right} right among {num_samples}")
+    if num_samples - num_right < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(num_samples - num_right + 1, num_samples + 1))
+
+
+def wilson(value: float, count: float) -> Estimate:
+    """Wilson's score interval of a proportion ``value`` of ``count`` trials; count need not be
+    whole.
+
+    Never empty, not even at 0 or 1, and never beyond them. Source: Wilson, Probable inference, the
+    law of succession, and statistical inference, 1927.
+    """
+    centre = (value + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * math.sqrt(value * (1 - value) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    return Estimate(value, max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half)))
+
+
+def proportion(values: Sequence[float], trials_each: int = 1) -> Estimate:
+    """Mean and interval of values from 0 to 1, one for each problem.
+
+    Wilson's interval at the effective number of trials ``m (1 - m) / SE^2``, where m is the mean
+    and SE its standard error over problems. It lies between the number of problems (the trials of a
+    problem all agree; for values of 0 and 1 this is Wilson's interval itself) and the number of
+    trials (they are independent). Source: Franco et al., Comparative Study of Confidence Intervals
+    for Proportions in Complex Sample Surveys, 2019 (PMC6690503), which recommends Wilson's form at
+    the effective sample size for clustered proportions; SE from arXiv:2411.00640.
+
+    Args:
+        trials_each: independent trials behind each value, such as k of mean@k.
+    """
+    mean, count = fmean(values), len(values)
+    error = stdev(values) / math.sqrt(count) if count > 1 else 0.0
+    most = count * trials_each
+    effective = mean * (1 - mean) / error**2 if error > 0 else most
+    if mean in (0.0, 1.0):
+        effective = count  # that all trials agree says nothing of their independence
+    return wilson(mean, min(max(effective, count), most))
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Mean and interval of values of any range, by the central limit theorem over problems.
+
+    Source: arXiv:2411.00640.
+    """
+    centre = fmean(values)
+    half = Z * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(centre, centre - half, centre + half)
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float], unit: float, seed: int) -> Comparison:
+    """Ours minus theirs on the same problems, in the same order.
+
+    The interval is that of the mean of the paired differences (arXiv:2411.00640, paired standard
+    errors). The p-value is that of the sign-flip test.
+
+    Args:
+        unit: of which all values are multiples, such as 1 / k; 0 if there is none.
+        seed: of the random signs, where these are needed.
+    """
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    steps = [round(d / unit) for d in differences] if unit else None
+    return Comparison(
+        difference=mean(differences),
+        p_value=exact_sign_flip(steps) if steps is not None else sign_flip(differences, seed),
+        better=sum(d > 0 for d in differences),
+        worse=sum(d < 0 for d in differences),
+    )
+
+
+def exact_sign_flip(differences: Sequence[int]) -> float:
+    """The chance that the differences, each with a random sign, add up to as much in size as they
+    do: the two-sided paired permutation test, all sign assignments counted.
+
+    With differences of -1, 0 and 1 it is McNemar's exact test. The distribution of the sum is built
+    one difference at a time. Source: Fisher, The Design of Experiments, 1935; McNemar, Note on the
+    sampling error of the difference between correlated proportions or percentages, 1947.
+    """
+    sizes = [abs(d) for d in differences if d]
+    total = sum(sizes)
+    chances = np.zeros(2 * total + 1)  # of the sums -total .. total
+    chances[total] = 1.0
+    reach = 0
+    for size in sizes:
+        near = chances[total - reach : total + reach + 1] / 2
+        reach += size
+        chances[total - reach : total + reach + 1] = 0.0
+        chances[total - reach : total - reach + len(near)] += near
+        chances[total + reach + 1 - len(near) : total + reach + 1] += near
+    observed = abs(sum(differences))
+    tail = chances[total + observed :].sum()
+    return float(min(1.0, 2 * tail)) if observed else 1.0
+
+
+def sign_flip(differences: Sequence[float], seed: int) -> float:
+    """``exact_sign_flip`` for values without a common unit, by ``FLIPS`` random sign assignments.
+
+    The observed one counts as one more, so that the p-value is never 0. Source: Phipson and Smyth,
+    Permutation P-values Should Never Be Zero, 2010.
+    """
+    sizes = np.abs([d for d in differences if d])
+    observed = abs(math.fsum(differences)) * (1 - 1e-12)  # sums in another order are as large
+    generator = np.random.default_rng(random.Random(seed).getrandbits(64))
+    as_large = sum(
+        abs(float(np.where(generator.integers(0, 2, len(sizes)), sizes, -sizes).sum())) >= observed
+        for _ in range(FLIPS)
+    )
+    return (1 + as_large) / (1 + FLIPS)

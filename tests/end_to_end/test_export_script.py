@@ -1,0 +1,413 @@
+"""scripts/export.py: what is taken home says what the run's policy says, in Transformers and in
+vLLM; a wrong merge never appears; to the Hub only when asked."""
+
+import base64
+import json
+import runpy
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import orjson
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from conftest import ROOT, TINY
+from reason_llm import loop, parity
+from reason_llm.buffer import read_document
+from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.console import Console
+from reason_llm.errors import ModelError
+from reason_llm.model import merging
+from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.engine import EngineSizes
+from reason_llm.rollout import Prompt
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.train.packing import Rollout
+from reason_llm.train.preparation import to_rollouts
+
+EXPORT = ROOT / "scripts" / "export.py"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of three steps that changes its policy a lot."""
+    folder = tmp_path_factory.mktemp("exported")
+    tree = {
+        "run": {"name": "sums", "directory": str(folder / "runs"), "steps": 3,
+                "buffer": str(folder / "buffer.json")},
+        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
+        "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl"), "system_prompt": "none",
+                 "eval": str(ROOT / "data" / "arithmetic_test.jsonl")},
+        "sample": {"prompts_per_step": 8, "completions_per_prompt": 4, "max_new_tokens": 32},
+        "score": {"rewards": [{"name": "think_answer_tags"}]},
+        "algorithm": {"name": "grpo", "kl": "none"},
+        "train": {"learning_rate": 3e-3, "gradient_checkpointing": False},
+        "eval": {"limit": 16},
+    }  # fmt: skip
+    loop.run(Config.model_validate(tree), Console("quiet"))
+    return folder / "runs" / "sums"
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Call:
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(EXPORT), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXPORT), run_name="__main__")
+        shown = capfd.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+def policy_of(run: Path, dtype: torch.dtype) -> Any:
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype)
+    return PeftModel.from_pretrained(base, run / "adapter").eval()
+
+
+def rollouts_of(run: Path) -> list[Rollout]:
+    return to_rollouts(read_document(run.parent.parent / "buffer.json").groups)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 0.5)])
+def test_the_export_is_the_policy(
+    call: Call, run: Path, tmp_path: Path, dtype: str, most: float
+) -> None:
+    out = tmp_path / "sums"
+    code, shown, error = call(run, "--out", out, "--dtype", dtype, "--max-shard-gib", "0.001")
+    assert (code, error) == (0, "")
+    kind = getattr(torch, dtype)
+    exported = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert exported.dtype == kind
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    rollouts = rollouts_of(run)
+    ours = parity.logprobs(exported, rollouts, 1.0)
+    gap = parity.Gap.between(ours, parity.logprobs(policy_of(run, kind), rollouts, 1.0))
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=kind)
+    learned = parity.Gap.between(ours, parity.logprobs(base, rollouts, 1.0))
+    assert gap.largest < most
+    assert learned.mean > 10 * gap.mean
+    assert f"parity with base plus adapter in {dtype}: largest" in shown
+    question = [{"role": "user", "content": "What is 3 + 4?"}]
+    mine, theirs = (AutoTokenizer.from_pretrained(path) for path in (out, TINY))
+    assert mine.apply_chat_template(question) == theirs.apply_chat_template(question)
+    generation = (out / "generation_config.json").read_bytes()
+    assert generation == (TINY / "generation_config.json").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.filterwarnings("default")  # vLLM warns of deprecations in what it imports
+def test_vllm_loads_the_export_and_says_the_same(call: Call, run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    out = tmp_path / "sums"
+    assert call(run, "--out", out, "--dtype", "float32")[0] == 0
+    sizes = EngineSizes(context_tokens=256, kv_cache_bytes=64 << 20, max_sequences=16, lora_rank=8)
+    section = ModelSection(path=str(out), dtype="float32", adapter=AdapterSection(rank=8))
+    prompts = [
+        Prompt(rollout.name, "", rollout.prompt_ids, "") for rollout in rollouts_of(run)[::4]
+    ]
+    with Model(section, load_tokenizer(str(out)), 0, sizes) as model:
+        with sampling(model, 0) as sampler:
+            groups = sampler.sample(prompts, SamplingParams(2, 32), 0, lambda tokens, items: None)
+        del sampler
+    rollouts = to_rollouts(groups)
+    theirs = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
+    ours = parity.logprobs(policy_of(run, torch.float32), rollouts, 1.0)
+    assert len(ours) > 200
+    assert parity.Gap.between(theirs, ours).largest < 1e-4
+
+
+def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "adapter"
+    code, _, error = call(run, "--out", out, "--adapter-only")
+    assert (code, error) == (0, "")
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    ours = parity.logprobs(PeftModel.from_pretrained(base, out), rollouts_of(run), 1.0)
+    assert torch.equal(ours, parity.logprobs(policy_of(run, torch.float32), rollouts_of(run), 1.0))
+    assert not list(out.glob("model*.safetensors"))
+    assert "PeftModel.from_pretrained" in (out / "README.md").read_text()
+    # And exported again, from itself: without a run there are no rollouts, so some are sampled.
+    code, shown, error = call(out, "--out", tmp_path / "merged", "--dtype", "float32")
+    assert (code, error) == (0, "")
+    assert "the parity check samples its own" in shown
+
+
+def test_the_card_tells_what_is_known(call: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sums"
+    base = shutil.copytree(TINY, tmp_path / "base")
+    assert call(run, "--out", out, "--base", base)[0] == 0
+    text = (out / "README.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    summary = orjson.loads((run / "summary.json").read_bytes())
+    assert "license" not in header
+    assert "Unknown" in text.partition("## Licence")[2]
+    for part in ("arithmetic_train.jsonl", "grpo: advantages normalised", "arXiv:2402.03300",
+                 "think_answer_tags * 1", "3 steps of 8 prompts", "curves.png",
+                 f"{summary['accuracy_before']:.1%} before", "parity"):  # fmt: skip
+        assert part.lower() in text.lower(), part
+    assert (out / "curves.png").read_bytes() == (run / "curves.png").read_bytes()
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
+    assert call(run, "--out", tmp_path / "second", "--base", base)[0] == 0
+    second = (tmp_path / "second" / "README.md").read_text()
+    assert yaml.safe_load(second.split("---")[1])["license"] == "apache-2.0"
+
+
+def wrong_sign(update: merging.Update, weight: torch.Tensor) -> torch.Tensor:
+    return replace(update, scale=-update.scale).right(weight)  # type: ignore[attr-defined]
+
+
+def wrong_scale(update: merging.Update, weight: torch.Tensor) -> torch.Tensor:
+    return replace(update, scale=2 * update.scale).right(weight)  # type: ignore[attr-defined]
+
+
+def left_out(update: merging.Update, weight: torch.Tensor) -> torch.Tensor:
+    return weight.float()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wrong", [wrong_sign, wrong_scale, left_out])
+def test_a_wrong_merge_never_appears(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any, dtype: str
+) -> None:
+    monkeypatch.setattr(merging.Update, "right", merging.Update.added_to, raising=False)
+    monkeypatch.setattr(merging.Update, "added_to", wrong)
+    code, _, error = call(run, "--out", tmp_path / "out", "--dtype", dtype)
+    assert code == 2
+    assert "the export" in error
+    assert "nothing was written" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wrong_base_is_told_by_the_rollouts(call: Call, run: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(TINY, tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(base)
+    code, _, error = call(run, "--out", tmp_path / "out", "--base", base)
+    assert code == 2
+    assert "less likely under the export than when they were sampled" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_check_itself() -> None:
+    gap = parity.Gap(100, 1e-5, 1e-6)
+    good = parity.Parity(gap, gap, 0.0, 0.1, 0.01)
+    good.check(torch.float32)
+    good.check(torch.bfloat16)
+    for bad in (
+        replace(good, gap=parity.Gap(100, 2e-4, 1e-6)),
+        replace(good, gap=parity.Gap(100, 1e-5, 2e-5)),
+        replace(good, gap=parity.Gap(100, float("nan"), float("nan"))),
+        replace(good, lost=1.0), replace(good, lost=-1.0), replace(good, strayed=0.6),
+        replace(good, strayed=float("nan")),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match="nothing was written"):
+            bad.check(torch.float32)
+    replace(good, lost=1.0, lost_error=0.3).check(torch.float32)  # within its error
+
+
+def test_what_was_trained_over_nf4_is_merged_into_the_base(
+    call: Call, run: Path, tmp_path: Path
+) -> None:
+    """The rollouts are not those of an NF4 policy here: the gaps to it are what is looked at."""
+    packed = shutil.copytree(run, tmp_path / "packed")
+    tree = yaml.safe_load((packed / "resolved_config.yaml").read_text())
+    tree["model"] |= {"quantize": "nf4", "dtype": "auto"}
+    (packed / "resolved_config.yaml").write_text(yaml.safe_dump(tree))
+    outs = [tmp_path / "of_nf4", tmp_path / "plain"]
+    code, shown, error = call(packed, "--out", outs[0])
+    assert (code, error) == (0, "")
+    assert "gap to the policy over the NF4 base, for information: largest" in shown
+    assert call(run, "--out", outs[1])[0] == 0
+    files = [out / "model.safetensors" for out in outs]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert "in NF4 (QLoRA)" in (outs[0] / "README.md").read_text()
+
+
+def test_gguf_is_the_converter_s_work(call: Call, run: Path, tmp_path: Path) -> None:
+    """A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is."""
+    converter = tmp_path / "convert_hf_to_gguf.py"
+    converter.write_text(
+        "import argparse, pathlib\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('model', type=pathlib.Path)\n"
+        "parser.add_argument('--outfile', type=pathlib.Path)\n"
+        "parser.add_argument('--outtype', choices=['f32', 'f16', 'bf16', 'q8_0', 'auto'])\n"
+        "args = parser.parse_args()\n"
+        "assert (args.model / 'model.safetensors').is_file()\n"
+        "args.outfile.write_bytes(b'GGUF' + args.outtype.encode())\n"
+    )
+    out = tmp_path / "sums"
+    code, _, error = call(run, "--out", out, "--gguf", converter)
+    assert (code, error) == (0, "")
+    assert (out / "sums-bf16.gguf").read_bytes() == b"GGUFbf16"
+    converter.write_text("import sys; sys.exit('no such architecture')")
+    code, _, error = call(run, "--out", tmp_path / "second", "--gguf", converter)
+    assert code == 2
+    assert "no such architecture" in error
+    assert "the export itself is whole" in error
+    assert (tmp_path / "second" / "model.safetensors").is_file()
+
+
+TOKEN = "hf_" + "s" * 34
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the Hub's API as an upload of small files takes."""
+
+    files: dict[str, bytes]
+    created: list[dict[str, Any]]
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self.answer({"error": "Invalid username or password."}, 401)
+        elif self.path.startswith("/api/whoami-v2"):
+            self.answer({"name": "me", "type": "user"})
+        else:
+            self.answer({"id": "me/sums", "sha": "0" * 40, "siblings": []})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/api/repos/create":
+            self.created.append(json.loads(body))
+            self.answer({"url": f"http://{self.headers['Host']}/me/sums", "id": "me/sums"})
+        elif "/preupload/" in self.path:
+            asked = json.loads(body)["files"]
+            self.answer({"files": [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for each in asked
+            ]})  # fmt: skip
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+            url = f"http://{self.headers['Host']}/me/sums/commit/0"
+            self.answer({"commitUrl": url, "commitOid": "0" * 40,
+                         "success": True})  # fmt: skip
+        else:  # the card's header, checked by the Hub
+            self.answer({"errors": [], "warnings": []})
+
+
+@contextmanager
+def hub() -> Iterator[tuple[str, type[Hub]]]:
+    handler = type("OneHub", (Hub,), {"files": {}, "created": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_pushed_to_the_hub_when_asked(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint is what HF_ENDPOINT sets when huggingface_hub is imported."""
+    out, asked = tmp_path / "sums", ["--push", "me/sums", "--adapter-only"]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    huggingface_hub.close_session()  # or it would still be one that is offline
+    with hub() as (endpoint, server):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        code, shown, error = call(run, "--out", out, *asked)
+        assert code == 0, error
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong" + "x" * 29)
+        code, _, refused = call(run, "--out", tmp_path / "other", *asked)
+    huggingface_hub.close_session()
+    (created,) = server.created
+    assert (created["name"], created["visibility"]) == ("sums", "private")
+    assert server.files == {file.name: file.read_bytes() for file in out.iterdir()}
+    assert "README.md" in server.files
+    assert TOKEN not in shown + error
+    assert not any(TOKEN.encode() in content for content in server.files.values())
+    assert code == 2
+    assert "--push me/sums: the Hub does not let you in" in refused
+    assert refused.count("\n") == 1
+    assert "hf_wrong" not in refused
+    assert not (tmp_path / "other").exists()
+
+
+def occupied(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "mine.txt").write_text("do not touch")
+    return folder
+
+
+CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
+    "nothing": (lambda run, f: [], ["what and where to?", "--out"]),
+    "no place": (lambda run, f: [run], ["--out FOLDER"]),
+    "no run": (lambda run, f: [f / "no", "--out", f / "out"], ["neither a run's folder nor"]),
+    "no number": (
+        lambda run, f: [run, "--out", f / "out", "--max-shard-gib", "big"],
+        ["--max-shard-gib big"],
+    ),
+    "no type": (lambda run, f: [run, "--out", f / "out", "--dtype", "int4"], ["int4", "bfloat16"]),
+    "no option": (lambda run, f: [run, "--out", f / "out", "--shard", "1"], ["--shard"]),
+    "a folder in use": (lambda run, f: [run, "--out", occupied(f / "out")], ["is not empty"]),
+    "no converter": (
+        lambda run, f: [run, "--out", f / "out", "--gguf"],
+        ["convert_hf_to_gguf.py", "llama.cpp"],
+    ),
+    "no converter there": (
+        lambda run, f: [run, "--out", f / "out", "--gguf", f / "no.py"],
+        ["no.py", "llama.cpp"],
+    ),
+    "gguf of an adapter": (
+        lambda run, f: [run, "--out", f / "out", "--gguf", "--adapter-only"],
+        ["--gguf contradicts --adapter-only"],
+    ),
+    "no rollouts": (
+        lambda run, f: [run, "--out", f / "out", "--rollouts", f / "no.json"],
+        ["no.json cannot be read"],
+    ),
+    "no base": (lambda run, f: [run, "--out", f / "out", "--base", f / "no"], ["--base"]),
+    "offline": (
+        lambda run, f: [run, "--out", f / "out", "--push", "me/sums"],
+        ["--push me/sums", "leave --push out"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_nothing_changes(name: str, call: Call, run: Path, tmp_path: Path) -> None:
+    arguments, named = CASES[name]
+    listed = arguments(run, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, _, error = call(*listed)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for part in named:
+        assert part in error
+    assert sorted(tmp_path.rglob("*")) == before
