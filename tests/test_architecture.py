@@ -34,7 +34,8 @@ LAYERS = [
      "score.table",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
-    {"evaluate", "backends", "job", "data_check", "collection", "rescoring"},
+    {"evaluate", "backends", "job", "data_check", "collection", "rescoring", "chat",
+     "chat_terminal"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "jail", "model", "train"}
