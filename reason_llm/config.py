@@ -248,6 +248,21 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
     errors only."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
+    """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
+    them. Each runs in a process of its own; one that fails is a warning."""
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_unique(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("names a tracker twice")
+        return names
 
 
 class Config(Section):

@@ -29,6 +29,7 @@ from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
 from reason_llm.sample import sampling
 from reason_llm.stopping import StopSignal
+from reason_llm.trackers import Trackers
 from reason_llm.train.algorithms import Algorithm
 from reason_llm.train.phase import Learner, LearningSettings, learning
 from reason_llm.train.preparation import (
@@ -57,6 +58,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         console.line(line)
     meter = Meter(default_device())
     with (
+        Trackers(config.log.trackers) as trackers,
         job.scorer,
         job.held() as (buffer, writer),
         Model(
@@ -73,6 +75,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
         state = _begin(under_way) if job.is_new else job.state
+        trackers.start(job.folder, job.state.run.id)
         stop.check()
         record: Record = {}
         for step in range(state.step, config.run.steps):

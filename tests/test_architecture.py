@@ -23,7 +23,7 @@ LAYERS = [
      "config", "config_types", "config_algorithm", "config_data", "config_file",
      "command_line", "buffer", "rows", "row_forms", "templates", "prompts", "data", "metrics",
      "report",
-     "console"},
+     "console", "trackers", "tracker_process"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.nf4", "model.unsloth", "model.shape", "model.decode_attention", "memory", "meter",
@@ -56,6 +56,9 @@ OWNERS = {
     "math_verify": {"score.math_worker"},
     "matplotlib": {"report"},
     "rich": {"console"},
+    "tensorboard": {"tracker_process"},
+    "wandb": {"tracker_process"},
+    "trackio": {"tracker_process"},
 }
 
 

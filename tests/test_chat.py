@@ -1,4 +1,4 @@
-"""A chat: the run's prompts, the sampler's tokens, base and adapter; and what reaches a terminal."""
+"""A chat: the run's prompts, the sampler's tokens, base and adapter; what reaches a terminal."""
 
 import io
 import json

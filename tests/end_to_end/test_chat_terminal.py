@@ -50,19 +50,20 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
 
 
 def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> None:
-    """The tiny model with a vocabulary in which each digit that it says is an escape sequence."""
+    """The tiny model with a vocabulary in which its 7 is ESC and its 0 is the byte CSI."""
     folder = tmp_path / "hostile"
     shutil.copytree(TINY, folder)
     tree = json.loads((folder / "tokenizer.json").read_text())
     vocab = tree["model"]["vocab"]
-    for digit, byte in zip("0125679", (0x1B, 0x1B, 0x07, 0x9B, 0x0D, 0x08, 0x00), strict=True):
+    for digit, byte in zip("70", (0x1B, 0x9B), strict=True):
         other = next(c for c, b in byte_alphabet().items() if b == byte)
         vocab[digit], vocab[other] = vocab[other], vocab[digit]
     (folder / "tokenizer.json").write_text(json.dumps(tree))
-    ended = call(str(folder), "--max-new-tokens", "200", "--seed", "3", message=QUESTION)
+    ended = call(str(folder), "--temperature", "0", message=QUESTION)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.endswith("\n")
-    assert "\\x1b" in ended.stdout
+    assert "<answer>\\x1b</answer>" in ended.stdout
+    assert "\ufffd" in ended.stdout  # 0x9b alone is no character
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
 
 
