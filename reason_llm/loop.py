@@ -59,6 +59,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     meter = Meter(default_device())
     with (
         Trackers(config.log.trackers) as trackers,
+        console.screen(str(config.run.name), job.state.step, config.run.steps),
         job.scorer,
         job.held() as (buffer, writer),
         Model(
@@ -74,6 +75,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         learner = Learner(model, _learning_settings(config, tokens))
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
+        console.past(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
         trackers.start(job.folder, job.state.run.id)
         stop.check()
@@ -208,7 +210,8 @@ def _log(run: _Run, state: RunState, record: Record) -> None:
     record |= metrics.describe(groups) | _memory(run.job.plan) | run.job.scorer.take_counts()
     record["sample/groups_dropped"] = run.buffer.drawn(step) - len(groups)
     record["time/writing_seconds"] = run.writer.take_seconds()
-    run.console.line(_step_line(config, run.log.write(state.step, record)))
+    record = run.log.write(state.step, record)
+    run.console.step(_step_line(config, record), record, groups[-1])
     run.writer.submit(run.log.sync)
 
 

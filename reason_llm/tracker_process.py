@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import orjson
 import yaml
 
+from reason_llm import metrics
 from reason_llm.errors import BusyError, one_line, printable
 from reason_llm.files import FileLock
 
@@ -67,7 +68,7 @@ class TensorBoard:
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder), flush_secs=5)
         self._now = time.time() - sum(
-            float(record.get("time/total_seconds") or 0) for record in _records(run_folder)
+            float(record.get("time/total_seconds") or 0) for record in metrics.read_all(run_folder)
         )
         # A TensorBoard that shows the old files forgets their steps.
         start = SessionLog(status=SessionLog.START)
@@ -160,14 +161,11 @@ TRACKERS: dict[str, Callable[[Path, str, dict[str, Any]], Tracker]] = {
 }
 
 
-def follow(tracker: Tracker, metrics: IO[bytes], ended: threading.Event) -> None:
+def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
     """Give the tracker every record once, until the run has ended and the file too."""
-    rest = b""
     while True:
         is_last = ended.is_set()  # asked first, so that nothing is written after the last look
-        *lines, rest = (rest + metrics.read()).split(b"\n")
-        for line in lines:
-            record = orjson.loads(line)
+        for record in tail.read():
             if (step := record.pop("step")) > tracker.last_step:
                 tracker.write(step, _numbers(record))
                 tracker.last_step = step
@@ -176,18 +174,41 @@ def follow(tracker: Tracker, metrics: IO[bytes], ended: threading.Event) -> None
         ended.wait(POLL_SECONDS)
 
 
+class Tail:
+    """The records of a run as they come, from the first that is kept, over the change from a full
+    file to the next."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path, self._older = metrics.files(run_folder)
+        self._file = (self._older if self._older.exists() else self._path).open("rb")
+        self._rest = b""
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Those since the last call."""
+        while True:
+            # Asked first: a file that is the older one by now grows no more.
+            is_older = self._is_older()
+            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+            yield from map(orjson.loads, lines)
+            if not is_older:
+                return
+            self._file.close()
+            self._file, self._rest = self._path.open("rb"), b""
+
+    def _is_older(self) -> bool:
+        """By its inode: not when another run has taken the folder."""
+        try:
+            return os.path.samestat(self._older.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+
 def _numbers(record: dict[str, Any]) -> Values:
     return {
         key: value
         for key, value in record.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-
-
-def _records(run_folder: Path) -> Iterator[dict[str, Any]]:
-    for line in (run_folder / "metrics.jsonl").read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield orjson.loads(line)
 
 
 def _wandb_steps(file: Path) -> Iterator[int]:
@@ -234,10 +255,11 @@ def main() -> int:
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     try:
-        with (folder / "metrics.jsonl").open("rb") as metrics, _alone(folder / f".{name}.lock"):
+        tail = Tail(folder)  # now, and not another run's in the same place
+        with _alone(folder / f".{name}.lock"):
             config = yaml.safe_load((folder / "resolved_config.yaml").read_text(encoding="utf-8"))
             tracker = TRACKERS[name](folder, run_id, config)
-            follow(tracker, metrics, ended)
+            follow(tracker, tail, ended)
             tracker.close()
     except Exception as error:  # noqa: BLE001  anything of a library's is one line to the run
         problem = f"{type(error).__name__}: {one_line(error)}"
