@@ -49,8 +49,8 @@ class Console:
         if not self._quiet:
             self._rich.print(text)
 
-    def past(self, records: Sequence[Record]) -> None:
-        """What a run that goes on has on record already, for the live part."""
+    def take(self, records: Sequence[Record]) -> None:
+        """Records for the live part alone: those of a run that goes on, and of step 0."""
         if self._screen is not None:
             for record in records:
                 self._screen.take(record)

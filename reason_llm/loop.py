@@ -75,7 +75,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         learner = Learner(model, _learning_settings(config, tokens))
         checkpoint.restore(job.state, model.policy, learner.optimizer)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
-        console.past(under_way.log.records())
+        console.take(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
         trackers.start(job.folder, job.state.run.id)
         stop.check()
@@ -155,7 +155,7 @@ def _begin(run: _Run) -> RunState:
     if run.job.data.held_out:
         _evaluate(run, record)
         run.console.line(f"before training: {_accuracy(record)}")
-    run.log.write(state.step, record | _memory(run.job.plan))
+    run.console.take([run.log.write(state.step, record | _memory(run.job.plan))])
     return _save(run, state)
 
 

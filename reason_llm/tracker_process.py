@@ -190,7 +190,7 @@ class Tail:
             is_older = self._is_older()
             *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
             yield from map(orjson.loads, lines)
-            if not is_older:
+            if not is_older or not self._path.exists():
                 return
             self._file.close()
             self._file, self._rest = self._path.open("rb"), b""

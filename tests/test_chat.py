@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, TINY
+from hostile import HOSTILE
 from reason_llm.chat import Chat, Detokenizer, Options, find_subject, options_of
 from reason_llm.chat_terminal import DIM, PLAIN, AnswerWriter, read_message
 from reason_llm.config import Config
@@ -23,8 +24,6 @@ from reason_llm.model.base import Model
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
-
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066<script>alert(1)</script>\r\b\x00\u2028"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from reason_llm.config import Config
 from reason_llm.config_file import to_yaml
 from reason_llm.console import Console
 from reason_llm.errors import ConfigError
-from reason_llm.tracker_process import without_secrets
+from reason_llm.tracker_process import Tail, without_secrets
 from reason_llm.trackers import Trackers
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -206,6 +206,21 @@ def test_the_process_ends_by_itself_when_the_run_is_gone(folder: Path) -> None:
     )  # fmt: skip
     assert process.communicate(b"", timeout=15) == (b"", None)
     assert process.returncode == 0
+
+
+def test_a_full_file_and_its_successor_are_one_series(folder: Path) -> None:
+    tail = Tail(folder)
+    steps = [record["step"] for record in tail.read()]
+    add(folder, 3)
+    newer, older = metrics.files(folder)
+    newer.rename(older)  # as MetricsLog does when a file is full
+    steps += [record["step"] for record in tail.read()]  # there is no successor yet
+    add(folder, 4)
+    steps += [record["step"] for record in tail.read()]
+    assert steps == [0, 1, 2, 3, 4] == [record["step"] for record in Tail(folder).read()]
+    newer.unlink()  # the folder is another run's
+    add(folder, 0)
+    assert list(tail.read()) == []
 
 
 def test_one_that_is_not_installed_is_refused(

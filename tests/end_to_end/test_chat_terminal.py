@@ -1,23 +1,27 @@
 """``scripts/chat.py`` itself: in a pipe, and typed to in a real terminal (tmux)."""
 
+import io
 import json
-import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, TINY
+from hostile import hostile_model
 from reason_llm.chat import Chat, Options, find_subject
 from reason_llm.config import Config
 from reason_llm.config_file import to_yaml
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
+from terminals import Terminal
 
 CHAT = str(ROOT / "scripts" / "chat.py")
 QUESTION = "What is 3 + 4?"
@@ -50,15 +54,7 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
 
 
 def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> None:
-    """The tiny model with a vocabulary in which its 7 is ESC and its 0 is the byte CSI."""
-    folder = tmp_path / "hostile"
-    shutil.copytree(TINY, folder)
-    tree = json.loads((folder / "tokenizer.json").read_text())
-    vocab = tree["model"]["vocab"]
-    for digit, byte in zip("70", (0x1B, 0x9B), strict=True):
-        other = next(c for c, b in byte_alphabet().items() if b == byte)
-        vocab[digit], vocab[other] = vocab[other], vocab[digit]
-    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    folder = hostile_model(tmp_path / "hostile")
     ended = call(str(folder), "--temperature", "0", message=QUESTION)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.endswith("\n")
@@ -67,56 +63,33 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
 
 
-def byte_alphabet() -> dict[str, int]:
-    """How a byte-level vocabulary spells bytes. Source: bytes_to_unicode of GPT-2's encoder."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(others)}
-
-
-def test_bad_input_is_one_line() -> None:
-    ended = call("docs", message=QUESTION)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(r"error: docs is neither a run .* nor a model .*; name .*\n", ended.stderr)
-
-
-class Terminal:
-    """A tmux of its own, 80 columns wide."""
-
-    def __init__(self, socket: Path, command: str) -> None:
-        self.socket = str(socket)
-        self.tmux("new-session", "-d", "-x", "80", "-y", "40", f"{command}; echo ended $?; cat")
-
-    def tmux(self, *arguments: str) -> str:
-        return subprocess.run(
-            ["tmux", "-f", "/dev/null", "-S", self.socket, *arguments],
-            capture_output=True, text=True, check=True, cwd=ROOT, timeout=20,
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-        ).stdout  # fmt: skip
-
-    def type(self, line: str) -> None:
-        self.tmux("send-keys", "-l", line)
-        self.tmux("send-keys", "Enter")
-
-    def wait(self, text: str, times: int = 1, styles: bool = False) -> str:
-        """The screen, once it holds the text."""
-        for _ in range(600):
-            shown = self.tmux("capture-pane", "-p", "-J", *(["-e"] if styles else []))
-            if shown.count(text) >= times:
-                return shown
-            time.sleep(0.1)
-        raise AssertionError(f"{text!r} did not come:\n{shown}")
+@pytest.mark.parametrize(
+    ("arguments", "message", "problem"),
+    [
+        (["docs"], QUESTION, r"docs is neither a run .* nor a model .*; name .*"),
+        ([str(TINY)], " \n", r"standard input is empty; pipe a message in, .*"),
+        ([str(TINY), "--top-k", "-1"], QUESTION, r"top_k='-1': input should be .*; it is INT: .*"),
+        ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is none of .*"),
+    ],
+)
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+    arguments: list[str], message: str, problem: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [CHAT, *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message.encode())))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(CHAT, run_name="__main__")
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert re.fullmatch(f"error: {problem}\n", shown.err)
 
 
 @pytest.fixture
 def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
-    opened = Terminal(
-        tmp_path / "tmux", f"{sys.executable} {CHAT} {run_folder} --temperature 0 --seed 0"
-    )
-    yield opened
-    opened.tmux("kill-server")
+    command = f"{sys.executable} {CHAT} {run_folder} --temperature 0 --seed 0"
+    with closing(Terminal(tmp_path, command)) as opened:
+        yield opened
 
 
 def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) -> None:
