@@ -22,6 +22,8 @@ BASE = [
     "matplotlib>=3.10",
 ]
 GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
+# trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
+TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -29,6 +31,7 @@ TEST = [
     "ruff==0.17.5",
     "mypy>=1.18",
     "types-PyYAML",
+    *TRACKERS,
 ]
 
 setup(
@@ -41,5 +44,5 @@ setup(
     package_data={"reason_llm": ["templates.yaml"], "reason_llm.report": ["page.*", "*.js"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
-    extras_require={"gpu": GPU, "test": TEST},
+    extras_require={"gpu": GPU, "trackers": TRACKERS, "test": TEST},
 )

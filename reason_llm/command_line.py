@@ -163,5 +163,5 @@ def _shown_default(option: FieldInfo) -> str:
     if option.is_required():
         return "none, it must be given"
     if isinstance(option.default, list):
-        return ", ".join(f"{item.name} * {item.weight:g}" for item in option.default)
+        return ", ".join(f"{item.name} * {item.weight:g}" for item in option.default) or "none"
     return "null" if option.default is None else str(option.default)

@@ -7,12 +7,13 @@ turns that into one line. Reward names are checked in ``score``, prompts in ``pr
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config_algorithm import AlgorithmSection
 from reason_llm.config_data import DataSection
+from reason_llm.config_score import ScoreSection
 from reason_llm.config_types import Count, NonNegative, Section
 from reason_llm.train.algorithms import Algorithm
 
@@ -137,57 +138,6 @@ class SampleSection(Section):
         return self.prompts_per_step * self.completions_per_prompt
 
 
-class RewardSpec(Section):
-    """One reward, its weight and its options."""
-
-    name: str | None = None
-    """boxed, think_answer_tags, code_tests, code_tests_fraction, format, tag_count, regex,
-    reasoning_steps, soft_overlong, cosine, length or repetition_penalty."""
-    custom: str | None = None
-    """A function of your own in the name's place: path/to/file.py:function."""
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Factor in the sum."""
-    options: dict[str, Any] = {}  # noqa: RUF012
-    """What the reward of that name takes."""
-
-    @property
-    def label(self) -> str:
-        """What it is called in the buffer and the metrics: its name, or the function's."""
-        return self.name if self.name is not None else str(self.custom).rpartition(":")[2]
-
-    @model_validator(mode="after")
-    def _is_one_reward(self) -> Self:
-        if (self.name is None) == (self.custom is None):
-            raise ValueError("needs either name or custom: path/to/file.py:function")
-        if self.custom is not None and self.options:
-            raise ValueError(f"custom={self.custom} takes no options; leave them out")
-        return self
-
-
-class ScoreSection(Section):
-    """How completions become rewards."""
-
-    rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]  # noqa: RUF012
-    """List of {name, weight, options}; the total is the weighted sum. The first one also scores
-    evaluation."""
-    on_error: Literal["stop", "zero"] = "stop"
-    """When a reward raises: stop with the rollout's id, or count 0 for it and warn."""
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Of one comparison of answers, of the CPU time of one test, of one call of a custom reward.
-    null: 5, 6 and 60."""
-    sandbox: Literal["auto", "limits_only"] = "auto"
-    """Where the code rewards run programs. auto: isolated from files, network and processes, or not
-    at all. limits_only: no isolation, only limits on time and memory; for programs you trust."""
-
-    @field_validator("rewards")
-    @classmethod
-    def _names_are_unique(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
-        names = [reward.label for reward in rewards]
-        if len(set(names)) < len(names):
-            raise ValueError(f"names a reward twice: {', '.join(names)}")
-        return rewards
-
-
 class TrainSection(Section):
     """How the adapter learns from the buffer."""
 
@@ -260,6 +210,21 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
     errors only."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
+    """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
+    them. Each runs in a process of its own; one that fails is a warning."""
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_unique(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("names a tracker twice")
+        return names
 
 
 class Config(Section):

@@ -1,5 +1,5 @@
-"""What a run shows: a live bar on a terminal, plain lines elsewhere. The one place where logging is
-set up.
+"""What a run shows: lines, and below them on a terminal a live part that ends with the run. The one
+place where logging is set up.
 
 What is shown holds words of others: file names, prompts, errors of rewards. All of it is made
 printable, so that no terminal acts on it, and the environment's secrets are left out.
@@ -9,32 +9,37 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
+from rich.live import Live
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from reason_llm.errors import printable, without_secrets
+from reason_llm.metrics import Record
+from reason_llm.rollout import Group
+from reason_llm.screen import Screen
+
+REFRESHES_PER_SECOND = 2
 
 
 class Console:
-    """Lines and progress bars.
+    """Lines, and the live part.
 
     Args:
-        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
+        mode: ``auto`` (live on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
         errors only).
     """
 
     def __init__(self, mode: str) -> None:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(
-                errors="backslashreplace"
-            )  # where the terminal knows few letters
+        if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")
         self._rich = RichConsole(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._quiet = mode == "quiet"
-        self._live = mode == "auto" and self._rich.is_terminal
+        self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._screen: Screen | None = None
         handler = RichHandler(console=self._rich, show_time=False, show_path=False, markup=False)
         handler.setFormatter(_Printable("%(message)s"))
         # On import it tells of CPU kernels that are nowhere asked for.
@@ -48,31 +53,71 @@ class Console:
         if not self._quiet:
             self._rich.print(without_secrets(printable(text)))
 
+    def take(self, records: Sequence[Record]) -> None:
+        """Records for the live part alone: those of a run that goes on, and of step 0."""
+        if self._screen is not None:
+            for record in records:
+                self._screen.take(record)
+
+    def step(self, text: str, record: Record, group: Group) -> None:
+        """The line of a step, and what the live part shows of it.
+
+        Args:
+            group: whose last completion is shown.
+        """
+        self.line(text)
+        if self._screen is not None:
+            self._screen.end_step(record, group.completions[-1])
+
+    @contextmanager
+    def screen(self, name: str, step: int, last_step: int) -> Iterator[None]:
+        """Within: the live part, if there is one. What is printed and warned of goes above it.
+
+        Args:
+            step: how many of the ``last_step`` steps are done.
+        """
+        if not self._live:
+            yield
+            return
+        self._screen = Screen(name, last_step, step)
+        try:
+            with Live(
+                get_renderable=self._renderable,
+                console=self._rich,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+                vertical_overflow="crop",
+            ):
+                yield
+        finally:
+            self._screen = None
+
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
         """A bar over ``total`` items while the phase lasts; call what it yields with (tokens,
         items) done."""
-        if not self._live:
+        screen = self._screen
+        if screen is None:
             yield lambda tokens, items: None
             return
-        columns = (
-            TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
-        )  # fmt: skip
-        with Progress(*columns, console=self._rich, transient=True) as bar:
-            task = bar.add_task(name, total=total, speed="")
-            started, tokens_so_far = time.perf_counter(), 0
+        phase = screen.begin_phase(name, total)
 
-            def advance(tokens: int, items: int) -> None:
-                nonlocal tokens_so_far
-                tokens_so_far += tokens
-                seconds = time.perf_counter() - started
-                speed = (
-                    f"{tokens_so_far / max(seconds, 1e-9):,.0f} tokens/s" if tokens_so_far else ""
-                )
-                bar.update(task, advance=items, speed=speed)
+        def advance(tokens: int, items: int) -> None:
+            phase.tokens += tokens
+            phase.items += items
 
-            yield advance
+        yield advance
+        screen.end_phase()
+
+    def _renderable(self) -> Text:
+        if self._screen is None:
+            return Text()
+        return self._screen.lines(
+            self._rich.width,
+            time.perf_counter(),
+            plain=self._rich.no_color or self._rich.color_system is None,
+            ascii_only=not self._rich.encoding.startswith("utf"),
+        )
 
 
 class _Printable(logging.Formatter):

@@ -12,7 +12,15 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm import backends, checkpoint, config_file, environment, memory, saved_rollouts
+from reason_llm import (
+    backends,
+    checkpoint,
+    config_file,
+    environment,
+    memory,
+    saved_rollouts,
+    trackers,
+)
 from reason_llm.archive import Archive
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import Document, RolloutBuffer
@@ -111,6 +119,7 @@ def prepare(config: Config, console: Console) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     quiet_libraries()
     device = base.default_device()
+    trackers.check_installed(config.log.trackers)
     scorer = Scorer(config.score, config.sample.max_new_tokens)
     trusted = config.model.trust_remote_code
     tokenizer = base.load_tokenizer(config.model.path, trusted)

@@ -35,6 +35,7 @@ from reason_llm.report import curves
 from reason_llm.report.page import write_report
 from reason_llm.sample import sampling
 from reason_llm.stopping import StopSignal
+from reason_llm.trackers import Trackers
 from reason_llm.train.phase import Learner, LearningSettings, learning
 from reason_llm.train.preparation import (
     with_advantages,
@@ -64,6 +65,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         console.line(line)
     meter = Meter(default_device())
     with (
+        Trackers(config.log.trackers) as trackers,
+        console.screen(str(config.run.name), job.state.step, config.run.steps),
         job.scorer,
         job.held() as (buffer, writer),
         Model(
@@ -84,7 +87,9 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 f"{config.run.buffer}; restore that, or remove the folder to sample them again"
             )
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
+        console.take(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
+        trackers.start(job.folder, job.state.run.id)
         stop.check()
         record: Record = {}
         for step in range(state.step, config.run.steps):
@@ -153,7 +158,7 @@ def _begin(run: _Run) -> RunState:
     if run.job.data.held_out:
         _evaluate(run, record)
         run.console.line(f"before training: {_accuracy(record)}")
-    run.log.write(state.step, record | _memory(run.job.plan))
+    run.console.take([run.log.write(state.step, record | _memory(run.job.plan))])
     return _save(run, state)
 
 
@@ -218,7 +223,8 @@ def _log(run: _Run, state: RunState, record: Record) -> None:
     record |= metrics.describe(groups) | _memory(run.job.plan) | run.job.scorer.take_counts()
     record["sample/groups_dropped"] = run.buffer.drawn(step) - len(groups)
     record["time/writing_seconds"] = run.writer.take_seconds()
-    run.console.line(_step_line(config, run.log.write(state.step, record)))
+    record = run.log.write(state.step, record)
+    run.console.step(_step_line(config, record), record, groups[-1])
     run.writer.submit(run.log.sync)
 
 

@@ -85,8 +85,14 @@ class MetricsLog:
 
 def read_all(run_folder: Path) -> list[Record]:
     """The records of a run, oldest first; none where there is no metrics.jsonl."""
+    path, older = files(run_folder)
+    return [record for file in (older, path) if file.exists() for record in read(file)]
+
+
+def files(run_folder: Path) -> tuple[Path, Path]:
+    """Where the records of a run are: the newer ones, and the older ones if there are many."""
     path = run_folder / "metrics.jsonl"
-    return [record for file in (_older(path), path) if file.exists() for record in read(file)]
+    return path, _older(path)
 
 
 def read(path: Path) -> list[Record]:

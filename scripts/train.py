@@ -12,6 +12,7 @@ SWITCHES = {
     "--memory.budget_gib it is for a GPU of that size, wherever it is called",
     "data-check": "read all data, print counts, lengths in tokens, three rendered prompts and the "
     "first errors, and stop; exit code 2 if there are errors",
+    "quiet": "show warnings and errors only, as --log.console quiet does",
 }
 
 
@@ -29,7 +30,7 @@ def main() -> int:
         )
         from reason_llm.console import Console
 
-        console = Console(config.log.console)
+        console = Console("quiet" if "quiet" in given else config.log.console)
         if "plan" in given:
             from reason_llm.job import plan_only
 

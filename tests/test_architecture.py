@@ -21,12 +21,13 @@ LAYERS = [
      "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases",
      "reading", "time_limit"},
     {"files", "background", "stopping", "archive", "saved_rollouts", "yaml_text",
-     "config", "config_types", "config_algorithm", "config_data", "config_file",
+     "config", "config_types", "config_algorithm", "config_data", "config_score",
+     "config_file",
      "command_line", "run_folder", "outcomes", "statistics", "buffer", "rows", "row_forms",
      "templates", "prompts", "data", "metrics",
      "report.curves", "report.runs", "report.rollouts", "report.token_texts", "report.repetition",
      "report.trends", "report.alarms", "report.equation", "report.payload", "report.page",
-     "report.serve", "console"},
+     "report.serve", "console", "screen", "trackers", "tracker_process"},
     {"train.advantages", "train.losses", "train.logprobs", "train.packing", "train.optim",
      "model.packed_attention"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
@@ -39,7 +40,8 @@ LAYERS = [
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
     {"evaluate", "backends", "job", "data_check", "collection", "rescoring", "accuracy",
-     "evaluation", "evaluation_request", "export", "model_card", "parity"},
+     "evaluation", "evaluation_request", "export", "model_card", "parity", "chat",
+     "chat_terminal"},
     {"loop"},
 ]  # fmt: skip
 PACKAGES_WITHOUT_CODE = {"", "jail", "model", "report", "train"}
@@ -60,7 +62,10 @@ OWNERS = {
     "math_verify": {"score.math_worker"},
     "matplotlib": {"report.curves"},
     "tokenizers": {"report.token_texts"},
-    "rich": {"console"},
+    "rich": {"console", "screen"},
+    "tensorboard": {"tracker_process"},
+    "wandb": {"tracker_process"},
+    "trackio": {"tracker_process"},
 }
 
 

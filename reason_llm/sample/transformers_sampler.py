@@ -185,6 +185,20 @@ class _Batch:
         self.positions_B = self.positions_B + 1
 
 
+@torch.inference_mode()
+def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
+    """The tokens of one completion, each as soon as it is drawn: those that ``sample`` gives for
+    one prompt and ``num_completions=1``, the end-of-sequence token included."""
+    batch = _Batch.prefill(model, [prompt], [0])
+    uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
+    for uniform in uniforms_L.to(model.device):
+        tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
+        yield int(tokens_B)
+        if int(tokens_B) in model.end_token_ids:
+            return
+        batch.extend(tokens_B)
+
+
 def draw(
     logits_BV: torch.Tensor, params: SamplingParams, uniforms_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

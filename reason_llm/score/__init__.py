@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from reason_llm.config import ScoreSection
+from reason_llm.config_score import ScoreSection
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Group
 from reason_llm.score.judge import default_judge

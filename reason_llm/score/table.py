@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config import RewardSpec, ScoreSection
+from reason_llm.config_score import RewardSpec, ScoreSection
 from reason_llm.config_types import Count, Section
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import Completion, Group, Prompt

@@ -19,7 +19,8 @@ from benchmarks.cpu_worker import Turns, check_lengths, read_workload
 from benchmarks.cpu_workloads import SEED, Workload
 from reason_llm import memory
 from reason_llm.buffer import RolloutBuffer, RunIdentity
-from reason_llm.config import Config, RewardSpec, ScoreSection
+from reason_llm.config import Config
+from reason_llm.config_score import RewardSpec, ScoreSection
 from reason_llm.memory import Machine, Plan
 from reason_llm.model import base
 from reason_llm.model.base import Model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reason_llm.config import RewardSpec, ScoreSection
+from reason_llm.config_score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer

@@ -1,0 +1,127 @@
+"""``scripts/chat.py`` itself: in a pipe, and typed to in a real terminal (tmux)."""
+
+import io
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY
+from hostile import hostile_model
+from reason_llm.chat import Chat, Options, find_subject
+from reason_llm.config import Config
+from reason_llm.config_file import to_yaml
+from reason_llm.model import adapters
+from reason_llm.model.base import Model
+from terminals import Terminal
+
+CHAT = str(ROOT / "scripts" / "chat.py")
+QUESTION = "What is 3 + 4?"
+
+
+def call(*arguments: str, message: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, CHAT, *arguments], input=message, capture_output=True, text=True,
+        cwd=ROOT, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -> Path:
+    """What a run leaves, with an adapter that changes the answers, and a base that does not stop by
+    itself."""
+    shutil.copytree(TINY, tmp_path / "model")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        file = tmp_path / "model" / name
+        change = {"eos_token": "<|endoftext|>"} if "tok" in name else {"eos_token_id": 0}
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    for parameter in model.policy.parameters():
+        if parameter.requires_grad:
+            parameter.data *= 3
+    folder = tmp_path / "runs" / "small"
+    adapters.save(model.policy, folder / "adapter")
+    config = small_run(model__path=str(tmp_path / "model"))
+    (folder / "resolved_config.yaml").write_text(to_yaml(config))
+    return folder
+
+
+def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> None:
+    folder = hostile_model(tmp_path / "hostile")
+    ended = call(str(folder), "--temperature", "0", message=QUESTION)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.endswith("\n")
+    assert "<answer>\\x1b</answer>" in ended.stdout
+    assert "\ufffd" in ended.stdout  # 0x9b alone is no character
+    assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "problem"),
+    [
+        (["docs"], QUESTION, r"docs is neither a run .* nor a model .*; name .*"),
+        ([str(TINY)], " \n", r"standard input is empty; pipe a message in, .*"),
+        ([str(TINY), "--top-k", "-1"], QUESTION, r"top_k='-1': input should be .*; it is INT: .*"),
+        ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is none of .*"),
+    ],
+)
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+    arguments: list[str], message: str, problem: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [CHAT, *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message.encode())))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(CHAT, run_name="__main__")
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert re.fullmatch(f"error: {problem}\n", shown.err)
+
+
+@pytest.fixture
+def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
+    command = f"{sys.executable} {CHAT} {run_folder} --temperature 0 --seed 0"
+    with closing(Terminal(tmp_path, command)) as opened:
+        yield opened
+
+
+def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) -> None:
+    chat = Chat(find_subject(str(run_folder), None), Options(temperature=0, max_new_tokens=32))
+    tuned = "".join(chat.answer(QUESTION))
+    chat.messages, chat.uses_adapter = [], False
+    plain = "".join(chat.answer(QUESTION))
+    terminal.wait("adapter> ")
+    terminal.type(QUESTION)
+    screen = terminal.wait("adapter> ", times=2)
+    assert tuned != plain
+    assert tuned.split("\n")[0] in screen
+    terminal.type("/base")
+    terminal.wait("base> ")
+    terminal.type("/new")
+    terminal.wait("base> ", times=2)
+    terminal.type("What is 3 \\")
+    terminal.wait("... ")
+    terminal.tmux("send-keys", "C-c")  # a message given up
+    terminal.wait("base> ", times=3)
+    terminal.tmux("send-keys", "Up", "Up", "Up", "Up", "Enter")  # history: the question again
+    assert plain.split("\n")[0] in terminal.wait("base> ", times=4)
+    dim = terminal.wait("<think>", styles=True)
+    assert "\x1b[2m<think>" in dim  # the base thinks before it answers
+    terminal.type("/tempreature 1")
+    terminal.wait("/tempreature is no command; did you mean /temperature?")
+    terminal.type("/max_new_tokens 4000")
+    terminal.type("Talk")
+    terminal.wait("base> Talk\n")
+    time.sleep(0.5)
+    terminal.tmux("send-keys", "C-c")
+    screen = terminal.wait("(stopped)")
+    assert "Traceback" not in screen
+    terminal.tmux("send-keys", "C-d")
+    terminal.wait("ended 0")

@@ -1,0 +1,119 @@
+"""What a run shows on a real terminal (tmux), in a pipe and when it is to be quiet."""
+
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from hostile import HOSTILE, hostile_model
+from reason_llm.config import Config
+from reason_llm.config_file import to_yaml
+from terminals import Terminal
+
+TRAIN = str(ROOT / "scripts" / "train.py")
+# What a run may tell a terminal: styles, and the cursor moves of a live part that stays in its
+# place. No other screen, no title, no clearing.
+ALLOWED = re.compile(r"\x1b\[(\d+(;\d+)*)?m|\x1b\[2K|\x1b\[\d*A|\x1b\[\?25[hl]|\r|\n")
+
+
+def write_config(small_run: Callable[..., Config], folder: Path, **options: object) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(to_yaml(small_run(run__name=None, **options)))
+    return path
+
+
+def test_a_run_of_a_hostile_model_on_a_terminal(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text(
+        "import logging\n"
+        "def reward(prompt, completion, answer, **rest):\n"
+        f"    logging.getLogger('reason_llm').warning('careful: ' + {HOSTILE!r})\n"
+        "    return float('7' in answer)\n"
+    )
+    config = write_config(
+        small_run, tmp_path, run__steps=15,
+        model__path=str(hostile_model(tmp_path / "model")),
+        data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval={"every": 5, "limit": 4},
+    )  # fmt: skip
+    raw = tmp_path / "raw"
+    command = f"env -u NO_COLOR {sys.executable} {TRAIN} {config}"
+    with closing(Terminal(tmp_path, command, width=60, raw=raw)) as terminal:
+        shown = terminal.wait("rollout   reward")
+        for label in ("step", "reward", "accuracy", "speed", "memory"):
+            assert re.search(rf"^{label} +\S", shown, re.MULTILINE), label
+        shown = terminal.wait("ended 0")
+        assert "left" not in shown  # the live part is gone, the lines are there
+        assert re.search(r"^step 15/15  reward", shown, re.MULTILINE)
+    written = raw.read_bytes().decode(errors="surrogateescape")
+    assert "\\x1b" in written  # what the model said
+    assert "\x1b[2K" in written
+    assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
+
+
+def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Path) -> None:
+    config = write_config(small_run, tmp_path, run__steps=1)
+    ended = subprocess.run(
+        [sys.executable, TRAIN, str(config)],
+        capture_output=True, text=True, cwd=ROOT, timeout=120, check=True,
+    )  # fmt: skip
+    assert ended.stdout.startswith("run config begins: 3000 prompts")
+    assert re.search(r"^step 1/1  reward \d\.\d{3}  sampling", ended.stdout, re.MULTILINE)
+    assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
+    assert ended.stderr == ""
+
+
+def test_quiet_shows_nothing(
+    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    config = write_config(small_run, tmp_path, run__steps=1)
+    monkeypatch.setattr(sys, "argv", [TRAIN, str(config), "--quiet"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(TRAIN, run_name="__main__")
+    assert ended.value.code == 0
+    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "runs" / "config" / "summary.json").exists()
+
+
+SHOW = """
+import logging, sys, time, warnings
+from reason_llm.console import Console
+console = Console("auto")
+with console.screen("a run", 0, 9):
+    with console.phase("sampling", 40) as progress:
+        for n in range(40):
+            progress(3, 1)
+            time.sleep(0.05)
+            if n == 20:
+                logging.getLogger("reason_llm").warning("careful: " + {hostile!r})
+                print("printed", file=sys.stderr)
+console.line("the end")
+"""
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_refreshes_are_few_warnings_stand_above_and_no_color_is_honoured(
+    tmp_path: Path, no_color: bool
+) -> None:
+    (tmp_path / "show.py").write_text(SHOW.format(hostile=HOSTILE))
+    raw = tmp_path / "raw"
+    variable = "NO_COLOR=1" if no_color else "-u NO_COLOR"
+    command = f"env {variable} {sys.executable} {tmp_path / 'show.py'}"
+    with closing(Terminal(tmp_path, command, width=50, raw=raw)) as terminal:
+        shown = terminal.wait("ended 0")
+    assert re.match(
+        r"WARNING +careful: .*\\x1b\]0;owned\\x07.*printed\nthe end\nended 0\n", shown, re.DOTALL
+    )
+    assert "tokens/s" not in shown
+    written = raw.read_bytes().decode(errors="surrogateescape")
+    assert 3 <= written.count("sampling") <= 8 + 3  # two seconds, and three for what was printed
+    colours = re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", written)
+    assert bool(colours) != no_color
+    assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
