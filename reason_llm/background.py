@@ -6,9 +6,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from reason_llm.errors import Stopped
+
 
 class BackgroundWriter:
-    """``with BackgroundWriter() as writer``: what was given is written when the block ends."""
+    """``with BackgroundWriter() as writer``: what was given is written when the block ends.
+
+    Where it ends as it should, or because a signal asked for it, ``WriteError`` tells of what could
+    not be written.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "writer")
@@ -25,7 +31,7 @@ class BackgroundWriter:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown()
-        if error is None:
+        if error is None or isinstance(error, Stopped):
             self.wait()
 
     def submit(self, write: Callable[[], object]) -> None:

@@ -6,15 +6,15 @@ process. A document of another run is refused or moved aside, never overwritten.
 models, rewards or tensors.
 
     {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained",
-    "drawn", "groups": [...]}
+    "drawn", "groups": [...], "counts": {}}
 """
 
 import gzip
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +33,7 @@ MAX_BYTES = 4 << 30
 """Of a document, unpacked."""
 MAX_RATIO = 200
 """Of an archive's unpacked bytes to its own, beyond what fits into memory anywhere."""
+NO_COUNTS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Document:
     drawn: int
     """Prompts sampled so far, those of dropped groups included."""
     groups: list[Group]
+    counts: dict[str, float] = field(default_factory=dict)
+    """Of the rewards' errors and time limits while these were scored, by metric."""
 
 
 class RolloutBuffer:
@@ -86,6 +89,9 @@ class RolloutBuffer:
         self._settle = settle
         self._lock = lock(path)
         self._document: Document | None = None
+        """What the file holds."""
+        self._taken: Document | None = None
+        """What was taken from elsewhere, while the file holds a later step."""
 
     def __enter__(self) -> Self:
         with ExitStack() as until_checked:
@@ -142,60 +148,95 @@ class RolloutBuffer:
 
     def holds(self, step: int) -> bool:
         """Whether every group of this step is here."""
-        return self._is_at(step) and self._document is not None and self._document.complete
+        document = self.document(step)
+        return document is not None and document.complete
 
     def groups(self, step: int) -> list[Group]:
-        """The groups of this step that were saved so far, in the order they were added."""
-        return (
-            list(self._document.groups) if self._is_at(step) and self._document is not None else []
-        )
+        """The groups of this step that were saved so far, in the order they were drawn; those that
+        are not scored yet, too."""
+        document = self.document(step)
+        return list(document.groups) if document is not None else []
 
-    def document(self) -> Document | None:
-        """What was written or found last, whatever its step."""
-        return self._document
+    def document(self, step: int) -> Document | None:
+        """What there is of this step."""
+        found = (each for each in (self._taken, self._document) if each and each.step == step)
+        return next(found, None)
 
     def drawn(self, step: int) -> int:
         """How many prompts of this step were sampled and saved, dropped ones included."""
-        return self._document.drawn if self._is_at(step) and self._document is not None else 0
+        document = self.document(step)
+        return document.drawn if document is not None else 0
 
-    def add_wave(self, step: int, groups: list[Group], drawn: int | None = None) -> None:
-        """Append the scored groups of a wave of this step; on disk when it returns.
+    def write_part(
+        self,
+        step: int,
+        groups: list[Group],
+        drawn: int | None = None,
+        counts: Mapping[str, float] = NO_COUNTS,
+    ) -> None:
+        """The groups of a step so far, scored or not; on disk when it returns.
 
         Args:
-            drawn: prompts that the wave sampled; None: as many as there are groups.
+            drawn: prompts sampled so far; None: as many as there are groups.
+            counts: as in ``Document``.
         """
-        count = self.drawn(step) + (len(groups) if drawn is None else drawn)
-        self._write(step, self.groups(step) + groups, count, complete=False, trained=False)
+        self._write(self._made(step, groups, drawn, counts, complete=False))
 
-    def write(self, step: int, groups: list[Group], drawn: int | None = None) -> None:
+    def write(
+        self,
+        step: int,
+        groups: list[Group],
+        drawn: int | None = None,
+        counts: Mapping[str, float] = NO_COUNTS,
+    ) -> None:
         """All groups of a step, with their advantages; on disk when it returns.
 
         Args:
             drawn: prompts sampled in all; None: as many as there are groups.
+            counts: as in ``Document``.
         """
-        count = len(groups) if drawn is None else drawn
-        self._write(step, groups, count, complete=True, trained=False)
+        self._write(self._made(step, groups, drawn, counts, complete=True))
+
+    def take(
+        self, step: int, groups: list[Group], drawn: int, counts: Mapping[str, float] = NO_COUNTS
+    ) -> None:
+        """All groups of a step, with their advantages, which are elsewhere on disk as well.
+
+        They are written as by ``write``, but where the rollouts of a later step of this run are
+        here: a run that goes on from an older checkpoint comes to those again, and needs them.
+        """
+        document = self._made(step, groups, drawn, counts, complete=True)
+        if self._document is not None and self._document.step > step:
+            self._taken = document
+        else:
+            self._write(document)
 
     def finish(self) -> None:
         """Say that the run is over and its rollouts were learned from, so that another run may set
         them aside."""
         if self._document is not None and not self._document.trained:
-            document = self._document
-            self._write(document.step, document.groups, document.drawn, complete=True, trained=True)
+            self._write(replace(self._document, complete=True, trained=True))
 
-    def _is_at(self, step: int) -> bool:
-        return self._document is not None and self._document.step == step
+    def _made(
+        self,
+        step: int,
+        groups: list[Group],
+        drawn: int | None,
+        counts: Mapping[str, float],
+        *,
+        complete: bool,
+    ) -> Document:
+        count = len(groups) if drawn is None else drawn
+        return Document(self.run, step, step, complete, False, count, groups, dict(counts))
 
-    def _write(
-        self, step: int, groups: list[Group], drawn: int, *, complete: bool, trained: bool
-    ) -> None:
-        if not self._is_at(step):
+    def _write(self, document: Document) -> None:
+        if self._document is None or self._document.step != document.step:
             self._settle()
-        if self._document is None or self._document.step > step:
+        if self._document is None or self._document.step > document.step:
             # Another run's, or sampled by later weights than the checkpoint's.
             move_aside(self.path)
-        self._document = Document(self.run, step, step, complete, trained, drawn, groups)
-        write_atomically(self.path, to_bytes(self._document))
+        self._document = document
+        write_atomically(self.path, to_bytes(document))
 
 
 def lock(path: Path) -> FileLock:
@@ -222,6 +263,7 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
         "trained": document.trained,
         "drawn": document.drawn,
         "groups": [group_to_json(group) for group in document.groups],
+        "counts": document.counts,
     }
     content = orjson.dumps(value) + b"\n"
     return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
@@ -273,12 +315,17 @@ def _document(value: dict[str, Any]) -> Document:
         trained=value["trained"] is True,
         drawn=count_from_json(value, "drawn"),
         groups=[group_from_json(group) for group in value["groups"]],
+        counts={str(name): float(count) for name, count in value.get("counts", {}).items()},
     )
     completions = [c for group in document.groups for c in group.completions]
     if document.complete and any(c.reward is None or c.advantage is None for c in completions):
         raise ValueError("a completion without reward or advantage")
-    if len({frozenset(completion.rewards) for completion in completions}) > 1:
+    scored = [completion for completion in completions if completion.reward is not None]
+    if len({frozenset(completion.rewards) for completion in scored}) > 1:
         raise ValueError("completions with different rewards")
+    for group in document.groups:
+        if len({completion.reward is None for completion in group.completions}) > 1:
+            raise ValueError(f"{group.prompt.id!r} is scored in part")
     return document
 
 

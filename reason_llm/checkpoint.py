@@ -221,6 +221,8 @@ def save(
     }
 
     def write() -> None:
+        for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
+            shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
             adapter.write(folder)
             for file, of_file in copies.items():

@@ -99,19 +99,19 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
                     if model.engine is not None:
                         record |= prove_sampler_is_policy(sampler, model, job.data.prompts)
-                    groups, drawn = collect(
+                    groups, drawn, counts = collect(
                         job, sampler, buffer, step, state.drawn, record, console, stop
                     )
                 record["memory/sampling_peak_gib"] = peak.gib
                 with timed(record, "buffer"):
                     row, weights = learner.settings.algorithm, job.scorer.weights
-                    buffer.write(step, with_advantages(groups, row, weights), drawn)
+                    buffer.write(step, with_advantages(groups, row, weights), drawn, counts)
             stop.check()
             with timed(record, "learning"), learning(learner), meter.phase() as peak:
                 record |= _learn(under_way, state, begun, stop)
             begun = None
             record["memory/learning_peak_gib"] = peak.gib
-            _archive(under_way)
+            _archive(under_way, step)
             state = _learned(under_way, state)
             if _evaluation_is_due(config, state.step):
                 _evaluate(under_way, record)
@@ -157,6 +157,7 @@ def _begin(run: _Run) -> RunState:
     state, record = run.job.state, Record()
     if run.job.data.held_out:
         _evaluate(run, record)
+        record |= run.job.scorer.take_counts()
         run.console.line(f"before training: {_accuracy(record)}")
     run.console.take([run.log.write(state.step, record | _memory(run.job.plan))])
     return _save(run, state)
@@ -166,7 +167,7 @@ def _take(run: _Run, step: int, saved: Document) -> None:
     """Have the buffer hold rollouts that were saved before, as this run's algorithm sees them."""
     algorithm, weights = run.learner.settings.algorithm, run.job.scorer.weights
     groups = with_advantages(saved.groups, algorithm, weights)
-    run.buffer.write(step, without_learner_logprobs(groups), saved.drawn)
+    run.buffer.take(step, without_learner_logprobs(groups), saved.drawn, saved.counts)
 
 
 def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: StopSignal) -> Record:
@@ -193,10 +194,10 @@ def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: St
             raise
 
 
-def _archive(run: _Run) -> None:
+def _archive(run: _Run, step: int) -> None:
     """Keep the rollouts that were just learned from, with the learner's log-probs of them."""
-    document, archive = run.buffer.document(), run.job.archive
-    if document is not None and archive.wants(document.step):
+    document, archive = run.buffer.document(step), run.job.archive
+    if document is not None and archive.wants(step):
         logprobs = run.learner.logprobs_at_start
         run.writer.submit(
             lambda: archive.add(
@@ -219,8 +220,10 @@ def _learned(run: _Run, state: RunState) -> RunState:
 def _log(run: _Run, state: RunState, record: Record) -> None:
     """Write the record of the step that led to ``state``, and show it."""
     step, config = state.step - 1, run.job.config
-    groups = run.buffer.groups(step)
-    record |= metrics.describe(groups) | _memory(run.job.plan) | run.job.scorer.take_counts()
+    groups, document = run.buffer.groups(step), run.buffer.document(step)
+    counts = run.job.scorer.take_counts()  # of the evaluation; the others are with the rollouts
+    record |= metrics.describe(groups) | _memory(run.job.plan)
+    record |= metrics.added(counts, document.counts if document else {})
     record["sample/groups_dropped"] = run.buffer.drawn(step) - len(groups)
     record["time/writing_seconds"] = run.writer.take_seconds()
     record = run.log.write(state.step, record)

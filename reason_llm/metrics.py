@@ -65,14 +65,24 @@ class MetricsLog:
             with self.path.open("ab") as file:
                 file.write(_line(record))
         except OSError as error:
-            raise WriteError(
-                f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
-            ) from error
+            raise self._cannot_be_written(error) from error
         return record
 
     def sync(self) -> None:
-        """Make the records last through a power cut."""
-        sync(self.path)
+        """Make the records last through a power cut.
+
+        Raises:
+            WriteError: the disk is full or fails.
+        """
+        try:
+            sync(self.path)
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+
+    def _cannot_be_written(self, error: OSError) -> WriteError:
+        return WriteError(
+            f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
+        )
 
     def records(self) -> list[Record]:
         """All that are on disk."""
@@ -149,6 +159,11 @@ def describe(groups: list[Group]) -> Record:
         "score/groups_without_signal_fraction": flat / len(groups),
         **rewards,
     }
+
+
+def added(one: Record, other: Record) -> Record:
+    """The sums of two records of counts."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
 
 
 def by_name(values: Record, name: str) -> Record:

@@ -18,12 +18,13 @@ SWITCHES = {
 
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.command_line import parse_command_line
     from reason_llm.errors import ReasonError, Stopped, shown
-    from reason_llm.files import write_for_oneself
 
-    write_for_oneself()
     try:
+        from reason_llm.command_line import parse_command_line
+        from reason_llm.files import write_for_oneself
+
+        write_for_oneself()
         default = Path("configs/quickstart.yaml")
         config, given = parse_command_line(
             "python scripts/train.py", DESCRIPTION, default, sys.argv[1:], SWITCHES

@@ -63,13 +63,13 @@ def test_a_document_is_read_plain_or_packed(tmp_path: Path) -> None:
 def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "buffer.json"
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.add_wave(0, [group("a")])
-        buffer.add_wave(0, [group("b")])
+        buffer.write_part(0, [group("a")])
+        buffer.write_part(0, [group("a"), group("b")])
     with RolloutBuffer(path, identity()) as buffer:
         assert not buffer.holds(0)
         assert buffer.groups(0) == [group("a"), group("b")]
         buffer.write(0, [*buffer.groups(0), group("c")])
-        buffer.add_wave(1, [group("d")])
+        buffer.write_part(1, [group("d")])
         assert buffer.groups(1) == [group("d")]
 
 
@@ -104,7 +104,7 @@ def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
     with RolloutBuffer(path, identity("run-b")) as buffer:
         assert not buffer.holds(3)
         assert path.read_bytes() == kept  # nothing moves before there is something to write
-        buffer.add_wave(0, [group("c")])
+        buffer.write_part(0, [group("c")])
         assert buffer.groups(0) == [group("c")]
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
@@ -113,7 +113,7 @@ def test_rollouts_of_a_later_step_are_moved_aside_not_overwritten(tmp_path: Path
     path = saved(tmp_path / "buffer.json")
     kept = path.read_bytes()
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.add_wave(1, [group("c")])
+        buffer.write_part(1, [group("c")])
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
 

@@ -93,7 +93,7 @@ def collected(
 
     sampler.sample = sample  # type: ignore[method-assign]
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
-        return collect(job, sampler, buffer, step, start, record, QUIET, StopSignal())
+        return collect(job, sampler, buffer, step, start, record, QUIET, StopSignal())[:2]
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""The fault matrix: whatever ends a run, the same command goes on to the very same end.
+
+The same adapter, optimizer, metrics, curves and rollouts, bit by bit; nothing sampled twice that
+had been sampled, nothing learned that was not. A representative dozen here; all by ``make faults``.
+"""
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import fault_table
+import faulty_train
+import pytest
+from fault_table import ALL, CHAINS
+from faults import (
+    DAMAGES,
+    EXITS,
+    RUNS,
+    SAVES,
+    Ended,
+    Fault,
+    Trainer,
+    differences,
+    done_twice,
+    make_writable,
+    outcome,
+    rollouts,
+    small_disk,
+    write_config,
+)
+
+SUFFERED: list[tuple[Fault, float]] = []
+"""With the seconds until the run had recovered."""
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    with Trainer() as trainer:
+        yield trainer
+
+
+@pytest.fixture(scope="module")
+def whole(
+    trainer: Trainer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Ended, Path]]:
+    """A run that nothing interrupts, and its folder, beside which the others have theirs."""
+    found: dict[str, tuple[Ended, Path]] = {}
+    home = tmp_path_factory.mktemp("runs")
+
+    def get(run: str) -> tuple[Ended, Path]:
+        if run not in found:
+            folder = home / f"whole-{run}"
+            write_config(folder, run)
+            # Not forked from the others' parent: nothing may hang on the hashes of a process.
+            ended = trainer.run(folder, Fault("", "", is_fresh=run == "plain"))
+            assert ended.status == 0, ended.printed
+            records = outcome(folder)["metrics"]
+            assert isinstance(records, list)
+            assert [r["step"] for r in records] == list(range(len(records)))
+            found[run] = ended, folder
+        return found[run]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_run_that_suffers_one_fault_after_another(
+    name: str, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]
+) -> None:
+    suffer(trainer, CHAINS[name], *whole(CHAINS[name][0].run))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ALL, ids=[fault.name for fault in ALL])
+def test_fault(fault: Fault, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]) -> None:
+    suffer(trainer, [fault], *whole(fault.run))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("index", range(20))
+def test_killed_at_any_moment(
+    index: int, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]
+) -> None:
+    fault, moment = fault_table.at_random(20)[index]
+    ended, folder = whole(fault.run)
+    suffer(trainer, [replace(fault, after_seconds=moment * ended.seconds)], ended, folder)
+
+
+def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like: Path) -> None:
+    """Have a run suffer the faults in turn, call it again, and compare."""
+    started, run = time.perf_counter(), RUNS[faults[0].run]
+    folder = like.parent / f"victim-{len(list(like.parent.glob('victim-*')))}"
+    write_config(folder, faults[0].run)
+    expected, expected_rollouts = outcome(like), rollouts(like)
+    ends = []
+    with ExitStack() as disks:
+        for fault in faults:
+            disk = next(iter(fault.environment.values()), fault.target)
+            if fault.kind in ("disk full", "read-only", "full temporary folder"):
+                if os.geteuid() != 0:
+                    pytest.skip("only root can have a disk of its own")
+                disks.enter_context(small_disk(Path(disk.format(folder=folder)), 8192))
+            if fault.kind == "full temporary folder":
+                faulty_train.fill(folder / "tmp")
+            ended = trainer.run(folder, fault)
+            check_end(fault, ended)
+            ends.append(ended)
+            if fault.kind == "read-only":
+                make_writable(Path(fault.target.format(folder=folder)))
+            kept = rollouts(folder)
+            assert {k: kept[k] for k in kept.keys() & expected_rollouts} == {
+                k: expected_rollouts[k] for k in kept.keys() & expected_rollouts
+            }
+            if fault.damage:
+                DAMAGES[fault.damage](folder)
+        ends.append(trainer.run(folder))
+        assert ends[-1].status == 0, ends[-1].printed
+        assert differences(outcome(folder), expected) == []
+    twice = done_twice(ends)
+    assert len(twice) <= sum(fault.may_lose for fault in faults), f"sampled again: {twice}"
+    lost = sum(end.updates for end in ends) - uninterrupted.updates
+    assert lost <= sum(
+        (0 if f.kind in SAVES else 1 + ("newest" in f.damage)) * run.updates_per_checkpoint
+        for f in faults
+    )
+    SUFFERED.extend((fault, (time.perf_counter() - started) / len(faults)) for fault in faults)
+    shutil.rmtree(folder)
+
+
+def check_end(fault: Fault, ended: Ended) -> None:
+    """How a run must end of a fault, and what it says."""
+    if not fault.after_seconds and fault.kind != "full temporary folder":
+        assert ended.struck, f"the place was not reached: {ended.printed}"
+    exits = fault.exits or EXITS.get(fault.kind, (2,))
+    assert ended.status in exits, f"{ended.status}: {ended.printed}"
+    assert ended.left == []
+    if ended.status == 2:
+        lines = [x for x in ended.printed.splitlines() if x.startswith("error: ")]
+        assert len(lines) == 1, ended.printed
+    if ended.status != 1:
+        assert "Traceback" not in ended.printed, ended.printed
+    if fault.kind in SAVES and ended.status in (130, 143):
+        assert ended.printed.count("stopped; the same command goes on from here") == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def summary(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How many faults of which kind and phase, and how long recovering took."""
+    yield
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if len(SUFFERED) < len(ALL) // 2 or reporter is None:
+        return
+    seconds = sum(seconds for _, seconds in SUFFERED)
+    reporter.write_line(f"\n{len(SUFFERED)} faults suffered in {seconds:.0f} s")
+    for title in ("phase", "kind", "run"):
+        counts = Counter(getattr(fault, title) for fault, _ in SUFFERED)
+        shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        reporter.write_line(f"  by {title}: {shown}")
