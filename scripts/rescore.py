@@ -14,7 +14,8 @@ def main() -> int:
     """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import parse_command_line
     from reason_llm.console import Console
-    from reason_llm.errors import ReasonError, printable
+    from reason_llm.errors import ReasonError, shown
+    from reason_llm.files import write_for_oneself
 
     parser = argparse.ArgumentParser(
         prog="python scripts/rescore.py",
@@ -29,6 +30,7 @@ def main() -> int:
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
     )
     own, rest = parser.parse_known_args()
+    write_for_oneself()
     try:
         default = Path("configs/quickstart.yaml")
         config, _ = parse_command_line(
@@ -43,7 +45,7 @@ def main() -> int:
         mean = sum(c.reward or 0.0 for c in completions) / len(completions)
         console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

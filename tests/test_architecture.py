@@ -2,7 +2,7 @@
 
 1. Stages never import each other.           2. Imports point down.
 3. A heavy library has one owner.            4. The config loads without torch.
-5. No module and no function outgrows a reader.
+5. No module and no function outgrows a reader.    6. Nothing runs or unpickles what others wrote.
 """
 
 import ast
@@ -137,3 +137,67 @@ def test_nothing_outgrows_a_reader(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 80, node.name
+
+
+PROGRAMS = [*MODULES, *sorted((ROOT / "scripts").rglob("*.py"))]
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile", "breakpoint"}
+UNPICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+OF_MODULES = {
+    *("os.system", "os.popen", "os.execv", "os.execve", "os.execvp", "os.spawnv", "os.posix_spawn"),
+    *("subprocess.getoutput", "subprocess.getstatusoutput", "tempfile.mktemp"),
+    *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.Loader"),
+    *("yaml.UnsafeLoader", "yaml.FullLoader", "yaml.BaseLoader", "torch.load", "numpy.load"),
+    *("np.load", "importlib.import_module", "runpy.run_path", "runpy.run_module"),
+    *("loader.exec_module", "spec.loader.exec_module", "torch.hub", "code.interact"),
+    *("ast.literal_eval", "jinja2.Template", "jinja2.Environment"),
+}
+ALLOWED = {  # where, what: why
+    ("reason_llm/jail/launcher.py", "os.execve"): "starts the program within the walls",
+    ("reason_llm/score/custom.py", "spec.loader.exec_module"): "the user's own reward",
+    ("reason_llm/model/folder.py", "torch.load"): "model.allow_pickle, tensors only",
+    ("reason_llm/model/folder.py", "pickle"): "the error of torch.load",
+    ("reason_llm/prompts.py", "jinja2.Environment"): "splits a template into words, renders none",
+}
+
+
+def dangers(path: Path) -> set[str]:
+    """What in a module could run or unpickle what others wrote."""
+    where, found = str(path.relative_to(ROOT)), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in RUNS_CODE:
+                found.add(name)
+            case ast.Attribute() if (name := ast.unparse(node)) in OF_MODULES:
+                found.add(name)
+            case ast.Import(names=names):
+                found |= {each.name for each in names if each.name.split(".")[0] in UNPICKLES}
+            case ast.ImportFrom(module=str(name)) if name.split(".")[0] in UNPICKLES:
+                found.add(name)
+            case ast.keyword(arg="shell" | "allow_pickle", value=value):
+                found.add(f"{node.arg}={ast.unparse(value)}")
+            case ast.keyword(arg="trust_remote_code" | "weights_only", value=ast.Constant(value=v)):
+                safe = (node.arg, v) in {("trust_remote_code", False), ("weights_only", True)}
+                found |= set() if safe else {f"{node.arg}={v}"}
+    return {each for each in found if (where, each) not in ALLOWED}
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_of_others_is_run_or_unpickled(path: Path) -> None:
+    is_jailed = path.parent.name == "jail"  # runs beside a program, behind the same walls
+    assert is_jailed or dangers(path) == set()
+
+
+def test_what_is_allowed_is_still_there() -> None:
+    for where, what in ALLOWED:
+        found = ast.walk(ast.parse((ROOT / where).read_text()))
+        names = {ast.unparse(n) for n in found if isinstance(n, ast.Attribute)}
+        assert what in names | {name.split(".")[0] for name in imports_of(ROOT / where)}
+
+
+def test_weights_are_loaded_as_tensors_alone() -> None:
+    calls = [
+        node
+        for node in ast.walk(ast.parse((ROOT / "reason_llm/model/folder.py").read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert [("weights_only=True" in ast.unparse(call)) for call in calls] == [True]

@@ -45,6 +45,7 @@ def main() -> None:
     setup = _read(sys.stdin.buffer)
     if setup is None:
         return
+    os.umask(0o022)  # what is built here is for the program's user, who is another
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     change_to = setup["user"] if os.geteuid() == 0 else None
