@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 import yaml
+from hostile_cases import HOSTILE
 
 from conftest import ROOT, TINY
 from reason_llm.buffer import RolloutBuffer, RunIdentity, lock
@@ -245,6 +246,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
 }
 
 
+CASES |= HOSTILE
+
+
+def test_there_are_at_least_sixty_of_them() -> None:
+    assert len(CASES) >= 60
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", CASES)
 def test_one_line_and_nothing_changes(
     name: str, config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
@@ -358,14 +367,14 @@ def test_another_config_for_the_same_run(
     assert tree_of(tmp_path) == before
 
 
-def test_a_damaged_checkpoint(
-    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+def test_a_damaged_checkpoint_is_passed_over(
+    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]], caplog: Any
 ) -> None:
     assert call(str(config))[0] == 0
     newest = tmp_path / "runs" / "config" / "checkpoints" / "step-00000001"
     (newest / "state.json").write_bytes(b"{")
     code, shown = call(str(config), "--run.steps", "2")
-    assert code == 2
-    assert "step-00000001" in shown
-    value = orjson.loads((newest.with_name("step-00000000") / "state.json").read_bytes())
-    assert value["step"] == 0
+    assert (code, shown) == (0, "")
+    assert "step-00000001 is damaged" in caplog.text
+    value = orjson.loads((newest.with_name("step-00000002") / "state.json").read_bytes())
+    assert value["step"] == 2
