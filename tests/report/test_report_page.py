@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 import pytest
-from report_runs import group, record, write_run
 
 from conftest import ROOT
 from reason_llm.errors import DataError
@@ -21,6 +20,7 @@ from reason_llm.report.page import page, write_report
 from reason_llm.report.payload import Examined, examine, to_value
 from reason_llm.report.runs import read_run, read_runs
 from reason_llm.train.algorithms import ALGORITHMS
+from report_runs import group, record, write_run
 
 HOSTILE = "</script><script>alert(1)</script><!--<script> & \u2028\u2029 {{data}} {{script}}"
 
@@ -118,10 +118,12 @@ def test_beyond_the_bounds_rollouts_are_sampled_evenly(
     assert (value["count"], value["archived"], value["steps"]) == (48, 160, 8)
     monkeypatch.setattr(rollouts, "MOST_STEPS", 3)
     assert [step.step for step in examined(folder).rollouts.steps] == [0, 4, 7]
-    monkeypatch.setattr(rollouts, "MOST_BLOB_BYTES", 3 * 250)
-    small = examined(folder).rollouts
-    assert all(len(step.groups) < 6 for step in small.steps)
-    assert small.steps[0].groups
+    whole = examined(folder).rollouts.steps
+    most = max(len(step.blob) for step in whole) - 30
+    monkeypatch.setattr(rollouts, "MOST_BLOB_BYTES", 3 * most)
+    small = examined(folder).rollouts.steps
+    assert all(0 < len(a.groups) < len(b.groups) for a, b in zip(small, whole, strict=True))
+    assert all(len(step.blob) <= most for step in small)
 
 
 def test_a_long_run_s_records_are_thinned_but_for_evaluations(tmp_path: Path) -> None:
