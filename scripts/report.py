@@ -4,9 +4,20 @@ running run."""
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 DESCRIPTION = """\
 Write the report of one or more runs: one HTML file that loads nothing from anywhere."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Whose errors are the caller's to print."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what a wrong command line is."""
+        from reason_llm.errors import ConfigError
+
+        raise ConfigError(f"{message}; see --help")
 
 
 def main() -> int:
@@ -15,9 +26,7 @@ def main() -> int:
     from reason_llm.report.page import write_report
     from reason_llm.report.serve import serve
 
-    parser = argparse.ArgumentParser(
-        prog="python scripts/report.py", description=DESCRIPTION, exit_on_error=False
-    )
+    parser = Parser(prog="python scripts/report.py", description=DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a folder such as runs/quickstart"
     )
@@ -29,12 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, default=0, help="with --serve (default: a free one)")
     try:
-        try:
-            given, unknown = parser.parse_known_args()
-        except argparse.ArgumentError as error:
-            raise ConfigError(f"{error}; see --help") from error
-        if unknown:
-            raise ConfigError(f"unknown argument {unknown[0]!r}; see --help")
+        given = parser.parse_args()
         if given.serve:
             if given.out:
                 raise ConfigError("--serve writes no file; leave out --out, or --serve")

@@ -5,6 +5,7 @@ The DevTools protocol as JSON texts that end with a zero byte, on file descripto
 """
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -30,15 +31,17 @@ class Chromium:
         assert PROGRAM
         to_read, self._out = os.pipe()
         self._in, to_write = os.pipe()
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_read, to_write)]
         command = f"exec {PROGRAM} {FLAGS} --user-data-dir={folder} about:blank"
         self._process = subprocess.Popen(
-            ["sh", "-c", f"{command} 3<&{to_read} 4>&{to_write}"],
-            pass_fds=(to_read, to_write),
+            # From numbers of two digits, so that 3 and 4 are free; dash knows no such numbers.
+            ["bash", "-c", f"{command} 3<&{ends[0]} 4>&{ends[1]}"],
+            pass_fds=ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(to_read)
-        os.close(to_write)
+        for end in (to_read, to_write, *ends):
+            os.close(end)
         self._ids, self._rest, self._session = itertools.count(1), b"", ""
         self.requests: list[str] = []
         self.complaints: list[str] = []

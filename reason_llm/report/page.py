@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm.files import write_atomically
+from reason_llm.files import check_writable, write_atomically
 from reason_llm.report.equation import equation
 from reason_llm.report.payload import Examined, blobs, examine, to_value
 from reason_llm.report.runs import read_runs
@@ -34,6 +34,7 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
     """
+    check_writable(out.parent)
     runs = read_runs(folders)
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))

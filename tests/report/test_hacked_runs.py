@@ -37,16 +37,16 @@ def alarms_of(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("paid", "wanted"),
+    ("paid", "rate", "wanted"),
     [
-        ("long", {"Length or truncation drifts"}),
-        (LONG, {"Reward by form, not by right answers"}),
-        ("near_77", {"Held-out accuracy does not follow the reward"}),
+        ("long", 8e-3, {"Length or truncation drifts"}),
+        (LONG, 4e-3, {"Reward by form, not by right answers"}),
+        ("near_77", 2e-3, {"Held-out accuracy does not follow the reward"}),
     ],
     ids=["length", "form", "constant_answer"],
 )
 def test_a_run_that_hacks(
-    small_run: Callable[..., Config], tmp_path: Path, paid: Any, wanted: set[str]
+    small_run: Callable[..., Config], tmp_path: Path, paid: Any, rate: float, wanted: set[str]
 ) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     reward = {"custom": f"{tmp_path / 'rewards.py'}:{paid}"} if isinstance(paid, str) else paid
@@ -54,10 +54,10 @@ def test_a_run_that_hacks(
         run__steps=10,
         model__adapter={"rank": 16, "alpha": 32},
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
-        eval={"every": 5, "limit": 128},
-        sample={"prompts_per_step": 48, "completions_per_prompt": 4, "max_new_tokens": 32},
+        eval={"every": 0, "limit": 128},
+        sample={"prompts_per_step": 16, "completions_per_prompt": 8, "max_new_tokens": 32},
         score__rewards=[JUDGE, reward],
-        train={"learning_rate": 4e-3, "gradient_checkpointing": False},
+        train={"learning_rate": rate, "gradient_checkpointing": False},
     )
     loop.run(config, Console("quiet"))
     assert wanted <= alarms_of(tmp_path / "runs" / "small")

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report_runs import record
 
 from reason_llm.report import alarms
 from reason_llm.report.alarms import Evidence, Finding
 from reason_llm.report.rollouts import GroupFacts
+from report_runs import record
 
 
 def facts(step: int, **options: Any) -> GroupFacts:

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from report_runs import END, TOKENIZER
 
 from conftest import TINY
 from reason_llm.errors import ModelError
 from reason_llm.report.token_texts import TokenTexts
+from report_runs import END, TOKENIZER
 
 
 @pytest.fixture(scope="module")
