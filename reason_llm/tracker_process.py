@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -183,6 +183,10 @@ class Tail:
         self._file = (self._older if self._older.exists() else self._path).open("rb")
         self._rest = b""
 
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
     def read(self) -> Iterator[dict[str, Any]]:
         """Those since the last call."""
         while True:
@@ -255,8 +259,8 @@ def main() -> int:
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     try:
-        tail = Tail(folder)  # now, and not another run's in the same place
-        with _alone(folder / f".{name}.lock"):
+        # The tail first: now, and not another run's in the same place.
+        with closing(Tail(folder)) as tail, _alone(folder / f".{name}.lock"):
             config = yaml.safe_load((folder / "resolved_config.yaml").read_text(encoding="utf-8"))
             tracker = TRACKERS[name](folder, run_id, config)
             follow(tracker, tail, ended)

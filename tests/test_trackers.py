@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -209,18 +210,21 @@ def test_the_process_ends_by_itself_when_the_run_is_gone(folder: Path) -> None:
 
 
 def test_a_full_file_and_its_successor_are_one_series(folder: Path) -> None:
-    tail = Tail(folder)
-    steps = [record["step"] for record in tail.read()]
-    add(folder, 3)
-    newer, older = metrics.files(folder)
-    newer.rename(older)  # as MetricsLog does when a file is full
-    steps += [record["step"] for record in tail.read()]  # there is no successor yet
-    add(folder, 4)
-    steps += [record["step"] for record in tail.read()]
-    assert steps == [0, 1, 2, 3, 4] == [record["step"] for record in Tail(folder).read()]
-    newer.unlink()  # the folder is another run's
-    add(folder, 0)
-    assert list(tail.read()) == []
+    with closing(Tail(folder)) as tail:
+        steps = [record["step"] for record in tail.read()]
+        add(folder, 3)
+        newer, older = metrics.files(folder)
+        newer.rename(older)  # as MetricsLog does when a file is full
+        steps += [record["step"] for record in tail.read()]  # there is no successor yet
+        add(folder, 4)
+        steps += [record["step"] for record in tail.read()]
+        assert steps == [0, 1, 2, 3, 4]
+        newer.unlink()  # the folder is another run's
+        add(folder, 0)
+        assert list(tail.read()) == []
+    add(folder, 5)
+    with closing(Tail(folder)) as tail:
+        assert [record["step"] for record in tail.read()] == [0, 1, 2, 3, 0, 5]
 
 
 def test_one_that_is_not_installed_is_refused(
