@@ -150,7 +150,7 @@ def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, quantization_config=quantization,
-            device_map={"": default_device()},
+            device_map={"": default_device()}, trust_remote_code=False,
         ).eval()  # fmt: skip
     except torch.OutOfMemoryError as error:
         raise ModelError(

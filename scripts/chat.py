@@ -15,12 +15,14 @@ With something piped in, that is the message, and one answer is printed:
 def main() -> int:
     """Read the command line, talk, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.console import Console
-    from reason_llm.errors import ConfigError, ReasonError, printable
+    from reason_llm.errors import ConfigError, ReasonError, shown
+    from reason_llm.files import write_for_oneself
 
     Console("quiet")  # warnings, and nothing else of the libraries
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = _parser().parse_args()
+    write_for_oneself()
     try:
         from reason_llm.chat import Chat, find_subject, options_of  # heavy: after --help
 
@@ -44,7 +46,7 @@ def main() -> int:
         else:
             terminal.answer_once(message)
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -22,7 +22,8 @@ SWITCHES = {
 def main() -> int:
     """Read the command line, evaluate, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import Value, read_command_line
-    from reason_llm.errors import ReasonError, printable
+    from reason_llm.errors import ReasonError, shown
+    from reason_llm.files import write_for_oneself
 
     values = {
         "sets": Value(
@@ -47,6 +48,7 @@ def main() -> int:
         ),
     }
     what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
+    write_for_oneself()
     try:
         line = read_command_line(
             "python scripts/evaluate.py", DESCRIPTION, what, sys.argv[1:], SWITCHES, values
@@ -61,7 +63,7 @@ def main() -> int:
 
         run_evaluation(request, Console(request.config.log.console))
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)

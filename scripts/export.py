@@ -18,7 +18,8 @@ SWITCHES = {"adapter-only": "the adapter in PEFT's form, not merged"}
 def main() -> int:
     """Read the command line, export, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import Value, read_command_line
-    from reason_llm.errors import ConfigError, ReasonError, printable
+    from reason_llm.errors import ConfigError, ReasonError, shown
+    from reason_llm.files import write_for_oneself
 
     values = {
         "out": Value("FOLDER", "where to; a new folder"),
@@ -34,6 +35,7 @@ def main() -> int:
         ),
     }
     what = ("RUN|ADAPTER", "a run's folder, or an adapter's")
+    write_for_oneself()
     try:
         line = read_command_line(
             "python scripts/export.py", DESCRIPTION, what, sys.argv[1:], SWITCHES, values,
@@ -64,7 +66,7 @@ def main() -> int:
         )
         export(request, console)
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; nothing was exported", file=sys.stderr)

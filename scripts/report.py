@@ -22,7 +22,8 @@ class Parser(argparse.ArgumentParser):
 
 def main() -> int:
     """Read the command line, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.errors import ConfigError, ReasonError, printable
+    from reason_llm.errors import ConfigError, ReasonError, shown
+    from reason_llm.files import write_for_oneself
     from reason_llm.report.page import write_report
     from reason_llm.report.serve import serve
 
@@ -37,6 +38,7 @@ def main() -> int:
         "--serve", action="store_true", help="serve it on 127.0.0.1 and follow the runs"
     )
     parser.add_argument("--port", type=int, default=0, help="with --serve (default: a free one)")
+    write_for_oneself()
     try:
         given = parser.parse_args()
         if given.serve:
@@ -50,7 +52,7 @@ def main() -> int:
         for title in alarms:
             print(f"alarm: {title}")
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -6,6 +6,7 @@
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,11 @@ def test_weights_are_loaded_as_tensors_alone() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
     ]
     assert [("weights_only=True" in ast.unparse(call)) for call in calls] == [True]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_loading_says_whether_code_may_run(path: Path) -> None:
+    """Transformers' own default would ask on the terminal."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and re.match(r"Auto\w+\.from_", ast.unparse(node.func)):
+            assert "trust_remote_code" in {each.arg for each in node.keywords}, node.lineno

@@ -35,7 +35,10 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention_for(config)
+            config,
+            dtype=dtype,
+            attn_implementation=attention_for(config),
+            trust_remote_code=False,
         )
     model.tie_weights()  # init_empty_weights unties
     theirs = dict(engine.module.named_modules(remove_duplicate=False))
