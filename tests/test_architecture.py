@@ -208,5 +208,7 @@ def test_weights_are_loaded_as_tensors_alone() -> None:
 def test_loading_says_whether_code_may_run(path: Path) -> None:
     """Transformers' own default would ask on the terminal."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and re.match(r"Auto\w+\.from_", ast.unparse(node.func)):
+        if isinstance(node, ast.Call) and re.fullmatch(
+            r"Auto\w+\.from_\w+", ast.unparse(node.func)
+        ):
             assert "trust_remote_code" in {each.arg for each in node.keywords}, node.lineno
