@@ -1,5 +1,5 @@
-"""Chat: ``python scripts/chat.py RUN | CONFIG.yaml | MODEL [--adapter FOLDER]``, in a terminal or a
-pipe."""
+"""Chat: ``python scripts/chat.py RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``, in a terminal
+or a pipe."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ With something piped in, that is the message, and one answer is printed:
 def main() -> int:
     """Read the command line, talk, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.console import Console
-    from reason_llm.errors import ConfigError, ReasonError, printable
+    from reason_llm.errors import ConfigError, ReasonError, shown
 
     Console("quiet")  # warnings, and nothing else of the libraries
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -44,7 +44,7 @@ def main() -> int:
         else:
             terminal.answer_once(message)
     except ReasonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", help="a run's folder, a config file, a model's folder, or a Hub id"
+        "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
     parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
