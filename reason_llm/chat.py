@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm import config_file
+from reason_llm import config_file, run_folder
 from reason_llm.config import Config, ModelSection
 from reason_llm.config_types import Count, Section
-from reason_llm.errors import CheckpointError, ConfigError, DataError, ModelError, one_line
+from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.job import quiet_libraries
 from reason_llm.model import adapters, base
 from reason_llm.model.base import Model
@@ -62,7 +62,8 @@ class Subject:
 
 
 def find_subject(target: str, adapter: Path | None) -> Subject:
-    """What ``target`` names: a run's folder, a config, or a model's folder or Hub id.
+    """What ``target`` names: a run's folder, a config, an adapter's folder, or a model's folder or
+    Hub id.
 
     Args:
         adapter: in the place of the run's own.
@@ -71,26 +72,23 @@ def find_subject(target: str, adapter: Path | None) -> Subject:
         ReasonError: it is none of these, or a run without an adapter so far.
     """
     path = Path(target)
-    resolved = path / "resolved_config.yaml"
-    if path.suffix in (".yaml", ".yml") or resolved.is_file():
-        config = config_file.load(resolved if resolved.is_file() else path)
-        own = newest_adapter(config.run.directory / str(config.run.name))
-        if resolved.is_file():  # which may have been moved
-            own = newest_adapter(path)
+    if run_folder.is_run(path):
+        own = None if adapter else run_folder.find_adapter(path)
+        return _of_run(run_folder.read_config(path), adapter or own)
+    if path.suffix in (".yaml", ".yml"):
+        config = config_file.load(path)
+        run = config.run.directory / str(config.run.name)
+        own = run_folder.find_adapter(run) if run_folder.is_run(run) and not adapter else None
         return _of_run(config, adapter or own)
+    if run_folder.is_adapter(path):
+        section = ModelSection(path=adapters.base_of(path))
+        return Subject(section, adapter or path, "auto", "none", "", {})
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(
-            f"{path} is neither a run (resolved_config.yaml) nor a model (config.json); name "
-            "a run's folder, a config file or a model, and an adapter with --adapter"
+            f"{path} is neither a run (resolved_config.yaml) nor a model (config.json) nor an "
+            "adapter (adapter_config.json); name one of these, or a config file"
         )
     return Subject(ModelSection(path=target), adapter, "auto", "none", "", {})
-
-
-def newest_adapter(run_folder: Path) -> Path | None:
-    """The adapter of a finished run, else that of the newest checkpoint."""
-    folders = [*sorted((run_folder / "checkpoints").glob("step-*")), run_folder / "adapter"]
-    there = [folder for folder in folders if (folder / adapters.WEIGHTS).is_file()]
-    return there[-1] if there else None
 
 
 def _of_run(config: Config, adapter: Path | None) -> Subject:
@@ -121,20 +119,14 @@ class Chat:
             system_prompt(subject.system_prompt, subject.first_reward),
         )
         if self.adapter is not None:
-            adapter_section = adapters.read_section(self.adapter)
+            adapter_section = adapters.section_of(self.adapter)
             section = section.model_copy(update={"adapter": adapter_section})
         base.check_model(section)
         self.context_tokens = base.context_limit(section)
         self.model = Model(section, tokenizer, seed=0, checkpointing=False)
         self.model.policy.eval()
         if self.adapter is not None:
-            try:
-                adapters.load(self.model.policy, self.adapter)
-            except CheckpointError as error:
-                raise ModelError(
-                    f"the adapter in {self.adapter} was not made for {section.path}; name its own "
-                    "base model, or another --adapter"
-                ) from error
+            adapters.load_as_is(self.model.policy, self.adapter, section.path)
         self.options = options
         self.uses_adapter = self.adapter is not None
         self.messages: Messages = []

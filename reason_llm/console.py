@@ -76,10 +76,37 @@ class Console:
         Args:
             step: how many of the ``last_step`` steps are done.
         """
+        with self._shown(Screen(name, last_step, step)):
+            yield
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
+        """A bar over ``total`` items while the phase lasts, in the live part or, outside of a run,
+        as all of it; call what it yields with (tokens, items) done."""
+        if self._screen is None:
+            with self._shown(Screen("", 0, 0)):
+                yield self._begin(name, total)
+            return
+        yield self._begin(name, total)
+        self._screen.end_phase()
+
+    def _begin(self, name: str, total: int) -> Callable[[int, int], None]:
+        if self._screen is None:
+            return lambda tokens, items: None
+        phase = self._screen.begin_phase(name, total)
+
+        def advance(tokens: int, items: int) -> None:
+            phase.tokens += tokens
+            phase.items += items
+
+        return advance
+
+    @contextmanager
+    def _shown(self, screen: Screen) -> Iterator[None]:
         if not self._live:
             yield
             return
-        self._screen = Screen(name, last_step, step)
+        self._screen = screen
         try:
             with Live(
                 get_renderable=self._renderable,
@@ -91,23 +118,6 @@ class Console:
                 yield
         finally:
             self._screen = None
-
-    @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
-        """A bar over ``total`` items while the phase lasts; call what it yields with (tokens,
-        items) done."""
-        screen = self._screen
-        if screen is None:
-            yield lambda tokens, items: None
-            return
-        phase = screen.begin_phase(name, total)
-
-        def advance(tokens: int, items: int) -> None:
-            phase.tokens += tokens
-            phase.items += items
-
-        yield advance
-        screen.end_phase()
 
     def _renderable(self) -> Text:
         if self._screen is None:

@@ -42,6 +42,7 @@ class Screen:
 
     name: str
     last_step: int
+    """0: a phase alone, outside of a run."""
     step: int
     record: Record = field(default_factory=dict)
     """The newest value of each key."""
@@ -105,7 +106,7 @@ class Screen:
         bars = _ASCII_BARS if ascii_only else _BARS
         lines = [
             self._phase_line(width, now, plain, ascii_only),
-            self._run_line(width, now, plain, ascii_only),
+            *([self._run_line(width, now, plain, ascii_only)] if self.last_step else []),
             *self._curve("reward", REWARD, "{:.3f}", width, bars),
             *self._curve("accuracy", ACCURACY, "{:.1%}", width, bars),
             *self._speed(),

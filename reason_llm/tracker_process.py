@@ -7,7 +7,6 @@ up to which step it has them. All that it prints is one line, when the tracker c
 
 import math
 import os
-import re
 import struct
 import sys
 import threading
@@ -21,7 +20,7 @@ import orjson
 import yaml
 
 from reason_llm import metrics
-from reason_llm.errors import BusyError, one_line, printable
+from reason_llm.errors import BusyError, one_line, printable, without_secrets
 from reason_llm.files import FileLock
 
 POLL_SECONDS = 1.0
@@ -237,15 +236,6 @@ def _wandb_steps(file: Path) -> Iterator[int]:
             parts = b""
             if record.HasField("history"):
                 yield record.history.step.num
-
-
-def without_secrets(text: str) -> str:
-    """``text`` without the values of environment variables that are named like secrets."""
-    named = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-    for name, value in os.environ.items():
-        if named.search(name) and len(value) >= 6:
-            text = text.replace(value, f"${name}")
-    return text
 
 
 def main() -> int:

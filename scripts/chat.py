@@ -1,5 +1,5 @@
-"""Chat: ``python scripts/chat.py RUN | CONFIG.yaml | MODEL [--adapter FOLDER]``, in a terminal or a
-pipe."""
+"""Chat: ``python scripts/chat.py RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``, in a terminal
+or a pipe."""
 
 import argparse
 import sys
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", help="a run's folder, a config file, a model's folder, or a Hub id"
+        "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
     parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")

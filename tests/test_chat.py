@@ -110,6 +110,8 @@ def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: 
     checkpoints = run_folder / "checkpoints"
     shutil.copytree(run_folder / "adapter", checkpoints / "step-00000002")
     shutil.move(run_folder / "adapter", checkpoints / "step-00000010")
+    # And an adapter's own folder says which base it is for.
+    assert find_subject(str(checkpoints / "step-00000010"), None).model.path == str(TINY)
     assert find_subject(str(run_folder), None).adapter == checkpoints / "step-00000010"
 
 
@@ -131,9 +133,9 @@ def test_a_wrong_option_is_one_line(options: dict[str, str], message: str) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"use_dora": True}, "use_dora=True is not supported"),
-        ({"r": 4}, "was not made for"),
-        (None, "holds no adapter"),
+        ({"use_dora": True}, "no plain LoRA adapter: use_dora=True"),
+        ({"r": 4}, "is damaged or no adapter of"),
+        (None, "adapter_config.json cannot be read"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(

@@ -20,7 +20,7 @@ from reason_llm.config import Config
 from reason_llm.config_file import to_yaml
 from reason_llm.console import Console
 from reason_llm.errors import ConfigError
-from reason_llm.tracker_process import Tail, without_secrets
+from reason_llm.tracker_process import Tail
 from reason_llm.trackers import Trackers
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -54,7 +54,7 @@ def folder(small_run: Callable[..., Config], tmp_path: Path) -> Path:
 
 def add(folder: Path, step: int) -> None:
     record = {
-        "step": step, "score/reward": step / 8, "train/kl": None, "time/total_seconds": 2.0,
+        "step": step, "score/reward": step / 8, "time/total_seconds": 2.0,
     }  # fmt: skip
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(orjson.dumps(record) + b"\n")
@@ -153,7 +153,7 @@ def replaced(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 BROKEN = {
     "raises": ("import os\nraise RuntimeError('no\\nway \\x1b[2J ' + os.environ['WANDB_API_KEY'])",
-               r"RuntimeError: no way \x1b[2J $WANDB_API_KEY"),
+               r"RuntimeError: no way \x1b[2J <WANDB_API_KEY>"),
     "is killed": ("import os\nos.kill(os.getpid(), 9)", "its process ended with code -9"),
     "hangs": ("import time\ntime.sleep(1000)", "it was not done 2 s after the run"),
 }  # fmt: skip
@@ -243,8 +243,3 @@ def test_one_that_is_not_installed_is_refused(
 def test_wrong_names_are_refused(small_run: Callable[..., Config], value: Any) -> None:
     with pytest.raises(ValueError, match=r"log\.trackers|twice"):
         small_run(log__trackers=value)
-
-
-def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
-    assert without_secrets("bad key hunter2hunter2!") == "bad key $MY_TOKEN!"

@@ -127,38 +127,6 @@ def snapshot(policy: PeftModel) -> Snapshot:
     )
 
 
-def read_section(folder: Path) -> AdapterSection:
-    """What ``attach`` needs to make an adapter that the one in ``folder`` fits into.
-
-    Raises:
-        ModelError: there is none, or it is of a kind that ``attach`` does not make.
-    """
-    try:
-        lora = LoraConfig.from_pretrained(str(folder))
-        if not (folder / WEIGHTS).is_file():
-            raise ValueError(f"{WEIGHTS} is missing")
-        made = LoraConfig(task_type="CAUSAL_LM", **{
-            name: getattr(lora, name)
-            for name in ("r", "lora_alpha", "lora_dropout", "target_modules",
-                         "base_model_name_or_path", "inference_mode", "peft_version", "revision")
-        })  # fmt: skip
-        different = [name for name, value in vars(made).items() if vars(lora).get(name) != value]
-        if different:
-            raise ValueError(f"{different[0]}={vars(lora).get(different[0])!r} is not supported")
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"{folder} holds no adapter that can be used here ({one_line(error)[:300]}); name a "
-            "folder with a LoRA adapter, such as runs/quickstart/adapter"
-        ) from error
-    targets = lora.target_modules
-    return AdapterSection(
-        rank=lora.r,
-        alpha=lora.lora_alpha,
-        dropout=lora.lora_dropout,
-        targets=targets if isinstance(targets, str) else sorted(targets or ()),
-    )
-
-
 def load(policy: PeftModel, folder: Path) -> None:
     """Take the adapter's values from a folder that ``save`` or a snapshot wrote.
 

@@ -94,6 +94,9 @@ with console.screen("a run", 0, 9):
             if n == 20:
                 logging.getLogger("reason_llm").warning("careful: " + {hostile!r})
                 print("printed", file=sys.stderr)
+with console.phase("alone", 2) as progress:
+    progress(0, 1)
+    time.sleep(1.2)
 console.line("the end")
 """
 
@@ -114,6 +117,7 @@ def test_refreshes_are_few_warnings_stand_above_and_no_color_is_honoured(
     assert "tokens/s" not in shown
     written = raw.read_bytes().decode(errors="surrogateescape")
     assert 3 <= written.count("sampling") <= 8 + 3  # two seconds, and three for what was printed
+    assert re.search(r"alone.* 1/2  0:01 left", written)
     colours = re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", written)
     assert bool(colours) != no_color
     assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
