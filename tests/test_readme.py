@@ -1,6 +1,7 @@
 """What the README lists is what there is."""
 
 from conftest import ROOT
+from reason_llm.report.alarms import CHECKS
 from reason_llm.score.table import REWARDS
 from reason_llm.train.algorithms import ALGORITHMS
 
@@ -20,3 +21,8 @@ def test_every_config_is_there() -> None:
     named = {word for word in README.split() if word.startswith("configs/") and ".yaml" in word}
     assert named
     assert all((ROOT / word.strip("`,.;:)")).is_file() for word in named)
+
+
+def test_every_alarm_is_explained() -> None:
+    explained = (ROOT / "docs" / "report.md").read_text()
+    assert all(f"| {title} |" in explained for title in CHECKS)

@@ -29,7 +29,9 @@ function table(heads, rows) {
 
 function dataSection(counts) {
   const count = (use) => (each) => [use, each.name ? `${each.name}: ${each.source}` : each.source, each.rows.toLocaleString("en"), each.prompts.toLocaleString("en"), Object.entries(each.left_out).map(([why, n]) => `${n} by ${why}`).join(", ") || "none"];
-  const section = make("section", {}, make("h2", {}, "Data"), table(["", "Set", "Rows", "Prompts", "Left out"], [...counts.training.map(count("training")), ...counts.held_out.map(count("held out"))]));
+  const sets = table(["", "Set", "Rows", "Prompts", "Left out"], [...counts.training.map(count("training")), ...counts.held_out.map(count("held out"))]);
+  sets.firstChild.classList.add("sets");
+  const section = make("section", {}, make("h2", {}, "Data"), sets);
   if (counts.in_both) section.append(make("p", { class: "notice" }, `${counts.in_both} training rows ask what a held-out row asks.`));
   return section;
 }
