@@ -356,7 +356,8 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
     **dict.fromkeys(
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
-            *("train.max_grad_norm", "train.micro_batch_tokens", "train.gradient_checkpointing"),
+            *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
+            "train.gradient_checkpointing",
             *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
         ),
         "warn",
