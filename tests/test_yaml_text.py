@@ -14,5 +14,5 @@ def test_a_value_that_does_not_fit_its_tag(text: str) -> None:
 
 @pytest.mark.parametrize("value", [True, -1, 1.0, "1", None, 1 << 60])
 def test_a_count_is_a_count(value: object) -> None:
-    with pytest.raises(ValueError, match="step is .*, not a count"):
+    with pytest.raises(ValueError, match=r"step is .*, not a count"):
         count_from_json({"step": value}, "step")
