@@ -1,4 +1,6 @@
-"""A thread that writes what the loop need not wait for, in the order it was given."""
+"""A thread that writes what the loop need not wait for, in the order it was given. After one that
+could not be written, nothing further is: a checkpoint says that what came before it is on disk.
+"""
 
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ class BackgroundWriter:
         self._pool = ThreadPoolExecutor(1, "writer")
         self._pending: list[Future[None]] = []
         self._seconds = 0.0
+        self._has_failed = False
 
     def __enter__(self) -> Self:
         return self
@@ -38,9 +41,13 @@ class BackgroundWriter:
         """Have ``write`` called once what was given before has been."""
 
         def timed() -> None:
+            if self._has_failed:
+                return
             started = time.perf_counter()
             try:
+                self._has_failed = True
                 write()
+                self._has_failed = False
             finally:
                 self._seconds += time.perf_counter() - started
 

@@ -93,7 +93,7 @@ BUFFER_FAULTS = [
     *_each("buffer", "SIGINT", (BUFFER_RENAMED, 3)),
     Fault("buffer", "file size limit", (BUFFER,), 3, "2000", (2,), may_lose=1),
     Fault("buffer", "disk full", (BUFFER,), 3, "{folder}/data", (2,), damage="the disk is freed", may_lose=1),
-    Fault("buffer", "read-only", (BUFFER,), 2, "{folder}/data", (2,), may_lose=1),
+    Fault("buffer", "read-only", target="{folder}/data"),
 ]  # fmt: skip
 
 LEARNING_FAULTS = [
@@ -125,7 +125,7 @@ CHECKPOINT_FAULTS = [
     *_each("checkpoint", "SIGKILL", (ARCHIVED, 3), run="rare"),
     Fault("checkpoint", "file size limit", (TENSORS,), 2, "2000", (2,), may_lose=1),
     Fault("checkpoint", "disk full", (TENSORS,), 2, "{folder}/runs", (2,), damage="the disk is freed", may_lose=1),
-    Fault("checkpoint", "read-only", (TENSORS,), 2, "{folder}/runs", (2,), may_lose=1),
+    Fault("checkpoint", "read-only", target="{folder}/runs"),
     *(Fault("checkpoint", "SIGKILL", (UPDATE,), 3, damage=damage) for damage in (
         "the newest adapter is cut short", "a bit of the newest optimizer flips",
         "the newest state is cut short", "the newest adapter is gone",

@@ -21,6 +21,7 @@ from reason_llm.archive import read_index
 from reason_llm.buffer import read_document
 from reason_llm.rollout import Group
 
+TRAIN = ROOT / "scripts" / "train.py"
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
 SECONDS = 120.0
 """The longest that a run may take."""
@@ -31,7 +32,8 @@ class Fault:
     """One way for a run to end before its time.
 
     ``places``, ``call``, ``kind`` and ``target`` are those of ``faulty_train``; ``{folder}`` in
-    them is the run's. Without ``kind``, ``signal`` comes from outside ``after_seconds``.
+    them is the run's. Without ``places`` it comes from outside: a signal ``after_seconds``, or a
+    disk that is so from the start.
     """
 
     phase: str
@@ -231,7 +233,7 @@ class Trainer:
         log.touch()
         trace.touch()
         fault = fault or Fault("", "")
-        is_inside = fault.kind and not fault.after_seconds
+        is_inside = bool(fault.places)
         request = {
             "arguments": [str(folder / "config.yaml"), *arguments],
             "log": str(log),
@@ -244,10 +246,17 @@ class Trainer:
         }
         started = time.perf_counter()
         if fault.is_fresh:
-            process = subprocess.Popen(
-                [sys.executable, str(FAULTY_TRAIN), orjson.dumps(request).decode()],
-                cwd=ROOT, process_group=0,
-            )  # fmt: skip
+            command = [str(FAULTY_TRAIN), orjson.dumps(request).decode()]
+            if fault.after_seconds:  # while it imports: nothing of ours may stand before that
+                command = [str(TRAIN), *request["arguments"]]
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=ROOT,
+                    process_group=0,
+                    stdout=output,
+                    stderr=output,
+                )
             _strike_from_outside(fault, process.pid)
             status, left = process.wait(SECONDS), []
         else:
@@ -429,8 +438,9 @@ def small_disk(folder: Path, kib: int) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def make_writable(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
+def remount(how: str, folder: Path) -> None:
+    """Make a small disk read-only, ``ro``, or writable, ``rw``."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
 
 
 def done_twice(ends: Sequence[Ended]) -> list[str]:

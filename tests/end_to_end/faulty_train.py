@@ -18,7 +18,6 @@ import os
 import resource
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -104,8 +103,6 @@ def strike(kind: str, target: str, path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "disk full":
         fill(Path(target))
-    elif kind == "read-only":
-        subprocess.run(["mount", "-o", "remount,ro", target], check=True)
     elif kind == "broken reward":
         Path(target).touch()
     elif kind == "clock set back":

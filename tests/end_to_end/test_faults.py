@@ -27,8 +27,8 @@ from faults import (
     Trainer,
     differences,
     done_twice,
-    make_writable,
     outcome,
+    remount,
     rollouts,
     small_disk,
     write_config,
@@ -100,18 +100,20 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
     ends = []
     with ExitStack() as disks:
         for fault in faults:
-            disk = next(iter(fault.environment.values()), fault.target)
+            disk = Path(next(iter(fault.environment.values()), fault.target).format(folder=folder))
             if fault.kind in ("disk full", "read-only", "full temporary folder"):
                 if os.geteuid() != 0:
                     pytest.skip("only root can have a disk of its own")
-                disks.enter_context(small_disk(Path(disk.format(folder=folder)), 8192))
+                disks.enter_context(small_disk(disk, 8192))
             if fault.kind == "full temporary folder":
                 faulty_train.fill(folder / "tmp")
+            if fault.kind == "read-only":
+                remount("ro", disk)
             ended = trainer.run(folder, fault)
             check_end(fault, ended)
             ends.append(ended)
             if fault.kind == "read-only":
-                make_writable(Path(fault.target.format(folder=folder)))
+                remount("rw", disk)
             kept = rollouts(folder)
             assert {k: kept[k] for k in kept.keys() & expected_rollouts} == {
                 k: expected_rollouts[k] for k in kept.keys() & expected_rollouts
@@ -125,7 +127,9 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
     assert len(twice) <= sum(fault.may_lose for fault in faults), f"sampled again: {twice}"
     lost = sum(end.updates for end in ends) - uninterrupted.updates
     assert lost <= sum(
-        (0 if f.kind in SAVES else 1 + ("newest" in f.damage)) * run.updates_per_checkpoint
+        # The optimizer step under way, and where saving is what failed or was slow, the one before.
+        (0 if f.kind in SAVES else 1 + ("newest" in f.damage or f.phase in ("checkpoint", "any")))
+        * run.updates_per_checkpoint
         for f in faults
     )
     SUFFERED.extend((fault, (time.perf_counter() - started) / len(faults)) for fault in faults)
@@ -134,7 +138,7 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
 
 def check_end(fault: Fault, ended: Ended) -> None:
     """How a run must end of a fault, and what it says."""
-    if not fault.after_seconds and fault.kind != "full temporary folder":
+    if fault.places:
         assert ended.struck, f"the place was not reached: {ended.printed}"
     exits = fault.exits or EXITS.get(fault.kind, (2,))
     assert ended.status in exits, f"{ended.status}: {ended.printed}"
