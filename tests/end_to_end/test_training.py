@@ -15,6 +15,8 @@ from reason_llm import loop, metrics
 from reason_llm.config import Config
 from reason_llm.config_file import load
 from reason_llm.console import Console
+from reason_llm.report.payload import examine
+from reason_llm.report.runs import read_run
 from reason_llm.sample import SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler
 
@@ -30,7 +32,8 @@ def folder_of(config: Config) -> Path:
 
 
 def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> None:
-    """A shortened quick start: held-out accuracy rises well beyond its 95 % interval."""
+    """A shortened quick start: held-out accuracy rises well beyond its 95 % interval, and the report
+    raises no alarm."""
     config = small_run(
         run__steps=12,
         model__adapter={"rank": 64, "alpha": 64},
@@ -42,6 +45,8 @@ def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> Non
     summary = run(config)
     assert 0.2 <= summary["accuracy_before"] <= 0.5
     assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.08
+    found = examine(read_run(folder_of(config), "honest")).findings
+    assert [title for title, each in found.items() if each.state == "alarm"] == []
 
 
 def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config]) -> None:
