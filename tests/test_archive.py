@@ -103,7 +103,7 @@ def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("reason_llm.buffer.MAX_BYTES", 1 << 20)
     path = tmp_path / "x.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 21)))
-    with pytest.raises(RolloutBufferError, match="holds more than"):
+    with pytest.raises(RolloutBufferError, match=r"\(it is larger than 1 MiB\)"):
         read_document(path)
 
 

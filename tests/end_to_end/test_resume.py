@@ -27,7 +27,7 @@ BETWEEN = "reason_llm.train.phase:Learner.learn"
 LEARNING = "reason_llm.train.phase:Learner._update"
 SAVING = "reason_llm.checkpoint:save_file"
 EVALUATING = "reason_llm.loop:evaluate"
-FINISHING = "reason_llm.report:draw_curves"
+FINISHING = "reason_llm.report.curves:draw_curves"
 
 
 def write_config(folder: Path) -> Path:

@@ -32,8 +32,8 @@ def folder_of(config: Config) -> Path:
 
 
 def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> None:
-    """A shortened quick start: held-out accuracy rises well beyond its 95 % interval, and the report
-    raises no alarm."""
+    """A shortened quick start: held-out accuracy rises well beyond its 95 % interval, and the
+    report raises no alarm."""
     config = small_run(
         run__steps=12,
         model__adapter={"rank": 64, "alpha": 64},
@@ -65,8 +65,10 @@ def test_what_a_run_leaves_behind(small_run: Callable[..., Config]) -> None:
     summary = run(config)
     folder = folder_of(config)
     resolved = load(folder / "resolved_config.yaml")
-    assert resolved.sample.engine == "transformers"  # what auto came to
-    assert resolved.model_copy(update={"sample": config.sample}) == config
+    assert (resolved.sample.engine, resolved.train.packing) == ("transformers", "varlen")
+    expected = config.model_dump()  # and in it what auto came to
+    expected["sample"]["engine"], expected["train"]["packing"] = "transformers", "varlen"
+    assert resolved.model_dump() == expected
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert orjson.loads((folder / "summary.json").read_bytes()) == summary
     for key in ("accuracy_before", "accuracy_after", "steps", "sampling_seconds",
