@@ -67,8 +67,9 @@ class Stopped(KeyboardInterrupt):
 
 def one_line(error: Exception) -> str:
     """An exception's text without line breaks, nor the number of a system's error."""
-    alone = isinstance(error, OSError) and error.strerror and error.filename is None
-    return " ".join((error.strerror if alone else str(error)).split())  # type: ignore[union-attr]
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return " ".join(error.strerror.split())
+    return " ".join(str(error).split())
 
 
 MOST_SHOWN_CHARACTERS = 2000
