@@ -1,9 +1,11 @@
 """A time limit on a call into what others wrote.
 
-The call runs in a thread of its own, which is left behind if it takes longer and dies with the
-process. C code that never lets go of the interpreter's lock is not ended by this.
+The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
+an exception at its next line of Python, so that an endless loop does not slow down all that comes
+after. C code that never lets go of the interpreter's lock is not ended by this.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -12,22 +14,38 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class _Ended(BaseException):
+    """Raised in a thread whose result nobody waits for any more."""
+
+
 class _Worker:
     """A thread that makes one call after another; starting one for each call takes 0.1 ms."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self.ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Let it go no further than its next line of Python, unless that catches everything."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(_Ended)
+        )
 
     def _work(self) -> None:
-        while True:
-            call = self.calls.get()
-            try:
-                self.ended.put((call(), None))
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                self.ended.put((None, error))
-            del call
+        try:
+            while True:
+                call = self.calls.get()
+                try:
+                    self.ended.put((call(), None))
+                except _Ended:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - handed to the caller
+                    self.ended.put((None, error))
+                del call
+        except _Ended:
+            return
 
 
 _idle: list[_Worker] = []
@@ -47,6 +65,7 @@ def within(seconds: float, what: str, call: Callable[[], T]) -> T:
     try:
         result, error = worker.ended.get(timeout=seconds)
     except Empty:
+        worker.end()
         raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
     _idle.append(worker)
     if error is not None:

@@ -22,6 +22,17 @@ def test_in_order_and_none_after_a_failure() -> None:
     assert written == ["a", "b"]
 
 
+def test_a_failure_is_told_when_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise WriteError("the disk is full")
+
+    with pytest.raises(KeyError), BackgroundWriter() as writer:
+        writer.submit(fail)
+        with pytest.raises(WriteError, match="full"):
+            writer.wait()
+        raise KeyError
+
+
 def test_a_run_that_a_signal_ends_tells_of_what_could_not_be_written() -> None:
     def fail() -> None:
         raise WriteError("the disk is full")

@@ -13,7 +13,7 @@ from reason_llm import checkpoint
 from reason_llm.background import BackgroundWriter
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config, TrainSection
-from reason_llm.errors import CheckpointError, WriteError
+from reason_llm.errors import CheckpointError
 from reason_llm.model.base import Model
 from reason_llm.train import optim
 
@@ -118,22 +118,6 @@ def test_what_is_written_is_what_was_when_it_was_asked_for(model: Model, tmp_pat
     assert any(torch.equal(before[0], tensor) for tensor in written.values())
     moments = load_file(str((saved.folder or tmp_path) / "optimizer.safetensors"))
     assert float(moments["0.step"]) == 1
-
-
-def test_what_cannot_be_written_is_told_when_it_is_waited_for(tmp_path: Path) -> None:
-    def fail() -> None:
-        raise WriteError("x cannot be written")
-
-    done: list[int] = []
-    with BackgroundWriter() as writer:
-        writer.submit(fail)
-        writer.submit(lambda: done.append(1))  # the next is written all the same
-        with pytest.raises(WriteError):
-            writer.wait()
-        writer.wait()
-    assert done == [1]
-    with pytest.raises(WriteError), BackgroundWriter() as writer:
-        writer.submit(fail)
 
 
 def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_path: Path) -> None:
