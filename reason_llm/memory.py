@@ -107,6 +107,8 @@ class Plan:
     lines: tuple[Line, ...]
     host_bytes: int
     """Planned host memory beside a GPU; without one everything is in the ledger."""
+    checkpoint_bytes: int
+    """On disk, each: adapter and optimizer state."""
 
     @property
     def sampling_bytes(self) -> int:
@@ -128,7 +130,8 @@ class Plan:
             rows.append(f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}")
         sizes = [f"context {self.context_tokens:,} tokens",
                  f"KV cache {self.cache_tokens:,} tokens",
-                 f"micro-batches of {self.micro_batch_tokens:,} tokens"]  # fmt: skip
+                 f"micro-batches of {self.micro_batch_tokens:,} tokens",
+                 f"checkpoints of {_shown(self.checkpoint_bytes)} on disk"]  # fmt: skip
         if self.engine is not None:
             sizes.insert(1, f"{self.engine.max_sequences} sequences at once")
         rows.append(", ".join(sizes))
@@ -198,6 +201,10 @@ class _Draft:
         return 2 if name == "bfloat16" else 4
 
     @property
+    def optimizer_bytes(self) -> int:
+        return int(self.shape.adapter * OPTIMIZER_BYTES[self.config.train.optimizer])
+
+    @property
     def under_vllm(self) -> bool:
         return self.config.sample.engine == "vllm"
 
@@ -235,7 +242,7 @@ class _Draft:
                 self.element_bytes, model.quantize, self.under_vllm
             ),
             f"adapter, rank {model.adapter.rank}": shape.adapter * 4,
-            "optimizer state": int(shape.adapter * OPTIMIZER_BYTES[self.config.train.optimizer]),
+            "optimizer state": self.optimizer_bytes,
         }
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
@@ -302,7 +309,7 @@ class _Draft:
             )
         return Plan(
             self.machine, self.context, cache_tokens, micro_batch_tokens, engine, lines,
-            self.host_bytes(micro_batch_tokens),
+            self.host_bytes(micro_batch_tokens), self.shape.adapter * 4 + self.optimizer_bytes,
         )  # fmt: skip
 
     def host_bytes(self, micro_batch_tokens: int) -> int:

@@ -1,5 +1,6 @@
 """The real loop on the tiny model: it learns, or does not when it must not; what it leaves."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,11 @@ def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config
     assert before.read_bytes() == after.read_bytes()
 
 
-def test_what_a_run_leaves_behind(small_run: Callable[..., Config]) -> None:
+def test_what_a_run_leaves_behind(
+    small_run: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
-    summary = run(config)
+    summary = loop.run(config, Console("plain"))
     folder = folder_of(config)
     resolved = load(folder / "resolved_config.yaml")
     assert (resolved.sample.engine, resolved.train.packing) == ("transformers", "varlen")
@@ -81,8 +84,12 @@ def test_what_a_run_leaves_behind(small_run: Callable[..., Config]) -> None:
         assert record["train/sampler_mismatch_max"] < 1e-4
         assert record["score/reward"] == record["score/think_answer_tags"]
         assert 0 < record["train/entropy"] < 3
-    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert kept == ["step-00000002", "step-00000003"]
+    kept = sorted((folder / "checkpoints").iterdir())
+    assert [path.name for path in kept] == ["step-00000002", "step-00000003"]
+    stated = re.search(r"checkpoints of ([\d.]+) MiB on disk", capsys.readouterr().out)
+    assert stated is not None
+    mib = sum(file.stat().st_size for file in kept[-1].iterdir()) / 2**20
+    assert mib == pytest.approx(float(stated[1]), rel=0.05, abs=0.1)
     buffer = orjson.loads(config.run.buffer.read_bytes())
     assert (buffer["step"], buffer["complete"], buffer["trained"]) == (2, True, True)
     for group in buffer["groups"]:
