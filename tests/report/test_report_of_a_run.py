@@ -1,7 +1,6 @@
 """What a run itself leaves for its report, and what it makes of a report that fails."""
 
 import getpass
-import logging
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +71,6 @@ def test_a_report_that_fails_is_a_warning_and_the_run_is_whole(
     loop.run(small_run(run__steps=1), QUIET)
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()
-    logging.getLogger("reason_llm").addHandler(caplog.handler)
     summary = loop.run(small_run(run__steps=2), QUIET)
     assert "no report was written: WriteError" in caplog.text
     assert orjson.loads((folder / "summary.json").read_bytes()) == summary
