@@ -223,6 +223,12 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert found.micro_batch_tokens >= found.context_tokens
     # Worth its name: a good part of the sequences are decoded at once.
     assert found.cache_tokens >= 8 * found.context_tokens
+    row = (
+        f"| `{path.name}` | {found.context_tokens:,} | {found.engine.max_sequences} | "
+        f"{found.cache_tokens:,} | {found.micro_batch_tokens:,} | "
+        f"{found.sampling_bytes / GIB:.1f} GiB | {found.learning_bytes / GIB:.1f} GiB |"
+    )
+    assert row in (ROOT / "docs" / "cards.md").read_text(), row
     print("\n".join(found.table()))
 
 
@@ -230,7 +236,7 @@ def test_there_is_a_config_for_every_promised_card() -> None:
     assert {p.stem.split("_", 1)[1] for p in CONFIGS} == {
         "qwen2.5-1.5b_12gb", "qwen2.5-1.5b_24gb", "qwen2.5-3b_12gb", "qwen2.5-3b_24gb",
         "qwen2.5-7b_24gb", "llama-3.1-8b_24gb", "qwen3-8b_48gb", "qwen2.5-14b_80gb",
-        "qwen2.5-32b_80gb",
+        "qwen2.5-32b_80gb", "qwen2.5-coder-7b_24gb",
     }  # fmt: skip
 
 

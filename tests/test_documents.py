@@ -1,0 +1,167 @@
+"""What README.md and docs/ say is what there is: configs load, rewards run, rows are read, quoted
+messages are in the code. Their commands are run by ``end_to_end/test_docs.py``."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from documents import DOCUMENTS, Block, blocks, commands, quotes
+from reason_llm import config_file, row_forms
+from reason_llm.code_cases import BESIDE, read_tests
+from reason_llm.config import Config
+from reason_llm.config_data import ColumnsSection
+from reason_llm.config_score import ScoreSection
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.score import Scorer
+
+YAML, PYTHON, ROWS = (
+    [block for path in DOCUMENTS for block in blocks(path) if block.language == language]
+    for language in ("yaml", "python", "json")
+)
+OWN_REWARDS = [block.text for block in PYTHON if "from reason_llm" not in block.text]
+
+
+@pytest.fixture
+def beside_my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder where my_rewards.py holds the functions of the docs."""
+    (tmp_path / "my_rewards.py").write_text("\n\n".join(OWN_REWARDS))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
+@pytest.mark.usefixtures("beside_my_rewards")
+def test_yaml_is_a_config_with_rewards_that_can_be_made(block: Block) -> None:
+    tree = yaml.safe_load(block.text)
+    tree.setdefault("data", {}).setdefault("train", "my_problems.jsonl")
+    config = config_file.build(tree, Path("my_config.yaml"), {})
+    with Scorer(config.score, config.sample.max_new_tokens) as scorer:
+        assert len(scorer.rewards) == len(config.score.rewards)
+
+
+def score(rewards: list[dict[str, Any]], texts: list[str], **extra: Any) -> list[dict[str, float]]:
+    completions = tuple(Completion((1,) * len(text), text, (0.0,), "stop") for text in texts)
+    group = Group(Prompt("mine:1", "What is 9 * 2?", (), "18", extra), completions)
+    with Scorer(ScoreSection.model_validate({"rewards": rewards}), 512) as scorer:
+        (scored,) = scorer.score([group])
+    return [dict(completion.rewards) for completion in scored.completions]
+
+
+@pytest.mark.usefixtures("beside_my_rewards")
+def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
+    names = [
+        node.name
+        for node in ast.parse("\n\n".join(OWN_REWARDS)).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    rewards = [{"custom": f"my_rewards.py:{name}"} for name in names]
+    texts = ["It is 18 cm", "18" + "." * 300, "a\nb\nc"]
+    found = score(rewards, texts, unit="cm")
+    assert set(found[0]) == {"is_brief", "three_lines", "shorter_is_better", "in_the_right_unit"}
+    assert [each["is_brief"] for each in found] == [1, 0, 0]
+    assert [each["three_lines"] for each in found] == [0, 0, 1]
+    assert [each["in_the_right_unit"] for each in found] == [1, 0, 0]
+    brief, long, wrong = (each["shorter_is_better"] for each in found)
+    assert brief > long > wrong == 0
+
+
+@pytest.mark.usefixtures("beside_my_rewards")
+def test_the_other_python_of_the_docs_runs() -> None:
+    others = [block for block in PYTHON if block.text not in OWN_REWARDS]
+    assert len(others) == 1
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(compile(others[0].text, others[0].where, "exec"), {})
+    assert (
+        shown.getvalue() == "[{'boxed': 1.0, 'is_brief': 1.0}, {'boxed': 0.0, 'is_brief': 0.0}]\n"
+    )
+
+
+def test_the_rows_of_the_docs_are_read() -> None:
+    columns, found = ColumnsSection(), []
+    for block in ROWS:
+        for line in block.text.splitlines():
+            row = json.loads(line)
+            has_tests = bool({"test_cases", "test", "test_list", *BESIDE} & row.keys())
+            has_answer = has_tests or bool(set(row_forms.ANSWER_COLUMNS) & row.keys())
+            if "completion" in row:
+                row_forms.read_demonstration(block.where, row, columns)
+            elif "chosen" in row:
+                row_forms.read_preference(block.where, row, columns)
+            else:
+                read = row_forms.read_problem(
+                    block.where, row, columns, tests=has_tests, answer=has_answer
+                )
+                found.append(type(read_tests(read.answer)).__name__ if has_tests else read.answer)
+    assert found == ["18", "\\frac{1}{4}", "7", "18", "34",
+                     "ProgramTests", "CallTests", "AssertTests", "AssertTests", ""]  # fmt: skip
+
+
+def said() -> list[str]:
+    """Every string of the project, with … for what is filled in."""
+    found: list[str] = []
+    for path in sorted((ROOT / "reason_llm").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[sd]|%\.\d[fg]", "…", node.value))
+    return found
+
+
+QUOTES = [quote for path in DOCUMENTS for quote in quotes(path)]
+
+
+def test_every_quoted_message_is_one_that_the_code_says() -> None:
+    strings = said()
+    assert len(QUOTES) > 30
+    # The parts of a message stand in order in one and the same string.
+    unsaid = [
+        f"{where}: {message}"
+        for where, message in QUOTES
+        if not any(map(re.compile(".*".join(map(re.escape, message.split("…")))).search, strings))
+    ]
+    assert unsaid == []
+
+
+def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [path.name for path in DOCUMENTS if f"docs/{path.name}" not in readme][1:] == []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(
+            r"`((?:docs|configs)/[\w.-]+)`", text
+        )
+        for link in links:
+            here = [path.parent / link, ROOT / link]
+            assert any(each.exists() for each in here), f"{path.name}: {link}"
+
+
+def test_every_option_that_is_named_exists() -> None:
+    options = {key for key, _ in config_file.leaves(Config)}
+    sections = set(Config.model_fields)
+    for path in DOCUMENTS:
+        for code in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:: [^`]*)?`", path.read_text()):
+            if code.split(".")[0] in sections and not code.endswith(
+                (".py", ".yaml", ".json", ".jsonl")
+            ):
+                known = code in options or any(key.startswith(f"{code}.") for key in options)
+                assert known, f"{path.name}: {code}"
+
+
+def test_commands_are_found() -> None:
+    found = {path.name: [str(command) for command in commands(path)] for path in DOCUMENTS}
+    assert "make train" in found["README.md"]
+    assert "python scripts/train.py --help" in found["README.md"]
+    assert (
+        "python scripts/train.py my_config.yaml --data-check" in found["README.md"]
+    )  # in the text
+    assert "pytest tests/gpu -s" in found["gpu.md"]
+    assert sum(map(len, found.values())) > 60
