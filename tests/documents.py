@@ -43,27 +43,33 @@ class Command:
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """The code blocks of a document, in order."""
-    fence: tuple[str, str, int] | None = None
+    """The code blocks of a document, in order; an empty line alone ends no indented one."""
+    language: str | None = None  # of the fence that is open
     lines: list[str] = []
     start = 0
-    for number, line in enumerate([*path.read_text().splitlines(), ""], start=1):
+
+    def closed(name: str) -> Block:
+        block = Block(f"{path.name}:{start}", name, textwrap.dedent("\n".join(lines)).rstrip())
+        lines.clear()
+        return block
+
+    for number, line in enumerate([*path.read_text().splitlines(), "end"], start=1):
         stripped = line.strip()
-        if fence is not None:
-            if stripped == "```":
-                yield Block(f"{path.name}:{fence[2]}", fence[1], textwrap.dedent("\n".join(lines)))
-                fence, lines = None, []
-            else:
-                lines.append(line)
-        elif re.fullmatch(r"```\w*", stripped):
-            fence = (line, stripped[3:], number)
-        elif line.startswith("    "):
+        is_indented = line.startswith("    ") or (bool(lines) and not stripped)
+        if language is not None and stripped != "```":
+            lines.append(line)
+        elif language is not None:
+            yield closed(language)
+            language = None
+        elif is_indented:
             start = start if lines else number
             lines.append(line)
-        elif lines:
-            yield Block(f"{path.name}:{start}", "", textwrap.dedent("\n".join(lines)))
-            lines = []
-    assert fence is None, f"{path.name}:{fence[2]} is not closed"
+        else:
+            if lines:
+                yield closed("")
+            if re.fullmatch(r"```\w*", stripped):
+                language, start = stripped[3:], number
+    assert language is None, f"{path.name}:{start} is not closed"
 
 
 def commands(path: Path) -> list[Command]:

@@ -9,7 +9,7 @@ SHAPES = {
     "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", 1536, 8960, 28, 12, 2, 151936, True, 32768),
     "Qwen/Qwen2.5-3B-Instruct": ("qwen2", 2048, 11008, 36, 16, 2, 151936, True, 32768),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2", 3584, 18944, 28, 28, 4, 152064, False, 32768),
-    "Qwen/Qwen2.5-Coder-7B-Instruct": (*("qwen2", 3584, 18944, 28, 28, 4, 152064, False, 32768),),
+    "Qwen/Qwen2.5-Coder-7B-Instruct": ("qwen2", 3584, 18944, 28, 28, 4, 152064, False, 32768),
     "Qwen/Qwen2.5-14B-Instruct": ("qwen2", 5120, 13824, 48, 40, 8, 152064, False, 32768),
     "Qwen/Qwen2.5-32B-Instruct": ("qwen2", 5120, 27648, 64, 40, 8, 152064, False, 32768),
     "Qwen/Qwen3-8B": ("qwen3", 4096, 12288, 36, 32, 8, 151936, False, 40960),
