@@ -122,7 +122,9 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_rewards.py").write_text("\n\n".join(own))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert call(["scripts/train.py", *SMALL.split()])[0] == 0
+        code, shown = call(["scripts/train.py", *SMALL.split(), "--run.steps", "2"])
+        assert code == 0, shown
+        (folder / "shown.txt").write_text(shown)
     for name in ("first", "second"):
         shutil.copytree(folder / "runs" / "quickstart", folder / "runs" / name)
     return folder
@@ -249,3 +251,16 @@ def test_a_command_that_is_in_no_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("So:\n\n    git clone it\n    make test\n")
     told = [exemption(str(command)) for command in commands(tmp_path / "page.md")]
     assert told == [None, "make"]
+
+
+def test_the_quick_start_says_what_the_readme_shows(quickstart: Path) -> None:
+    (block,) = (b for b in blocks(ROOT / "README.md") if b.text.startswith("run quickstart begins"))
+
+    def without_numbers(line: str) -> str:
+        return re.sub(r"[\d.,]*\d", "0", line)
+
+    said = "\n".join(map(without_numbers, (quickstart / "shown.txt").read_text().splitlines()))
+    for line in block.text.splitlines():
+        if line.startswith("sampling with "):
+            continue  # SMALL names the engine
+        assert without_numbers(line.partition("...")[0].rstrip()) in said, line
