@@ -92,9 +92,12 @@ def sums(**columns: str) -> list[dict[str, Any]]:
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's layout, the files that the docs speak of, and the quick start, run."""
     folder = tmp_path_factory.mktemp("docs")
-    for name in ("scripts", "configs", "data", "docs", "model"):
+    for name in ("scripts", "configs", "docs", "model/tiny"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(TINY, folder / "model" / "my_model")
+    (folder / "data").mkdir()
+    for path in (ROOT / "data").glob("arithmetic_*.jsonl"):
+        shutil.copy(path, folder / "data")
     for path in (folder / "configs").glob("*.yaml"):
         text = path.read_text()
         for name, other in STAND_INS.items():
