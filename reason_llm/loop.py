@@ -7,7 +7,8 @@ again. What is checked before a weight is read is in ``job``.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from reason_llm.checkpoint import RunState
 from reason_llm.collection import collect
 from reason_llm.config import Config
 from reason_llm.console import Console
-from reason_llm.errors import CheckpointError, OutOfMemory, one_line
+from reason_llm.errors import CheckpointError, OutOfMemory, Stopped, one_line
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
@@ -95,18 +96,19 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         for step in range(state.step, config.run.steps):
             if not buffer.holds(step) and (saved := job.saved(step)):
                 _take(under_way, step, saved)
-            if not buffer.holds(step):  # a killed run goes on between the phases
-                with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
-                    if model.engine is not None:
-                        record |= prove_sampler_is_policy(sampler, model, job.data.prompts)
-                    groups, drawn, counts = collect(
-                        job, sampler, buffer, step, state.drawn, record, console, stop
-                    )
-                record["memory/sampling_peak_gib"] = peak.gib
-                with timed(record, "buffer"):
-                    row, weights = learner.settings.algorithm, job.scorer.weights
-                    buffer.write(step, with_advantages(groups, row, weights), drawn, counts)
-            stop.check()
+            with _saved_if_stopped(under_way, state):
+                if not buffer.holds(step):  # a killed run goes on between the phases
+                    with sampling(model, plan.cache_tokens) as sampler, meter.phase() as peak:
+                        if model.engine is not None:
+                            record |= prove_sampler_is_policy(sampler, model, job.data.prompts)
+                        groups, drawn, counts = collect(
+                            job, sampler, buffer, step, state.drawn, record, console, stop
+                        )
+                    record["memory/sampling_peak_gib"] = peak.gib
+                    with timed(record, "buffer"):
+                        row, weights = learner.settings.algorithm, job.scorer.weights
+                        buffer.write(step, with_advantages(groups, row, weights), drawn, counts)
+                stop.check()
             with timed(record, "learning"), learning(learner), meter.phase() as peak:
                 record |= _learn(under_way, state, begun, stop)
             begun = None
@@ -136,6 +138,17 @@ class _Run:
     writer: BackgroundWriter
     log: MetricsLog
     console: Console
+
+
+@contextmanager
+def _saved_if_stopped(run: _Run, state: RunState) -> Iterator[None]:
+    """If a signal ends the run in here, what ``run.save_every`` left unsaved is saved before."""
+    try:
+        yield
+    except Stopped:
+        if state.folder is None:
+            _save(run, state)
+        raise
 
 
 def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:

@@ -61,8 +61,9 @@ LOADING_FAULTS = [
 ]
 
 SAMPLING_FAULTS = [
-    *_each("sampling", "SIGKILL", (TOKEN, 100), (TOKEN, 180)),
-    *_each("sampling", "SIGKILL", (f"after {WAVE}", 3), (WAVE, 8), run="rare"),
+    *_each("sampling", "SIGKILL", (TOKEN, 100), (TOKEN, 140)),
+    *_each("sampling", "SIGKILL", (f"after {WAVE}", 3), run="rare", may_lose=2),
+    *_each("sampling", "SIGKILL", (WAVE, 8), run="rare"),
     *_each("sampling", "SIGKILL", (TOKEN, 90), (WAVE, 6), run="dynamic"),
     *_each(
         "sampling", "SIGTERM, SIGINT, SIGINT to the group, SIGINT twice, SIGTERM twice", (TOKEN, 70)
@@ -109,7 +110,9 @@ LEARNING_FAULTS = [
     ),
     *_each("optimizer step", "SIGKILL", (f"after {UPDATE}", 2), (f"after {UPDATE}", 4), run="rare"),
     *_each("optimizer step", "SIGTERM", (f"after {UPDATE}", 1)),
-    *_each("optimizer step", "torch.OutOfMemoryError", ("torch.optim.adamw:AdamW.step", 3)),
+    *_each(
+        "optimizer step", "torch.OutOfMemoryError", ("torch.optim.adamw:AdamW.step", 3), exits=(2,)
+    ),
 ]
 
 CHECKPOINT_FAULTS = [
@@ -130,15 +133,25 @@ CHECKPOINT_FAULTS = [
         "the newest adapter is cut short", "a bit of the newest optimizer flips",
         "the newest state is cut short", "the newest adapter is gone",
         "the archive's index is torn", "all files are of the future")),
-    *(Fault("checkpoint", "SIGKILL", (WAVE,), 13, run="rare", damage=damage) for damage in (
+    *(Fault("checkpoint", "SIGKILL", (WAVE,), 10, run="rare", damage=damage) for damage in (
         "a bit of the newest optimizer flips", "the archive's index is torn")),
-    Fault("checkpoint", "SIGKILL", (UPDATE,), 3, run="rare", damage="the newest archived buffer is torn", may_lose=4),
+    Fault("checkpoint", "SIGKILL", (UPDATE,), 3, run="rare", damage="the newest archived buffer is torn", may_lose=8,
+          sets_aside=("data/buffer.old-1.json",)),  # the step of the gap and the one after it
 ]  # fmt: skip
 
 METRICS_FAULTS = [
     *_each("metrics", "SIGKILL", (METRICS, 1), (METRICS, 2)),
     *_each("metrics", "ENOSPC, EROFS", (METRICS, 2)),
-    Fault("metrics", "disk full", (METRICS,), 2, "{folder}/runs", (2,), damage="the disk is freed"),
+    Fault(
+        "metrics",
+        "disk full",
+        (METRICS,),
+        2,
+        "{folder}/runs",
+        (2,),
+        damage="the disk is freed",
+        may_lose=1,
+    ),
     Fault("metrics", "SIGKILL", (TOKEN,), 110, damage="the last metrics are torn"),
 ]
 
@@ -207,7 +220,8 @@ CHAINS = {
         Fault("last save", "SIGKILL", (FINISHED,), 1),
     ],
     "rare": [
-        Fault("sampling", "SIGKILL", (f"after {WAVE}",), 6, run="rare"),
+        Fault("sampling", "SIGTERM", (WAVE,), 5, run="rare"),
+        Fault("sampling", "SIGKILL", (f"after {WAVE}",), 3, run="rare", may_lose=2),
         Fault("learning", "SIGTERM", (BACKWARD,), 2, run="rare"),
         Fault("optimizer step", "SIGKILL", (UPDATE,), 1, run="rare",
               damage="a bit of the newest optimizer flips"),

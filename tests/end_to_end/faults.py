@@ -50,6 +50,8 @@ class Fault:
     """Done to its files afterwards, one of ``DAMAGES``."""
     may_lose: int = 0
     """Prompts whose sampling had ended and whose rollouts were not on disk."""
+    sets_aside: tuple[str, ...] = ()
+    """Files that are kept under another name, since what they stood on is gone."""
     after_seconds: float = 0.0
     is_fresh: bool = False
     """In a process that imports everything itself."""
@@ -209,6 +211,8 @@ class Trainer:
     """``with Trainer() as trainer``: scripts/train.py as often as needed, imported once."""
 
     def __enter__(self) -> Self:
+        # A shell has what it starts in the background ignore SIGINT, and so would these.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._server = subprocess.Popen(
             [sys.executable, str(FAULTY_TRAIN)],
             stdin=subprocess.PIPE,

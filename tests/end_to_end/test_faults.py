@@ -97,6 +97,7 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
     folder = like.parent / f"victim-{len(list(like.parent.glob('victim-*')))}"
     write_config(folder, faults[0].run)
     expected, expected_rollouts = outcome(like), rollouts(like)
+    expected["beside"] = [name for fault in faults for name in fault.sets_aside]
     ends = []
     with ExitStack() as disks:
         for fault in faults:
