@@ -6,6 +6,7 @@
 """
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -129,6 +130,19 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, reason_llm.{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}])
+def test_threads_do_not_wait_spinning_unless_told_to(given: dict[str, str]) -> None:
+    """On cores that something else uses, too, that takes many times as long."""
+    code = "import reason_llm, torch; torch.ones(9).sum()"
+    environment = {n: v for n, v in os.environ.items() if n != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true", "OMP_NUM_THREADS": "2"} | given
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    policy = given.get("OMP_WAIT_POLICY", "PASSIVE")
+    assert f"OMP_WAIT_POLICY = '{policy}'" in shown.stderr
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
