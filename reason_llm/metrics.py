@@ -107,7 +107,7 @@ def files(run_folder: Path) -> tuple[Path, Path]:
 
 def read(path: Path) -> list[Record]:
     """The records in ``path``. A last line without its end is a write that was cut off, and no
-    record.
+    record. A number that was not finite stands there as null, and is left out.
 
     Raises:
         DataError: another line is no record, or the file cannot be read.
@@ -124,6 +124,7 @@ def read(path: Path) -> list[Record]:
             record = orjson.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 raise ValueError("no record with a step")
+            record = {key: value for key, value in record.items() if value is not None}
             if not all(isinstance(value, int | float) for value in record.values()):
                 raise ValueError("a record with something that is no number")
         except ValueError as error:

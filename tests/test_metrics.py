@@ -35,6 +35,17 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         metrics.read(path)
 
 
+def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, None, 0.0)
+    log.write(1, {"score/reward": float("inf"), "train/sampler_kl": float("nan"), "sample/x": 2.0})
+    (found,) = log.records()
+    assert found.keys() == {"step", "sample/x", "time/total_seconds"}
+    MetricsLog(tmp_path, 1, 0.0)  # and a run goes on over it
+    log.path.write_bytes(b'{"step": 0, "score/reward": "high"}\n')
+    with pytest.raises(DataError, match="something that is no number"):
+        log.records()
+
+
 def test_named_sets_stand_beside_the_first() -> None:
     values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0}
     record = values | metrics.by_name(values, "aime") | metrics.by_name({"eval/accuracy": 0.1}, "b")
