@@ -42,6 +42,8 @@ class Evidence:
     weights: dict[str, float]
     """Of each reward by name, the first one first."""
     num_held_out: int | None
+    group_size: int
+    """Completions of a prompt."""
 
     @property
     def first(self) -> str:
@@ -82,6 +84,10 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return Finding("unknown", "Not judged: there are fewer than two evaluations (data.eval).")
+    judged = [value for group in seen.groups for value in group.parts[seen.first]]
+    if min(*accuracies, *judged) < 0 or max(*accuracies, *judged) > 1:
+        text = f"Not judged: {seen.first} is not within 0 and 1, so its noise is not known."
+        return Finding("unknown", text)
     best = max(range(len(steps)), key=lambda i: accuracies[i])
     last, charts = len(steps) - 1, ("score/reward", "eval/accuracy")
     for start in dict.fromkeys((0, best)):
@@ -245,10 +251,12 @@ def no_variance(seen: Evidence) -> Finding:
         return Finding("unknown", "Not judged: fewer than 3 steps.")
     values = []
     for record in last:
-        kept, dropped = 1 - record[key], record.get("sample/groups_dropped", 0.0)
-        groups = [group for group in seen.groups if group.step + 1 == record["step"]]
-        drawn = len(groups) + dropped  # dynamic sampling leaves the flat ones out
-        values.append(1 - kept * (len(groups) / drawn if groups else 1.0))
+        # By the record: the report may hold a part of the groups, or none.
+        completions = record["sample/tokens"] / record["sample/completion_tokens"]
+        groups = completions / seen.group_size
+        drawn = groups + record.get("sample/groups_dropped", 0.0)
+        # Dynamic sampling leaves the flat ones out.
+        values.append(1 - (1 - record[key]) * groups / drawn)
     fraction = fmean(values)
     text = f"In {fraction:.0%} of the groups of the last {len(last)} steps all rewards are equal."
     if fraction < SILENT_FRACTION:

@@ -44,7 +44,8 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     rewards = run.config.score.rewards
     weights = {reward.label: reward.weight for reward in rewards}
     groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
-    findings = judge(Evidence(run.records, groups, weights, run.num_held_out))
+    size = run.config.sample.completions_per_prompt
+    findings = judge(Evidence(run.records, groups, weights, run.num_held_out, size))
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (

@@ -24,7 +24,7 @@ def facts(step: int, **options: Any) -> GroupFacts:
 def seen(
     records: Sequence[dict[str, float]], groups: Sequence[GroupFacts] = (), **options: Any
 ) -> Evidence:
-    return Evidence(records, groups, options.get("weights", {"boxed": 1.0}), 256)
+    return Evidence(records, groups, options.get("weights", {"boxed": 1.0}), 256, 2)
 
 
 def rising(count: int, **options: float) -> list[dict[str, float]]:
@@ -82,6 +82,18 @@ def test_accuracy_that_is_only_slow_to_show_is_clear() -> None:
     shaped = [{**r, "score/boxed": 0.3} for r in records]  # the judge itself did not rise
     with_accuracy(shaped, (0, 0.35), (12, 0.36))
     assert raised(alarms.reward_without_accuracy(seen(shaped)))
+
+
+@pytest.mark.parametrize("parts", [[-1.0, 1.0], [0.0, 10.0]])
+def test_a_judge_of_another_range_has_noise_that_nobody_knows(parts: list[float]) -> None:
+    """128 problems of -1 or 1 have a standard error of 0.09 in the mean, not of 0.04."""
+    records = rising(12)
+    with_accuracy(records, (0, 0.5), (12, 0.3))
+    assert raised(alarms.reward_without_accuracy(seen(records)))
+    groups = [facts(step, parts={"boxed": parts}) for step in range(12)]
+    assert alarms.reward_without_accuracy(seen(records, groups)).state == "unknown"
+    with_accuracy(records, (0, 5.0), (12, 4.5))
+    assert alarms.reward_without_accuracy(seen(records)).state == "unknown"
 
 
 def test_without_a_held_out_set_nothing_is_judged() -> None:
@@ -191,9 +203,14 @@ def test_groups_without_variance() -> None:
 
 def test_groups_that_dynamic_sampling_dropped_count_as_flat() -> None:
     key = "score/groups_without_signal_fraction"
-    records = [record(s, **{key: 0.0, "sample/groups_dropped": 9.0}) for s in range(6)]
-    groups = [facts(step) for step in range(5)]
-    assert raised(alarms.no_variance(seen(records, groups)))
+    usual = {key: 0.0, "sample/completion_tokens": 20.0, "sample/tokens": 20.0 * 2 * 64}
+    for groups in ([], [facts(step) for step in range(5)]):  # of the 64, the report holds one
+        few = [record(s, **usual, **{"sample/groups_dropped": 64.0}) for s in range(6)]
+        found = alarms.no_variance(seen(few, groups))
+        assert not raised(found)
+        assert "In 50% of the groups" in found.text
+        many = [record(s, **usual, **{"sample/groups_dropped": 64.0 * 9}) for s in range(6)]
+        assert raised(alarms.no_variance(seen(many, groups)))
 
 
 @pytest.mark.parametrize(
