@@ -6,6 +6,9 @@ from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config_types import Section
 
+TAKEN = frozenset({"reward", "errors", "timeouts", "groups_without_signal_fraction"})
+"""What stands in the metrics beside the rewards."""
+
 
 class RewardSpec(Section):
     """One reward, its weight and its options."""
@@ -55,4 +58,7 @@ class ScoreSection(Section):
         names = [reward.label for reward in rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"names a reward twice: {', '.join(names)}")
+        if taken := TAKEN.intersection(names):
+            name = min(taken)
+            raise ValueError(f"score/{name} is a metric of its own; rename the function {name}")
         return rewards

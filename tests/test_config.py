@@ -78,6 +78,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ("data: {train: x}\nalgorithm: {name: grpoo}\n", ["algorithm.name='grpoo'", "grpo, dapo"]),
         ("data: {train: x}\nscore: {rewards: []}\n", ["score.rewards"]),
         ("data: {train: x}\nscore: {rewards: [{name: boxed}, {name: boxed}]}\n", ["twice"]),
+        (
+            "data: {train: x}\nscore: {rewards: [{custom: 'my.py:reward'}]}\n",
+            ["score.rewards", "score/reward is a metric of its own; rename the function reward"],
+        ),
         ("data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n", ["score.rewards.0.nam"]),
         (
             "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
