@@ -6,6 +6,7 @@ One copy of the base: without its adapter it is the base, with it the policy. No
 """
 
 import random
+import re
 from collections.abc import Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -244,12 +245,12 @@ def parse_option(options: Options, name: str, value: str) -> Options:
     """
     given = None if value == "null" else value
     try:
-        number = given if given is None or not value.lstrip("-").isdigit() else int(value)
+        number = int(value) if re.fullmatch(r"-?[0-9]{1,20}", value) else given
         return Options.model_validate({**options.model_dump(), name: number})
     except ValidationError as error:
         field = Options.model_fields[name]
         problem = one_line(ValueError(error.errors()[0]["msg"]))
         raise ConfigError(
-            f"{name}={value!r}: {problem[0].lower() + problem[1:]}; it is "
+            f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
             f"{config_file.shown_type(field)}: {config_file.docstring(field)}"
         ) from error

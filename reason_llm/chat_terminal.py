@@ -178,8 +178,13 @@ class ChatTerminal:
         if not asked:
             self._say("nothing was asked yet")
             return
-        self.chat.messages = self.chat.messages[:-2]
-        self._answer(asked[-1])
+        before = self.chat.messages
+        self.chat.messages = before[:-2]
+        try:
+            self._answer(asked[-1])
+        except ReasonError:
+            self.chat.messages = before
+            raise
 
     def _new(self, name: str, rest: str) -> None:
         self.chat.messages = []

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from conftest import ROOT, TINY
 from hostile import HOSTILE
 from reason_llm.chat import Chat, Detokenizer, Options, find_subject, options_of
-from reason_llm.chat_terminal import DIM, PLAIN, AnswerWriter, read_message
+from reason_llm.chat_terminal import DIM, PLAIN, AnswerWriter, ChatTerminal, read_message
 from reason_llm.config import Config
 from reason_llm.config_file import to_yaml
 from reason_llm.data import load_data
@@ -106,6 +107,18 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Chat) -> Non
     assert len(chat.messages) == 4
 
 
+def test_again_without_room_keeps_the_conversation(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = ChatTerminal(chat)
+    terminal.answer_once("What is 1 + 2?")
+    before = list(chat.messages)
+    chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
+    with pytest.raises(DataError, match="leaves none for an answer"):
+        terminal._again("again", "")
+    assert chat.messages == before
+
+
 def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: Path) -> None:
     checkpoints = run_folder / "checkpoints"
     shutil.copytree(run_folder / "adapter", checkpoints / "step-00000002")
@@ -120,6 +133,9 @@ def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: 
     [
         ({"top_p": "0"}, "top_p='0': input should be greater than 0"),
         ({"temperature": "warm"}, "temperature='warm': input should be a valid number"),
+        ({"top_k": "\u00b2"}, "top_k='\u00b2': input should be a valid integer"),
+        ({"top_k": "--5"}, "top_k='--5': input should be a valid integer"),
+        ({"seed": "7" * 5000}, f"seed='{'7' * 59}: unable to parse"),
         ({"max_new_tokens": "1.5"}, "max_new_tokens='1.5': input should be a valid integer"),
     ],
 )
