@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm import accuracy, backends, memory
+from reason_llm import accuracy, backends, memory, run_folder
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.data import LoadedSet, load_evaluation
@@ -199,21 +199,11 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
             target.label: {
                 "path": target.path,
                 "adapter": None if target.adapter is None else str(target.adapter),
-                "sha256": _weights_digest(Path(target.path), target.adapter),
+                "sha256": run_folder.weights_digest(Path(target.path), target.adapter),
             }
             for target in request.targets
         },
     }
-
-
-def _weights_digest(model: Path, adapter: Path | None) -> str:
-    """Of sizes, and of the beginning of each file; of a Hub id, of its name alone."""
-    digest = hashlib.sha256(str(model).encode())
-    folders = [folder for folder in (model, adapter) if folder is not None and folder.is_dir()]
-    for file in (file for folder in folders for file in sorted(folder.glob("*.safetensors"))):
-        with file.open("rb") as opened:
-            digest.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(2**22))
-    return digest.hexdigest()[:16]
 
 
 def _run_stage(

@@ -182,6 +182,7 @@ def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -
         parity=None if found is None else str(found.gap),
         config=job.config,
         run=job.run,
+        adapter=job.adapter,
     )
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:

@@ -40,6 +40,8 @@ class Card:
     config: Config | None
     """Of the run, where there is one."""
     run: Path | None
+    adapter: Path
+    """Its folder."""
 
 
 def licence_of(base: Path) -> str | None:
@@ -69,9 +71,10 @@ def render(card: Card) -> str:
             header["datasets"] = [each.partition(":")[0] for each in hub]
     parts = [f"# {card.name}", _what(card), _use(card)]
     if card.config is not None:
-        parts += [_training(card.config), _prompt(card.config)]
+        steps = None if card.run is None else run_folder.learned_steps(card.run, card.adapter)
+        parts += [_training(card.config, steps), _prompt(card.config)]
     if card.run is not None:
-        parts += _evaluation(card.run)
+        parts += _evaluation(card.run, card.adapter)
     parts.append(_licence(card))
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
@@ -114,15 +117,17 @@ def _use(card: Card) -> str:
     return f"## Use\n\n```python\n{code}\n```"
 
 
-def _training(config: Config) -> str:
+def _training(config: Config, steps: int | None) -> str:
     row, sample, train = config.algorithm.row(), config.sample, config.train
     rewards = ", ".join(f"{reward.label} * {reward.weight:g}" for reward in config.score.rewards)
     digest = hashlib.sha256(orjson.dumps(config.model_dump(mode="json"))).hexdigest()[:16]
+    planned = config.run.steps
+    learned = f"{planned}" if steps == planned else f"{steps or 'unknown'} of {planned} planned"
     lines = [
         f"- data: {', '.join(_sources(config.data))}",
         f"- algorithm: {config.algorithm.name}: {row.idea} ({row.source})",
         f"- rewards: {rewards}",
-        f"- {config.run.steps} steps of {sample.prompts_per_step} prompts with "
+        f"- {learned} steps of {sample.prompts_per_step} prompts with "
         f"{sample.completions_per_prompt} completions each, at most {sample.max_new_tokens} "
         f"tokens, temperature {sample.temperature:g}",
         f"- LoRA of rank {config.model.adapter.rank}, alpha {config.model.adapter.alpha:g}; "
@@ -142,20 +147,29 @@ def _prompt(config: Config) -> str:
     return f"{text} The system prompt of the training:\n\n{quoted}"
 
 
-def _evaluation(run: Path) -> list[str]:
-    """The run's own held-out numbers, and those of scripts/evaluate.py where it was called."""
+def _evaluation(run: Path, adapter: Path) -> list[str]:
+    """The run's own held-out numbers, and those of scripts/evaluate.py where it was called; of this
+    adapter alone, which a run that went on since then has left behind."""
     lines = []
-    summary = _read(run / "summary.json")
+    summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if before is not None and after is not None:
         lines.append(f"Held-out accuracy, greedy: {before:.1%} before training, {after:.1%} after.")
     for name, (first, last) in summary.get("accuracy_of_sets", {}).items():
         lines.append(f"- {name}: {first:.1%} before, {last:.1%} after")
+    asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
+    of_this = {
+        label
+        for label, each in asked.items()
+        if each["sha256"]
+        == run_folder.weights_digest(Path(each["path"]), each["adapter"] and adapter)
+    }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
     rows = [
         f"| {name} | {found['problems']} | {score} | {model} | {100 * each['value']:.1f} | "
         f"{100 * each['low']:.1f} to {100 * each['high']:.1f} |"
         for model, sets in results.items()
+        if model in of_this
         for name, found in sets.items()
         for score, each in found.items()
         if isinstance(each, dict) and each["low"] is not None

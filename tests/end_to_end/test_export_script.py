@@ -20,18 +20,23 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT, TINY
 from reason_llm import loop, parity
 from reason_llm.buffer import read_document
+from reason_llm.command_line import CommandLine
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.console import Console
 from reason_llm.errors import ModelError
+from reason_llm.evaluation import run_evaluation
+from reason_llm.evaluation_request import make_request
 from reason_llm.model import merging
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.engine import EngineSizes
 from reason_llm.rollout import Prompt
+from reason_llm.run_folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.packing import Rollout
 from reason_llm.train.preparation import to_rollouts
@@ -162,6 +167,35 @@ def test_the_card_tells_what_is_known(call: Call, run: Path, tmp_path: Path) -> 
     assert call(run, "--out", tmp_path / "second", "--base", base)[0] == 0
     second = (tmp_path / "second" / "README.md").read_text()
     assert yaml.safe_load(second.split("---")[1])["license"] == "apache-2.0"
+
+
+def test_the_card_is_of_the_adapter_that_is_exported(call: Call, run: Path, tmp_path: Path) -> None:
+    """Not of an earlier end, from which the run went on."""
+    gone_on = shutil.copytree(run, tmp_path / "run")
+    out = ["--out", tmp_path / "then", "--adapter-only"]
+    asked = CommandLine(str(gone_on), {}, set(), {"out": [str(gone_on / "evaluation")]})
+    run_evaluation(make_request(asked), Console("quiet"))
+    assert call(gone_on, *out)[0] == 0
+    card = (tmp_path / "then" / "README.md").read_text()
+    assert "- 3 steps of 8 prompts" in card
+    assert "before training" in card
+    assert "| held_out | 16 | greedy | adapter |" in card
+    config = (gone_on / "resolved_config.yaml").read_text()
+    (gone_on / "resolved_config.yaml").write_text(config.replace("steps: 3", "steps: 9"))
+    newer = shutil.copytree(run / "adapter", gone_on / "checkpoints" / "step-00000005")
+    state = load_file(newer / "adapter_model.safetensors")
+    save_file({k: 2 * v for k, v in state.items()}, newer / "adapter_model.safetensors")
+    shutil.copytree(newer, gone_on / "checkpoints" / "step-00000004.0002")
+    code, shown, _ = call(gone_on, "--out", tmp_path / "now", "--adapter-only")
+    assert code == 0
+    assert f"exported {newer} over" in shown
+    card = (tmp_path / "now" / "README.md").read_text()
+    assert "- 5 of 9 planned steps of 8 prompts" in card
+    assert "Not evaluated" in card
+    shutil.rmtree(newer)  # the run's end is again as far as it got, but for a step begun
+    assert find_adapter(gone_on).name == "step-00000004.0002"
+    shutil.rmtree(gone_on / "checkpoints" / "step-00000004.0002")
+    assert find_adapter(gone_on) == gone_on / "adapter"
 
 
 def wrong_sign(update: merging.Update, weight: torch.Tensor) -> torch.Tensor:
