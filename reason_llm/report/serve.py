@@ -5,12 +5,14 @@ addressed it by its own name: another site whose name resolves to this machine g
 """
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
+from urllib.parse import parse_qs
 
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.report.page import as_json, live_page
@@ -113,6 +115,11 @@ class Server(ThreadingHTTPServer):
         self.followed = followed
         super().__init__(address, Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing of a client that went away, such as a tab that was closed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class Handler(BaseHTTPRequestHandler):
     """One request."""
@@ -126,18 +133,18 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_addressed_by_name():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1")
             return
-        url = urlsplit(self.path)
-        asked = {name: values[0] for name, values in parse_qs(url.query).items()}
+        path, _, query = self.path.partition("?")
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
         try:
             self.server.followed.refresh()
         except (ReasonError, OSError) as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, str(error).encode())
             return
-        if url.path == "/":
+        if path == "/":
             self._answer(HTTPStatus.OK, HTML, live_page(self.server.followed.examined))
-        elif url.path == "/data":
+        elif path == "/data":
             self._data(asked.get("after"))
-        elif url.path == "/rollouts":
+        elif path == "/rollouts":
             self._rollouts(asked)
         else:
             self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is /, /data and /rollouts")

@@ -2,6 +2,8 @@
 
 import gzip
 import http.client
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +98,19 @@ def test_there_is_nothing_else(server: Server) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(server, "/", method)[0] == 501
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_the_terminal_stays_the_user_s(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    request = f"GET /data HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+    for _ in range(5):  # a tab that is closed while it loads: what is sent is answered by a reset
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(request)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
+        client.sendall(request.replace(b"/data", b"http://["))
+        assert client.recv(100).startswith(b"HTTP/1.0 404")
+    assert data(server)["live"] is True
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_port_that_is_taken_is_named(server: Server, folder: Path) -> None:
