@@ -248,14 +248,14 @@ def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[
 
 
 def _files(base: Path) -> list[Path]:
-    index = base / "model.safetensors.index.json"
+    """Those that Transformers reads, in its order; there may be others beside them."""
+    whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
     if index.is_file():
         names = sorted(set(read_json(index)["weight_map"].values()))
         return [base / name for name in names]
-    files = sorted(base.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"{base} holds no .safetensors file; save the model in that form")
-    return files
+    raise ModelError(f"{base} holds no model.safetensors; save the model in that form")
 
 
 def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:

@@ -97,6 +97,22 @@ def test_bfloat16_is_the_rounded_sum(tmp_path: Path) -> None:
     assert orjson.loads((tmp_path / "narrow" / "config.json").read_bytes())["dtype"] == "bfloat16"
 
 
+def test_the_checkpoint_is_what_transformers_reads(tmp_path: Path) -> None:
+    """A base's folder may hold its weights in a second form, under the same names or others."""
+    base = make_base(tmp_path / "base", "qwen2", False)
+    adapter = make_adapter(base, tmp_path / "adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    weights = load_file(base / "model.safetensors")
+    other = {name: tensor + 1 for name, tensor in weights.items()} | {"more": torch.ones(2)}
+    save_file(other, base / "pytorch_model.safetensors")
+    (tmp_path / "out").mkdir()
+    merging.merge(base, adapter, tmp_path / "out", torch.float32, shard_bytes=2**30)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == weights.keys()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert (logits_of(merged) - logits_of(model)).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
