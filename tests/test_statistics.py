@@ -86,6 +86,7 @@ def test_the_interval_is_as_wide_as_its_evidence() -> None:
     )  # as 320 coins
     assert width([1.0] * 40, 8) == wilson(1.0, 40).high - wilson(1.0, 40).low
     assert proportion([1.0]).low == pytest.approx(wilson(1.0, 1).low)
+    assert width([0.5], 8) == wilson(0.5, 1).high - wilson(0.5, 1).low  # not as 8 problems
 
 
 def test_intervals_cover_what_they_should() -> None:
