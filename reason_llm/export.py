@@ -163,9 +163,14 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
         f"{found.learned}"
     )
     found.check(dtype)
-    if found.lost_error < 0.25:
+    if found.tells_a_wrong_merge:
         console.line(
             f"lost in rounding, of what was learned: {found.lost:.1%} +- {found.lost_error:.1%}"
+        )
+    else:
+        console.line(
+            "the check cannot tell here whether the adapter is in: its effect on these rollouts is "
+            f"too small beside {request.dtype}'s rounding; --dtype float32 or more --rollouts may"
         )
     if job.config is not None and job.config.model.quantize == "nf4":
         of_nf4 = parity.gap_to_nf4(*compared)

@@ -72,6 +72,11 @@ class Parity:
     """How much less likely a token of the rollouts is than when it was sampled, in nats, in the
     mean: an estimate of the KL from the sampling policy. None where that was not recorded."""
 
+    @property
+    def tells_a_wrong_merge(self) -> bool:
+        """Whether ``check`` would refuse an export without the adapter by ``lost``."""
+        return 1 - 4 * self.lost_error > MOST_LOST
+
     def check(self, dtype: torch.dtype) -> None:
         """Raises a ModelError if rounding to ``dtype`` does not explain the gap."""
         if self.strayed is not None and not self.strayed <= MOST_STRAYED:

@@ -225,6 +225,22 @@ def test_a_wrong_merge_never_appears(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_check_that_cannot_tell_says_so(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter whose effect drowns in rounding: without it the export looks the same."""
+    adapter = shutil.copytree(run / "adapter", tmp_path / "adapter")
+    state = load_file(adapter / "adapter_model.safetensors")
+    save_file({k: 0.002 * v for k, v in state.items()}, adapter / "adapter_model.safetensors")
+    rollouts = ("--rollouts", run.parent.parent / "buffer.json")
+    told = "the check cannot tell here whether the adapter is in"
+    assert told not in call(run, "--out", tmp_path / "sums")[1]
+    monkeypatch.setattr(merging.Update, "added_to", left_out)
+    code, shown, _ = call(adapter, "--out", tmp_path / "small", *rollouts)
+    assert code == 0
+    assert told in shown
+
+
 def test_the_wrong_base_is_told_by_the_rollouts(call: Call, run: Path, tmp_path: Path) -> None:
     base = shutil.copytree(TINY, tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
