@@ -144,6 +144,8 @@ def read_step(
         RolloutBufferError: it is damaged.
     """
     document = read_document(path)
+    if not document.groups:
+        raise RolloutBufferError(f"{path} holds no rollouts")
     size = max(len(group.completions) for group in document.groups)
     groups = evenly(document.groups, max(1, most_rollouts // size))
     split = _split(groups, tokens)

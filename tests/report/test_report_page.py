@@ -99,10 +99,14 @@ def test_a_damaged_archive_is_named_and_passed_over(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [record(s) for s in range(4)], groups)
     damaged = folder / "buffers" / "step-00000001.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:-30])
+    whole = gzip.decompress((damaged.parent / "step-00000002.json.gz").read_bytes())
+    empty = orjson.loads(whole) | {"groups": []}
+    (damaged.parent / "step-00000003.json.gz").write_bytes(gzip.compress(orjson.dumps(empty)))
     (folder / "summary.json").write_text("{")
     run = embedded(page([examined(folder)]))["runs"][0]
     assert run["rollouts"]["groups"]["step"] == [0, 2]
-    assert any("step-00000001.json.gz was passed over" in text for text in run["notices"])
+    for name in ("step-00000001.json.gz", "step-00000003.json.gz"):
+        assert any(f"{name} was passed over" in text for text in run["notices"])
     assert any("summary.json" in text for text in run["notices"])
 
 
