@@ -55,6 +55,11 @@ class Evidence:
         """The records of steps, without that of the untrained policy."""
         return [record for record in self.records if record["step"] > 0]
 
+    def is_right(self, value: float) -> bool:
+        """Whether the first reward's value is that of a right answer; of a reward that is not known
+        to be 1 for it, whether it is above 0."""
+        return value >= 1 if self.first in RIGHTNESS else value > 0
+
     def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
         """Those of the last steps."""
         last = max((group.step for group in groups), default=0)
@@ -225,7 +230,7 @@ def alike(seen: Evidence) -> Finding:
     if not recent:
         return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
     # A short answer that is always right is always the same: nothing to be warned of.
-    unsolved = [group for group in recent if min(group.parts[seen.first]) <= 0]
+    unsolved = [group for group in recent if not seen.is_right(min(group.parts[seen.first]))]
     same = [group for group in unsolved if group.similarity >= ALIKE]
     fraction = len(same) / max(1, len(unsolved))
     text = (
@@ -262,7 +267,7 @@ def no_variance(seen: Evidence) -> Finding:
     if fraction < SILENT_FRACTION:
         return Finding("clear", text)
     flat = [group for group in seen.recent(seen.groups) if len(set(group.rewards)) == 1]
-    right = fmean([group.parts[seen.first][0] > 0 for group in flat] or [0.0])
+    right = fmean([seen.is_right(group.parts[seen.first][0]) for group in flat] or [0.0])
     if flat:
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
     advice = (

@@ -189,6 +189,13 @@ def test_groups_of_one_text_are_told_unless_they_are_all_right() -> None:
     right = [replace(each, parts={"boxed": [1.0, 1.0]}) for each in same]
     assert not raised(alarms.alike(seen([record(5)], right)))
     assert not raised(alarms.alike(seen([record(5)], [facts(step) for step in range(5)])))
+    # Programs that pass some tests are not right yet.
+    weights = {"code_tests_fraction": 1.0}
+    partly = [replace(each, parts={"code_tests_fraction": [0.5, 0.5]}) for each in same]
+    assert raised(alarms.alike(seen([record(5)], partly, weights=weights)))
+    weights = {"mine": 1.0}
+    own = [replace(each, parts={"mine": [0.5, 0.5]}) for each in same]
+    assert not raised(alarms.alike(seen([record(5)], own, weights=weights)))
 
 
 def test_groups_without_variance() -> None:
