@@ -173,8 +173,8 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
         move_aside(request.out)
     elif is_other:
         raise ConfigError(
-            f"{request.out} holds an evaluation with other options, data or weights; set another "
-            "--out, or --run.resume never, which moves it aside"
+            f"{request.out} holds an evaluation with other options, data, weights or reward; set "
+            "another --out, or --run.resume never, which moves it aside"
         )
     write_atomically(header, identity)
     return log
@@ -184,6 +184,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     """All that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
+    judge = request.config.score.rewards[0].custom
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -194,6 +195,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
+        "reward_sha256": None if judge is None else _file_digest(judge.rpartition(":")[0]),
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {
@@ -204,6 +206,10 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
             for target in request.targets
         },
     }
+
+
+def _file_digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def _run_stage(

@@ -297,6 +297,23 @@ def test_another_evaluation_is_not_overwritten(
     assert len(rows(out)[0]["samples"]) == 1
 
 
+def test_a_mended_reward_judges_all_problems(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    """Not those alone that the evaluation had not come to yet."""
+    reward, out = tmp_path / "mine.py", tmp_path / "out"
+    reward.write_text("def mine(completion):\n    return 0.0\n")
+    rewards = f"[{{custom: '{reward}:mine'}}]"
+    asked = [run_folder, "--score.rewards", rewards, "--eval.limit", "6", "--out", out]
+    assert call(*asked)[0] == 0
+    problems = out / "problems.jsonl"
+    problems.write_bytes(b"".join(problems.read_bytes().splitlines(keepends=True)[:4]))
+    reward.write_text("def mine(completion):\n    return 1.0\n")
+    code, _, error = call(*asked)
+    assert code == 2
+    assert "holds an evaluation with other options, data, weights or reward" in error
+    assert call(*asked, "--run.resume", "never")[0] == 0
+    assert [row["greedy"]["reward"] for row in rows(out)] == [1.0] * 6
+
+
 def test_in_the_run_s_own_folder_a_finished_evaluation_gives_way(
     call: Call, run_folder: Path, tmp_path: Path
 ) -> None:
