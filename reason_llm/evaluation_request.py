@@ -166,6 +166,6 @@ def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
 def _count(text: str | None) -> int:
     if text is None:
         return 0
-    if not text.isdecimal() or int(text) > 4096:
-        raise ConfigError(f"--k {text} is no number of samples; give one from 0 to 4096")
+    if not text.isdecimal() or len(text) > 4 or int(text) > 4096:
+        raise ConfigError(f"--k {text:.60} is no number of samples; give one from 0 to 4096")
     return int(text)

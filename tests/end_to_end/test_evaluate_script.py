@@ -228,6 +228,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "a name that is no name": (lambda run: [str(run), "--sets", f"a b={TEST_SET}"], ["'a b'"]),
     "no number": (lambda run: [str(run), "--k", "many"], ["--k many"]),
+    "no number that int() takes": (lambda run: [str(run), "--k", "9" * 5000], ["--k 999", "4096"]),
     "itself": (lambda run: [str(run), "--compare", "adapter"], ["--compare adapter is the model"]),
     "no adapter": (
         lambda run: [str(run / "resolved_config.yaml"), "--model", "adapter"],
