@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
-from rich.cells import chop_cells
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from reason_llm.errors import printable
@@ -241,7 +241,7 @@ def _line(label: str, *pieces: tuple[str, str]) -> Text:
 def _with_bar(
     label: str, done: float, text: str, width: int, plain: bool, ascii_only: bool
 ) -> Text:
-    room = width - LABEL - len(text) - 2
+    room = width - LABEL - cell_len(text) - 2
     if room < 5:
         return _line(label, (text, ""))
     filled = round(min(1.0, done) * room)

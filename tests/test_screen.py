@@ -56,6 +56,13 @@ def test_what_it_shows(screen: Screen) -> None:
     )
 
 
+def test_a_name_of_wide_characters_leaves_room_for_what_follows(screen: Screen) -> None:
+    screen.name, screen.step_started = "\u6570\u5b66" * 6, 1000.0
+    line = screen.lines(80, now=1002.0).plain.split("\n")[1]
+    assert line.endswith("4/10  0:25 left")
+    assert cell_len(line) == 80
+
+
 def test_time_left_of_a_phase_is_by_its_earlier_times(screen: Screen) -> None:
     for took in (4.0, 8.0):
         screen.begin_phase("sampling", 64)
