@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
@@ -147,9 +148,7 @@ def _prepare(request: Request) -> _Job:
 def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
     merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes)
-    generation = job.base_folder / "generation_config.json"
-    if generation.is_file():
-        shutil.copyfile(generation, beside / generation.name)
+    _write_generation_config(job, beside)
     rollouts = job.rollouts
     if not rollouts:
         console.line("there are no rollouts of it here: the parity check samples its own")
@@ -176,6 +175,23 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
         of_nf4 = parity.gap_to_nf4(*compared)
         console.line(f"gap to the policy over the NF4 base, for information: {of_nf4}")
     return found
+
+
+def _write_generation_config(job: _Job, beside: Path) -> None:
+    """The base's, with every token that ended an answer in training, the tokenizer's included."""
+    file = job.base_folder / "generation_config.json"
+    if file.is_file():
+        config = merging.read_json(file)
+    else:  # Transformers takes these from there, then
+        found = merging.read_json(job.base_folder / "config.json")
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        config = {name: found[name] for name in names if name in found}
+    theirs, ends = config.get("eos_token_id"), base.end_token_ids(str(file.parent), job.tokenizer)
+    if not set(ends) <= set(theirs if isinstance(theirs, list) else [theirs]):
+        content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
+        (beside / file.name).write_bytes(content)
+    elif file.is_file():
+        shutil.copyfile(file, beside / file.name)
 
 
 def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -> None:

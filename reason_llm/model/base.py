@@ -90,7 +90,7 @@ class Model:
             self.sync = AdapterSync(self.engine, self.policy)
         base = self.policy.get_base_model()
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
-        self.end_token_ids = _end_token_ids(config.path, tokenizer)
+        self.end_token_ids = end_token_ids(config.path, tokenizer)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
@@ -331,8 +331,12 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     return base
 
 
-def _end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends an answer: the tokenizer's, and those of generation_config.json."""
+def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends an answer: the tokenizer's, and those of generation_config.json.
+
+    Raises:
+        ModelError: that file is damaged.
+    """
     try:
         theirs = GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # there is no such file

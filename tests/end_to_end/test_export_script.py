@@ -225,6 +225,23 @@ def test_a_wrong_merge_never_appears(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("theirs", [1, None])
+def test_what_ended_an_answer_in_training_ends_one_of_the_export(
+    call: Call, run: Path, tmp_path: Path, theirs: int | None
+) -> None:
+    """The tokenizer's end, which the base's generation config may not name."""
+    base = shutil.copytree(TINY, tmp_path / "base")
+    if theirs is None:
+        (base / "generation_config.json").unlink()
+    name = "config.json" if theirs is None else "generation_config.json"
+    config = orjson.loads((base / name).read_bytes()) | {"eos_token_id": theirs}
+    (base / name).write_bytes(orjson.dumps(config))
+    assert call(run, "--out", tmp_path / "out", "--base", base)[0] == 0
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
+    assert found.eos_token_id == ([2] if theirs is None else [1, 2])
+    assert found.pad_token_id == 0
+
+
 def test_a_check_that_cannot_tell_says_so(
     call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
