@@ -9,7 +9,6 @@ leaves nothing. Not here: the merge (``model/merging``), the check (``parity``),
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -317,12 +316,12 @@ def shard_bytes(text: str) -> int:
     return max(1, int(size * 2**30))
 
 
-def dtype_name(text: str, known: Sequence[str] = tuple(DTYPES)) -> str:
+def dtype_name(text: str) -> str:
     """``--dtype``, checked.
 
     Raises:
         ConfigError: it is none of those.
     """
-    if text not in known:
-        raise ConfigError(f"--dtype {text} is none of {', '.join(known)}; give one of these")
+    if text not in DTYPES:
+        raise ConfigError(f"--dtype {text} is none of {', '.join(DTYPES)}; give one of these")
     return text

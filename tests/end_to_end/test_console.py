@@ -31,15 +31,19 @@ def write_config(small_run: Callable[..., Config], folder: Path, **options: obje
 def test_a_run_of_a_hostile_model_on_a_terminal(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
-    (tmp_path / "reward.py").write_text(
-        "import logging\n"
-        "def reward(prompt, completion, answer, **rest):\n"
+    (tmp_path / "rewards.py").write_text(
+        "import functools, logging\n"
+        "@functools.cache\n"
+        "def warn():\n"
         f"    logging.getLogger('reason_llm').warning('careful: ' + {HOSTILE!r})\n"
+        "def seven(answer):\n"
+        "    warn()\n"
         "    return float('7' in answer)\n"
     )
     config = write_config(
         small_run, tmp_path, run__steps=15,
         model__path=str(hostile_model(tmp_path / "model")),
+        score__rewards=[{"custom": f"{tmp_path / 'rewards.py'}:seven"}],
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval={"every": 5, "limit": 4},
     )  # fmt: skip
     raw = tmp_path / "raw"
@@ -52,6 +56,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
         assert "left" not in shown  # the live part is gone, the lines are there
         assert re.search(r"^step 15/15  reward", shown, re.MULTILINE)
     written = raw.read_bytes().decode(errors="surrogateescape")
+    assert "careful:" in written
     assert "\\x1b" in written  # what the model said
     assert "\x1b[2K" in written
     assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
