@@ -36,7 +36,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
         "@functools.cache\n"
         "def warn():\n"
         f"    logging.getLogger('reason_llm').warning('careful: ' + {HOSTILE!r})\n"
-        "def seven(answer):\n"
+        "def seven(completion, answer):\n"
         "    warn()\n"
         "    return float('7' in answer)\n"
     )
