@@ -14,6 +14,7 @@ randomness of a run is a function of its seed and the step, so there is no gener
 
 import hashlib
 import logging
+import os
 import shutil
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -100,10 +101,11 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
-    alone = (path / "state.json").exists()
-    folders = (
-        [path.resolve()] if alone else [each for each in listing(path) if not _is_inside(each)]
-    )
+    folders = []
+    if os.path.lexists(path / "state.json"):
+        folders = [path.resolve()]
+    elif os.path.lexists(path):
+        folders = [each for each in listing(path) if not _is_inside(each)]
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "

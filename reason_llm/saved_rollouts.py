@@ -3,6 +3,7 @@
 Their rewards are as they stand there; advantages are computed anew, by this run's algorithm.
 """
 
+import os
 from pathlib import Path
 
 from reason_llm.archive import FILES
@@ -18,12 +19,12 @@ def files(source: Path) -> list[Path]:
     Raises:
         RolloutBufferError: there is none.
     """
+    if not os.path.lexists(source):
+        raise RolloutBufferError(
+            f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
+            "'buffers'"
+        )
     if not source.is_dir():
-        if not source.exists():
-            raise RolloutBufferError(
-                f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
-                "'buffers'"
-            )
         return [source]
     found = sorted(source.glob(FILES)) or sorted(source.glob(f"buffers/{FILES}"))
     if not found:

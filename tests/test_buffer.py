@@ -187,6 +187,14 @@ def test_a_failed_write_leaves_the_old_content(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
+@pytest.mark.parametrize("name", ["file/x", "x" * 250], ids=["in a file", "too long"])
+def test_where_nothing_can_be_made_is_one_line(name: str, tmp_path: Path) -> None:
+    """As on a disk that has become read-only: not even what is half done can be removed."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="cannot be written"):
+        write_atomically(tmp_path / name, b"new")
+
+
 def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WriteError, match="cannot be written"):
