@@ -82,7 +82,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         tokens = job.state.micro_batch_tokens or plan.micro_batch_tokens
         learner = Learner(model, _learning_settings(config, tokens))
         begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
-        if begun is not None and not buffer.holds(job.state.step):
+        if begun is not None and not (buffer.holds(job.state.step) or job.saved(job.state.step)):
             raise CheckpointError(
                 f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
                 f"{config.run.buffer}; restore that, or remove the folder to sample them again"
