@@ -77,6 +77,8 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders:
         return fresh(name, config)
     state = _newest_whole(folders)
+    if state.updates and state.step >= config["run"]["steps"]:  # they were lowered
+        state = _newest_whole([each for each in folders if not _is_inside(each)])
     changes = config_file.changes(state.run.config, config)
     if changes.refused:
         raise CheckpointError(

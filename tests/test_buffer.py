@@ -4,6 +4,7 @@ import gzip
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
         buffer.write_part(0, [group("c")])
         assert buffer.groups(0) == [group("c")]
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
+
+
+def test_a_run_that_ends_before_the_step_of_its_buffer_leaves_that_as_it_is(tmp_path: Path) -> None:
+    """``run.steps`` was lowered while a step was sampled; raised again, the step goes on."""
+    path, waiting = tmp_path / "buffer.json", group("b")
+    waiting = replace(
+        waiting,
+        completions=tuple(
+            replace(c, rewards={}, reward=None, advantage=None) for c in waiting.completions
+        ),
+    )
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write_part(3, [group("a"), waiting])
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.finish()
+    with RolloutBuffer(path, identity()) as buffer:
+        assert (buffer.holds(3), buffer.groups(3)) == (False, [group("a"), waiting])
 
 
 def test_rollouts_of_a_later_step_are_moved_aside_not_overwritten(tmp_path: Path) -> None:
