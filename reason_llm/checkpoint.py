@@ -15,6 +15,7 @@ randomness of a run is a function of its seed and the step, so there is no gener
 import hashlib
 import logging
 import os
+import re
 import shutil
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +32,7 @@ from torch import Tensor
 from reason_llm import config_file
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import RunIdentity, count_from_json, identity_from_json
-from reason_llm.errors import CheckpointError, one_line
+from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
 from reason_llm.reading import MIB, open_regular, read_bounded
@@ -140,8 +141,9 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
 
 
 def listing(run_folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(_checkpoints(run_folder).glob("step-*"))
+    """The checkpoints of a run, oldest first; not what a user put beside them, such as copies."""
+    found = _checkpoints(run_folder).glob("step-*")
+    return sorted(each for each in found if re.fullmatch(r"step-\d{8}(\.\d{4,})?", each.name))
 
 
 def read(folder: Path) -> RunState:
@@ -291,11 +293,20 @@ def _file_entry(file: Path) -> dict[str, Any]:
 
 
 def _remove(folder: Path) -> None:
-    """A link alone, never what it leads to."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder)
+    """A link alone, never what it leads to.
+
+    Raises:
+        WriteError: it cannot be removed.
+    """
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder} cannot be removed ({error.strerror}); remove it and run again"
+        ) from error
 
 
 def _digest(value: dict[str, Any]) -> str:
