@@ -123,7 +123,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             if is_due or stop.requested:
                 with timed(record, "saving"):  # stands in the next step's record
                     state = _save(under_way, state)
-            stop.check()
+                stop.check()  # a signal that comes later finds what to save
         return _finish(under_way)
 
 
@@ -192,7 +192,7 @@ def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: St
             run.writer.wait()
             inside = replace(state, updates=run.learner.updates_in_step)
             _save(run, inside, learning())
-        stop.check()
+            stop.check()
 
     config, groups = run.job.config, run.buffer.groups(state.step)
     rollouts = sum(len(group.completions) for group in groups) * config.train.epochs
