@@ -143,6 +143,8 @@ def prepare(config: Config, console: Console) -> Job:
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
     identity["data"]["prompts_sha256"] = _digest(data)
+    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
+        identity["run"]["first_buffer"] = saved[0].name
     state = _state(config, folder, identity)
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()

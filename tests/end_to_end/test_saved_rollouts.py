@@ -1,6 +1,7 @@
 """Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
 
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,23 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     code, shown = call("train.py", config, "--run.name", "bare", "--run.resume", checkpoint)
     assert (code, "without its checkpoints" in shown) == (2, True)
     assert list(summary.parent.iterdir()) == [summary]
+
+
+def test_going_on_with_saved_rollouts_that_became_others(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """More of them are more steps; without the first, each step would learn from another's."""
+    source = folder / "of a run that goes on"
+    shutil.copytree(folder / "runs" / "first" / "buffers", source)
+    from_it = ("train.py", config, "--run.name", "others", "--from-buffer", str(source))
+    assert call(*from_it)[0] == 0
+    shutil.copy(source / "step-00000002.json.gz", source / "step-00000003.json.gz")
+    code, shown = call(*from_it)
+    assert (code, "goes on after step 3" in shown) == (0, True)
+    (source / "step-00000000.json.gz").unlink()
+    shutil.copy(source / "step-00000002.json.gz", source / "step-00000004.json.gz")
+    code, shown = call(*from_it)
+    assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
 
 
 def test_starting_afresh_from_saved_rollouts(
