@@ -79,7 +79,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         ) as model,
         StopSignal() as stop,
     ):
-        tokens = job.state.micro_batch_tokens or plan.micro_batch_tokens
+        halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
+        tokens = min(halved, plan.micro_batch_tokens)  # which the user may have lowered since
         learner = Learner(model, _learning_settings(config, tokens))
         begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
         if begun is not None and not (buffer.holds(job.state.step) or job.saved(job.state.step)):
