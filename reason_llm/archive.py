@@ -20,6 +20,8 @@ from reason_llm.files import write_atomically
 from reason_llm.reading import read_bounded
 
 MAX_INDEX_BYTES = 64 << 20
+FILES = "step-????????.json.gz"
+"""What an archive holds; ``step-00000003.rescored.json.gz`` beside it is the user's."""
 Keep = Literal["none", "all"] | int
 
 logger = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class Archive:
         """What is there, whether or not a kill kept it out of the index."""
         known = {entry.file: entry for entry in read_index(self.folder)}
         found = []
-        for file in sorted(self.folder.glob("step-*.json.gz")):
+        for file in sorted(self.folder.glob(FILES)):
             entry = known.get(file.name)
             is_known = entry is not None and file == self._file(entry.step)
             if entry is None or not is_known or entry.bytes != file.stat().st_size:

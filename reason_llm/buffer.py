@@ -212,10 +212,10 @@ class RolloutBuffer:
             self._write(document)
 
     def finish(self) -> None:
-        """Say that the run is over and its rollouts were learned from, so that another run may set
-        them aside."""
+        """Say that the run is over and nobody waits for these rollouts, so that another run may set
+        them aside. A step that was sampled in part, before ``run.steps`` was lowered, stays so."""
         if self._document is not None and not self._document.trained:
-            self._write(replace(self._document, complete=True, trained=True))
+            self._write(replace(self._document, trained=True))
 
     def _made(
         self,

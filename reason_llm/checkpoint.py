@@ -14,6 +14,8 @@ randomness of a run is a function of its seed and the step, so there is no gener
 
 import hashlib
 import logging
+import os
+import re
 import shutil
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +32,7 @@ from torch import Tensor
 from reason_llm import config_file
 from reason_llm.background import BackgroundWriter
 from reason_llm.buffer import RunIdentity, count_from_json, identity_from_json
-from reason_llm.errors import CheckpointError, one_line
+from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
 from reason_llm.reading import MIB, open_regular, read_bounded
@@ -76,6 +78,8 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders:
         return fresh(name, config)
     state = _newest_whole(folders)
+    if state.updates and state.step >= config["run"]["steps"]:  # they were lowered
+        state = _newest_whole([each for each in folders if not _is_inside(each)])
     changes = config_file.changes(state.run.config, config)
     if changes.refused:
         raise CheckpointError(
@@ -100,10 +104,11 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
-    alone = (path / "state.json").exists()
-    folders = (
-        [path.resolve()] if alone else [each for each in listing(path) if not _is_inside(each)]
-    )
+    folders = []
+    if os.path.lexists(path / "state.json"):
+        folders = [path.resolve()]
+    elif os.path.lexists(path):
+        folders = [each for each in listing(path) if not _is_inside(each)]
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
@@ -136,8 +141,9 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
 
 
 def listing(run_folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(_checkpoints(run_folder).glob("step-*"))
+    """The checkpoints of a run, oldest first; not what a user put beside them, such as copies."""
+    found = _checkpoints(run_folder).glob("step-*")
+    return sorted(each for each in found if re.fullmatch(r"step-\d{8}(\.\d{4,})?", each.name))
 
 
 def read(folder: Path) -> RunState:
@@ -287,11 +293,20 @@ def _file_entry(file: Path) -> dict[str, Any]:
 
 
 def _remove(folder: Path) -> None:
-    """A link alone, never what it leads to."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder)
+    """A link alone, never what it leads to.
+
+    Raises:
+        WriteError: it cannot be removed.
+    """
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder} cannot be removed ({error.strerror}); remove it and run again"
+        ) from error
 
 
 def _digest(value: dict[str, Any]) -> str:

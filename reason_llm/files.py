@@ -80,7 +80,12 @@ def check_writable(folder: Path) -> None:
     Raises:
         WriteError: with the part of the path that stands in the way.
     """
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    try:
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    except OSError as error:  # such as a name that is too long
+        raise WriteError(
+            f"{folder} cannot be written ({error.strerror}); choose another place"
+        ) from error
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise WriteError(f"{folder} cannot be written: {there} forbids it; choose another place")
 
@@ -105,7 +110,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         beside.replace(path)
         sync(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be made, nothing can be removed
+            beside.unlink()
         raise WriteError(
             f"{path} cannot be written ({error.strerror}); free or choose another place"
         ) from error

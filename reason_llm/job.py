@@ -28,7 +28,7 @@ from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
 from reason_llm.data import Data, load_data
-from reason_llm.errors import BusyError, CheckpointError, ConfigError
+from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
 from reason_llm.memory import Machine, Plan
 from reason_llm.meter import GIB
@@ -97,7 +97,8 @@ class Job:
             started: ``time.perf_counter()`` from which the first record's seconds count.
         """
         if self.config.run.resume == "never":
-            move_aside(self.folder)
+            if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
+                move_aside(self.folder)
             move_aside(self.config.run.buffer)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
@@ -142,6 +143,8 @@ def prepare(config: Config, console: Console) -> Job:
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
     identity["data"]["prompts_sha256"] = _digest(data)
+    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
+        identity["run"]["first_buffer"] = saved[0].name
     state = _state(config, folder, identity)
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
@@ -169,11 +172,20 @@ def prepare(config: Config, console: Console) -> Job:
 
 def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
     """The buffers that run.from_buffer names; the config then takes as many steps as there are, and
-    leaves data/buffer.json to the runs that sample."""
+    leaves data/buffer.json to the runs that sample.
+
+    Raises:
+        RolloutBufferError: there is none, or starting afresh would move them away.
+    """
     run = config.run
     if run.from_buffer is None:
         return config, []
     files = saved_rollouts.files(run.from_buffer)
+    if run.resume == "never" and folder.resolve() in files[0].resolve().parents:
+        raise RolloutBufferError(
+            f"run.from_buffer={run.from_buffer} is in {folder}, which --run.resume never moves "
+            "aside; give this run a --run.name of its own"
+        )
     changed = run.model_copy(update={"steps": len(files), "buffer": folder / "buffer.json"})
     return config.model_copy(update={"run": changed}), files
 
@@ -189,8 +201,15 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
         return checkpoint.fresh(name, identity)
     if resume == "auto":
         return checkpoint.find(folder, name, identity)
-    begun = checkpoint.begin_from(Path(resume), name, identity)
-    if not checkpoint.listing(folder):
+    has_begun = bool(checkpoint.listing(folder))
+    try:
+        begun = checkpoint.begin_from(Path(resume), name, identity)
+    except CheckpointError as error:
+        if has_begun:
+            way_on = f"or leave --run.resume out to go on with the run in {folder}"
+            raise CheckpointError(f"{error}; {way_on}") from error
+        raise
+    if not has_begun and not (folder / "summary.json").exists():
         return begun
     found = checkpoint.find(folder, name, identity)
     if found.run.id != begun.run.id:

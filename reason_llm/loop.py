@@ -79,10 +79,11 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         ) as model,
         StopSignal() as stop,
     ):
-        tokens = job.state.micro_batch_tokens or plan.micro_batch_tokens
+        halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
+        tokens = min(halved, plan.micro_batch_tokens)  # which the user may have lowered since
         learner = Learner(model, _learning_settings(config, tokens))
         begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
-        if begun is not None and not buffer.holds(job.state.step):
+        if begun is not None and not (buffer.holds(job.state.step) or job.saved(job.state.step)):
             raise CheckpointError(
                 f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
                 f"{config.run.buffer}; restore that, or remove the folder to sample them again"
@@ -123,7 +124,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             if is_due or stop.requested:
                 with timed(record, "saving"):  # stands in the next step's record
                     state = _save(under_way, state)
-            stop.check()
+                stop.check()  # a signal that comes later finds what to save
         return _finish(under_way)
 
 
@@ -192,7 +193,7 @@ def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: St
             run.writer.wait()
             inside = replace(state, updates=run.learner.updates_in_step)
             _save(run, inside, learning())
-        stop.check()
+            stop.check()
 
     config, groups = run.job.config, run.buffer.groups(state.step)
     rollouts = sum(len(group.completions) for group in groups) * config.train.epochs

@@ -1,6 +1,7 @@
 """Saved rollouts get new rewards and advantages: two rewards, or two algorithms, on the very same
 rollouts."""
 
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +45,7 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
     Raises:
         WriteError: ``target`` exists or cannot be written.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise WriteError(f"{target} exists and is left as it is; name another file with --out")
     document = rescore(read_document(source), config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))

@@ -3,8 +3,10 @@
 Their rewards are as they stand there; advantages are computed anew, by this run's algorithm.
 """
 
+import os
 from pathlib import Path
 
+from reason_llm.archive import FILES
 from reason_llm.buffer import Document, read_document
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
@@ -17,17 +19,17 @@ def files(source: Path) -> list[Path]:
     Raises:
         RolloutBufferError: there is none.
     """
+    if not os.path.lexists(source):
+        raise RolloutBufferError(
+            f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
+            "'buffers'"
+        )
     if not source.is_dir():
-        if not source.exists():
-            raise RolloutBufferError(
-                f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
-                "'buffers'"
-            )
         return [source]
-    found = sorted(source.glob("step-*.json.gz")) or sorted(source.glob("buffers/step-*.json.gz"))
+    found = sorted(source.glob(FILES)) or sorted(source.glob(f"buffers/{FILES}"))
     if not found:
         raise RolloutBufferError(
-            f"run.from_buffer={source} holds no step-*.json.gz; name a run's folder 'buffers', or "
+            f"run.from_buffer={source} holds no {FILES}; name a run's folder 'buffers', or "
             "a saved buffer"
         )
     return found

@@ -8,10 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reason_llm import saved_rollouts
 from reason_llm.archive import Archive, Entry, read_index
-from reason_llm.buffer import Document, RolloutBuffer, RunIdentity, read_document, shortest_decimals
+from reason_llm.buffer import (
+    Document,
+    RolloutBuffer,
+    RunIdentity,
+    read_document,
+    shortest_decimals,
+    to_bytes,
+)
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
+from reason_llm.rescoring import default_target
 from reason_llm.rollout import Completion, Group, Prompt
 
 RUN = RunIdentity(
@@ -80,6 +89,23 @@ def test_a_step_that_is_learned_again_takes_its_own_place(tmp_path: Path) -> Non
     for step in (0, 1, 2, 1):
         archive.add(document(step, 9 if step == 1 else 3))
     assert steps(archive.folder) == [0, 1, 2]
+
+
+def test_a_rescored_file_beside_an_archived_one_is_the_user_s(tmp_path: Path) -> None:
+    """It is of the same step: it would be learned a second time, or be deleted in the other's
+    place."""
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for step in range(2):
+        archive.add(document(step))
+    theirs = default_target(archive.folder / "step-00000000.json.gz")
+    theirs.write_bytes(to_bytes(document(0, 200), compressed=True))
+    names = [file.name for file in saved_rollouts.files(tmp_path)]
+    assert names == ["step-00000000.json.gz", "step-00000001.json.gz"]
+    Archive(tmp_path, "all", 1).add(document(2))
+    assert steps(archive.folder) == [2]
+    assert sorted(p.name for p in archive.folder.glob("step-*")) == [
+        theirs.name, "step-00000002.json.gz",
+    ]  # fmt: skip
 
 
 def test_what_a_kill_left_out_of_the_index_or_damaged(

@@ -4,6 +4,7 @@ import gzip
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
 
+def test_a_run_that_ends_before_the_step_of_its_buffer_leaves_that_as_it_is(tmp_path: Path) -> None:
+    """``run.steps`` was lowered while a step was sampled; raised again, the step goes on."""
+    path, waiting = tmp_path / "buffer.json", group("b")
+    waiting = replace(
+        waiting,
+        completions=tuple(
+            replace(c, rewards={}, reward=None, advantage=None) for c in waiting.completions
+        ),
+    )
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write_part(3, [group("a"), waiting])
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.finish()
+    with RolloutBuffer(path, identity()) as buffer:
+        assert (buffer.holds(3), buffer.groups(3)) == (False, [group("a"), waiting])
+
+
 def test_rollouts_of_a_later_step_are_moved_aside_not_overwritten(tmp_path: Path) -> None:
     path = saved(tmp_path / "buffer.json")
     kept = path.read_bytes()
@@ -185,6 +203,14 @@ def test_a_failed_write_leaves_the_old_content(
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["file/x", "x" * 250], ids=["in a file", "too long"])
+def test_where_nothing_can_be_made_is_one_line(name: str, tmp_path: Path) -> None:
+    """As on a disk that has become read-only: not even what is half done can be removed."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="cannot be written"):
+        write_atomically(tmp_path / name, b"new")
 
 
 def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:

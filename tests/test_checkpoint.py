@@ -1,5 +1,6 @@
 """Checkpoints: checksummed, written by a thread from a snapshot, damaged ones passed over."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from reason_llm import checkpoint
 from reason_llm.background import BackgroundWriter
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config, TrainSection
-from reason_llm.errors import CheckpointError
+from reason_llm.errors import CheckpointError, WriteError
 from reason_llm.model.base import Model
 from reason_llm.train import optim
 
@@ -50,6 +51,31 @@ def test_the_newest_is_found_as_it_was(save: Callable[..., RunState], tmp_path: 
     ]  # fmt: skip
     names = {file.suffix for file in (saved[2].folder or tmp_path).iterdir()}
     assert names == {".json", ".safetensors"}
+
+
+def test_what_a_user_put_beside_them_is_left_alone(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    saved = save(0)
+    folder = saved.folder or tmp_path
+    copies = [folder.with_name(f"{folder.name}{end}") for end in (".bak", "-good")]
+    for copy in copies:
+        shutil.copytree(folder, copy)
+    packed = folder.with_name(f"{folder.name}.tar")
+    packed.touch()
+    assert find(tmp_path) == saved
+    newest = save(1, keep=1)
+    assert checkpoint.listing(tmp_path) == [newest.folder]
+    assert all(path.exists() for path in (*copies, packed))
+
+
+def test_one_that_cannot_be_removed_is_one_line(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    save(1)
+    (tmp_path / "checkpoints" / "step-00000000").touch()
+    with pytest.raises(WriteError, match=r"step-00000000 cannot be removed \(Not a directory\)"):
+        save(2, keep=1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from reason_llm.buffer import RolloutBuffer, RunIdentity, read_document
 from reason_llm.code_cases import ProgramTests, read_tests
-from reason_llm.data import Data
+from reason_llm.config import Config
+from reason_llm.data import Data, load_data
 from reason_llm.errors import DataError
-from reason_llm.rollout import Prompt
+from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.row_forms import gold_answer
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
@@ -280,3 +284,38 @@ def test_gsm8k_math_500_and_aime_load_with_the_default_columns(
     answers = {"gsm8k": gsm8k, "math": math_500, "aime": aime}
     found = {name: read(lines(tmp_path, row))[0].answer for name, row in answers.items()}
     assert found == {"gsm8k": "1018", "math": math_500["answer"], "aime": "204"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_kept"),
+    [
+        ({"cases": [[1.0, 2.5], [None]], "text": "½"}, True),
+        (datetime(2026, 1, 2, tzinfo=UTC), False),
+        (b"bytes", False),
+        (Decimal("1.50"), False),
+        (float("nan"), False),
+        (1 << 70, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_custom_reward_s_column_must_outlive_the_buffer(
+    value: object, is_kept: bool, tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    """What was sampled could not be saved, or would be scored otherwise after a resumption."""
+    path = tmp_path / "rows.parquet"
+    if isinstance(value, int):
+        path = lines(tmp_path, {**ROWS[0], "unit": value})
+    else:
+        table = pyarrow.Table.from_pylist([{**ROWS[0], "unit": value}])
+        pyarrow.parquet.write_table(table, path)
+    config = small_run(data__train=str(path))
+    if not is_kept:
+        with pytest.raises(DataError, match=r"1: column 'unit'.* cannot keep; write it as text"):
+            load_data(config, tokenizer, 4000, extra_columns=["unit"])
+        return
+    found = load_data(config, tokenizer, 4000, extra_columns=["unit"]).prompts
+    prompts = [Group(found[0], (Completion((5,), "a", (-0.5,), "stop"),))]
+    buffer_path = tmp_path / "buffer.json"
+    with RolloutBuffer(buffer_path, RunIdentity("a", "b", {})) as buffer:
+        buffer.write_part(0, prompts)
+    assert read_document(buffer_path).groups[0].prompt.extra == {"unit": value}

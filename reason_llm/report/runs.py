@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm import config_file, metrics
+from reason_llm import archive, config_file, metrics
 from reason_llm.config import Config
 from reason_llm.errors import DataError
 from reason_llm.metrics import Record
@@ -38,7 +38,7 @@ class Run:
     @property
     def archives(self) -> list[Path]:
         """The archived rollouts by step."""
-        return sorted((self.folder / "buffers").glob("step-*.json.gz"))
+        return sorted((self.folder / "buffers").glob(archive.FILES))
 
     @property
     def num_held_out(self) -> int | None:

@@ -226,6 +226,13 @@ CHAINS = {
         Fault("optimizer step", "SIGKILL", (UPDATE,), 1, run="rare",
               damage="a bit of the newest optimizer flips"),
     ],
+    "unlucky": [  # after the loop had asked whether to save, and before it asks whether to end
+        Fault("checkpoint", "SIGTERM", ("reason_llm.stopping:StopSignal.check",), 3, run="rare"),
+    ],
+    "archive": [  # the older step's rollouts are there alone, and it ends inside that step
+        Fault("checkpoint", "SIGKILL", (UPDATE,), 3, damage="the newest state is cut short"),
+        Fault("optimizer step", "SIGTERM", (UPDATE,), 1),
+    ],
     "strict": [
         Fault("scoring", "broken reward", (SCORING,), 3, "{folder}/broken", (2,), "strict",
               damage="the reward is mended"),

@@ -243,6 +243,18 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda f: ["--run.buffer", str(f / "rows.jsonl" / "buffer.json")],
         ["cannot be written"],
     ),
+    **{
+        f"{option} too long for a name": (
+            lambda f, option=option: [f"--{option}", str(f / ("x" * 300))],
+            [problem],
+        )
+        for option, problem in (
+            ("run.directory", "cannot be written"),
+            ("run.buffer", "cannot be written"),
+            ("run.resume", "no checkpoint's folder"),
+            ("run.from_buffer", "does not exist"),
+        )
+    },
 }
 
 

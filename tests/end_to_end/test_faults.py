@@ -34,6 +34,8 @@ from faults import (
     write_config,
 )
 
+from reason_llm import metrics
+
 SUFFERED: list[tuple[Fault, float]] = []
 """With the seconds until the run had recovered."""
 
@@ -73,6 +75,20 @@ def test_a_run_that_suffers_one_fault_after_another(
     name: str, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]
 ) -> None:
     suffer(trainer, CHAINS[name], *whole(CHAINS[name][0].run))
+
+
+def test_what_out_of_memory_left_is_lowered_further_by_the_user(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    write_config(folder, "plain")
+    fault = Fault("learning", "torch.OutOfMemoryError", (fault_table.BACKWARD,))
+    assert trainer.run(folder, fault).status == 0
+    options = ("--run.steps", "3", "--train.micro_batch_tokens", "32")
+    assert trainer.run(folder, None, *options).status == 0
+    records = metrics.read(folder / "runs" / "run" / "metrics.jsonl")
+    tokens = [record.get("train/micro_batch_tokens") for record in records]
+    assert tokens == [None, 64, 64, 32]  # of 128 that were planned
 
 
 @pytest.mark.faults

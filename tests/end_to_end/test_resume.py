@@ -138,6 +138,11 @@ def test_a_signal_between_two_optimizer_steps(
     assert (ended.returncode, "stopped; the same" in ended.stderr) == (143, True)
     names = sorted(p.name for p in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
     assert names == ["step-00000000", "step-00000001", "step-00000001.0001"]
+    # Told that there are no more steps, it ends with what whole steps have taught.
+    shortened, run = train(config, "--run.steps", "1"), tmp_path / "runs" / "run"
+    assert shortened.returncode == 0, shortened.stderr
+    learned = (run / "checkpoints" / "step-00000001" / "adapter_model.safetensors").read_bytes()
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == learned
     resumed = subprocess.run(
         [sys.executable, str(DIE_AT), LEARNING, "2", str(config)], capture_output=True, text=True
     )

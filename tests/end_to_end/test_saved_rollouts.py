@@ -1,6 +1,7 @@
 """Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
 
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,49 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     assert (code, "goes on after step 3" in shown) == (0, True)
     code, shown = call("train.py", config, "--run.resume", checkpoint, "--run.steps", "9")
     assert (code, "did not begin from run.resume" in shown) == (2, True)
+    # What it began from may be gone by now.
+    gone = ("--run.name", "fork", "--run.resume", str(folder / "runs" / "gone"))
+    code, shown = call("train.py", config, *gone)
+    assert (code, "leave --run.resume out to go on with" in shown) == (2, True)
+    # A finished run without its checkpoints is nobody's place to begin.
+    summary = folder / "runs" / "bare" / "summary.json"
+    summary.parent.mkdir()
+    summary.write_text("{}")
+    code, shown = call("train.py", config, "--run.name", "bare", "--run.resume", checkpoint)
+    assert (code, "without its checkpoints" in shown) == (2, True)
+    assert list(summary.parent.iterdir()) == [summary]
+
+
+def test_going_on_with_saved_rollouts_that_became_others(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """More of them are more steps; without the first, each step would learn from another's."""
+    source = folder / "of a run that goes on"
+    shutil.copytree(folder / "runs" / "first" / "buffers", source)
+    from_it = ("train.py", config, "--run.name", "others", "--from-buffer", str(source))
+    assert call(*from_it)[0] == 0
+    shutil.copy(source / "step-00000002.json.gz", source / "step-00000003.json.gz")
+    code, shown = call(*from_it)
+    assert (code, "goes on after step 3" in shown) == (0, True)
+    (source / "step-00000000.json.gz").unlink()
+    shutil.copy(source / "step-00000002.json.gz", source / "step-00000004.json.gz")
+    code, shown = call(*from_it)
+    assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
+
+
+def test_starting_afresh_from_saved_rollouts(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Nothing is moved aside but a run: neither the rollouts themselves nor an empty folder."""
+    source, runs = folder / "runs" / "first" / "buffers", folder / "runs"
+    afresh = ("train.py", config, "--run.resume", "never", "--from-buffer", str(source))
+    before = sorted(folder.rglob("*"))
+    code, shown = call(*afresh)
+    assert (code, "which --run.resume never moves aside" in shown) == (2, True)
+    assert sorted(folder.rglob("*")) == before
+    for others in ([], ["afresh.old-1"]):
+        assert call(*afresh, "--run.name", "afresh")[0] == 0
+        assert sorted(path.name for path in runs.glob("afresh.*")) == others
 
 
 @pytest.mark.parametrize(
