@@ -18,7 +18,7 @@ class RewardSpec(Section):
     reasoning_steps, soft_overlong, cosine, length or repetition_penalty."""
     custom: str | None = None
     """A function of your own in the name's place: path/to/file.py:function."""
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     options: dict[str, Any] = {}  # noqa: RUF012
     """What the reward of that name takes."""

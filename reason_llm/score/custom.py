@@ -12,7 +12,6 @@ and any extra column of the data, and gives a number, or for a group a list of t
 import asyncio
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from reason_llm.errors import ConfigError, one_line
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.time_limit import within
 
+LARGEST = 1e9
+"""Beyond it, sums and squares of rewards would leave what float32 holds."""
 OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
@@ -129,6 +130,8 @@ def _load(where: str) -> Callable[..., Any]:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:  # nan is not
         return float(value)
-    raise ValueError(f"{where} gave {str(value)[:60]!r}; it must give a finite number")
+    raise ValueError(
+        f"{where} gave {str(value)[:60]!r}; it must give a number from {-LARGEST:g} to {LARGEST:g}"
+    )

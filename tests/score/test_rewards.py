@@ -227,6 +227,9 @@ def hung(completion):
 def nan(completion):
     return float("nan")
 
+def huge(completion):
+    return 10**400
+
 def few(completions):
     return [1.0]
 
@@ -264,7 +267,8 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
     [
         ("broken", r"the reward broken failed on p#1 \(KeyError: 'no such thing'\).*on_error"),
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
-        ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a finite number"),
+        ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
+        ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
         ("few", r"failed on p \(ValueError: .*for 2 completions"),
         ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
     ],
