@@ -60,6 +60,7 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the run, also while this one starts
         )
         try:
             is_ready = self._reply(_START_SECONDS)

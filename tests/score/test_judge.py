@@ -82,6 +82,25 @@ def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
     assert children() - before == {worker}
 
 
+def test_ctrl_c_while_a_worker_starts_is_for_its_parent_alone() -> None:
+    code = f"""
+import os, signal, threading, time
+from reason_llm.score.judge import Judge
+signal.signal(signal.SIGINT, lambda *_: None)
+def interrupt():
+    for _ in range(40):
+        os.killpg(0, signal.SIGINT)
+        time.sleep(0.05)
+threading.Thread(target=interrupt).start()
+with Judge(num_workers=1) as judge:
+    print(judge.equivalent_many([{EASY!r}])[0].ending)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, process_group=0, timeout=60
+    )
+    assert shown.stdout == "judged\n", shown.stderr
+
+
 def test_threads_share_a_pool() -> None:
     pairs = [(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n + n % 2}") for n in range(1, 9)]
     with Judge(num_workers=2) as judge, ThreadPoolExecutor(3) as threads:
