@@ -5,8 +5,9 @@ Importing this package, or ``reason_llm.config``, loads neither torch nor transf
 
 import os
 
-# Read when torch is loaded. OpenMP's threads would wait for each other spinning, and where anything
-# else uses the cores, a step on the CPU takes many times as long.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when torch is loaded. OpenMP's threads wait for each other spinning; by GNU's default so long
+# that a step on the CPU takes many times as long where anything else uses the cores.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
