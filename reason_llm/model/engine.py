@@ -164,6 +164,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
             "lower it, or set sample.engine to transformers"
         )
+    preloaded = os.environ.get("LD_PRELOAD")
     try:
         llm = LLM(
             model=path,
@@ -194,6 +195,11 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
             "set sample.engine to transformers"
         ) from error
+    finally:  # what vLLM wants in workers, and it has none: not for every program this one starts
+        if preloaded is None:
+            os.environ.pop("LD_PRELOAD", None)
+        else:
+            os.environ["LD_PRELOAD"] = preloaded
     return Engine(llm, path, sizes.kv_cache_bytes)
 
 

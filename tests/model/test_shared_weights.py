@@ -8,6 +8,7 @@
 """
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,7 +91,9 @@ def test_every_family_shares_every_weight(
 ) -> None:
     path = str(make_model(tmp_path / family, family, tied, dtype))
     kind = getattr(torch, dtype)
+    preloaded = os.environ.get("LD_PRELOAD")
     started = engine.start(path, kind, SIZES, seed=0)
+    assert os.environ.get("LD_PRELOAD") == preloaded  # or any program started later would load it
     model = shared_weights.model_over(started, kind)
     storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
     assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
