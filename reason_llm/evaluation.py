@@ -124,7 +124,8 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         answers = not request.generate_only
         sets = load_evaluation(config, tokenizer, context, scorer.columns, answers)
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        plan = memory.plan(config, Shape.of(policy), Machine.here(config, device), context, longest)
+        machine = Machine.here(config, device)
+        plan = memory.plan(config, Shape.of(policy), machine, context, longest, learns=False)
         stages.append(_Stage(config, targets, tokenizer, sets, plan))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)

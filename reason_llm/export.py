@@ -39,6 +39,8 @@ from reason_llm.train.packing import Rollout
 from reason_llm.train.preparation import to_rollouts
 
 CONVERTER = "convert_hf_to_gguf.py"
+SENTENCE_PIECES = "tokenizer.model"
+"""What llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PUSH_ERRORS = (
     *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
@@ -100,6 +102,8 @@ def export(request: Request, console: Console) -> Parity | None:
         else:
             found = _merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
+        if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
+            shutil.copyfile(pieces, beside / SENTENCE_PIECES)
         _describe(request, job, beside, found)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if job.converter is not None:

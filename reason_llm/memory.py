@@ -144,7 +144,12 @@ class Plan:
 
 
 def plan(
-    config: Config, shape: Shape, machine: Machine, limit: int, longest_prompt: int | None = None
+    config: Config,
+    shape: Shape,
+    machine: Machine,
+    limit: int,
+    longest_prompt: int | None = None,
+    learns: bool = True,
 ) -> Plan:
     """The largest KV cache and micro-batches that fit.
 
@@ -153,12 +158,13 @@ def plan(
         shape: of the model with its adapter.
         limit: longest context that the model or the config allows.
         longest_prompt: tokens of the longest prompt of all; None if the data was not read.
+        learns: False: there is no learning phase, nor an optimizer.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt)
-    draft = _Draft(config, shape, machine, context)
+    draft = _Draft(config, shape, machine, context, learns)
     least = draft.least()
     if least > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt))
@@ -188,6 +194,7 @@ class _Draft:
     shape: Shape
     machine: Machine
     context: int
+    learns: bool
 
     @property
     def usable(self) -> int:
@@ -202,7 +209,8 @@ class _Draft:
 
     @property
     def optimizer_bytes(self) -> int:
-        return int(self.shape.adapter * OPTIMIZER_BYTES[self.config.train.optimizer])
+        kept = OPTIMIZER_BYTES[self.config.train.optimizer] if self.learns else 0.0
+        return int(self.shape.adapter * kept)
 
     @property
     def under_vllm(self) -> bool:
@@ -266,7 +274,7 @@ class _Draft:
             tokens, self.context, size, train.gradient_checkpointing, train.packing != "padded"
         )
         chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap)
-        return [
+        both = [
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
             Line("prompts and logits in flight", passing + widest, 0),
@@ -274,6 +282,7 @@ class _Draft:
             Line("activations", 0, activations + widest),
             Line("log-prob chunk", 0, chunk),
         ]
+        return both if self.learns else [replace(line, learning=0) for line in both]
 
     def sampling_total(self, cache_tokens: int) -> int:
         return sum(line.sampling for line in self.lines(cache_tokens, 1))
@@ -356,7 +365,7 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
 
     def fits(other: Config) -> bool:
         context = _context_tokens(other, limit, longest_prompt)
-        return _Draft(other, draft.shape, machine, context).least() <= draft.usable
+        return replace(draft, config=other, context=context).least() <= draft.usable
 
     fixes = []
     if not config.train.gradient_checkpointing:

@@ -303,6 +303,9 @@ def test_without_checkpointing_a_card_may_be_too_small_and_says_so(tmp_path: Pat
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"set train\.gradient_checkpointing to true"):
         memory.plan(config, shape, card(30), limit=32768)
+    sampled = memory.plan(config, shape, card(30), limit=32768, learns=False)  # an evaluation
+    assert sampled.learning_bytes == 0
+    assert "optimizer state" not in {line.name for line in sampled.lines if line.sampling}
 
 
 def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:

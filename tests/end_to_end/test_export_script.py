@@ -308,7 +308,10 @@ def test_what_was_trained_over_nf4_is_merged_into_the_base(
 
 
 def test_gguf_is_the_converter_s_work(call: Call, run: Path, tmp_path: Path) -> None:
-    """A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is."""
+    """A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is, and
+    reads Gemma's vocabulary from SentencePiece's own file."""
+    base = shutil.copytree(TINY, tmp_path / "base")
+    (base / "tokenizer.model").write_bytes(b"pieces")
     converter = tmp_path / "convert_hf_to_gguf.py"
     converter.write_text(
         "import argparse, pathlib\n"
@@ -318,10 +321,11 @@ def test_gguf_is_the_converter_s_work(call: Call, run: Path, tmp_path: Path) -> 
         "parser.add_argument('--outtype', choices=['f32', 'f16', 'bf16', 'q8_0', 'auto'])\n"
         "args = parser.parse_args()\n"
         "assert (args.model / 'model.safetensors').is_file()\n"
+        "assert (args.model / 'tokenizer.model').read_bytes() == b'pieces'\n"
         "args.outfile.write_bytes(b'GGUF' + args.outtype.encode())\n"
     )
     out = tmp_path / "sums"
-    code, _, error = call(run, "--out", out, "--gguf", converter)
+    code, _, error = call(run, "--out", out, "--base", base, "--gguf", converter)
     assert (code, error) == (0, "")
     assert (out / "sums-bf16.gguf").read_bytes() == b"GGUFbf16"
     converter.write_text("import sys; sys.exit('no such architecture')")
