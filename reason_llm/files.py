@@ -155,12 +155,21 @@ def sync(path: Path) -> None:
 
 def move_aside(path: Path) -> None:
     """Rename ``path`` (a file or a folder), if it exists, to the first free
-    ``<stem>.old-<n><suffix>``."""
+    ``<stem>.old-<n><suffix>``.
+
+    Raises:
+        WriteError: it cannot be renamed; it is as it was.
+    """
     if not os.path.lexists(path):
         return
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     number = 1
-    while (target := path.with_name(f"{stem}.old-{number}{suffix}")).exists():
+    while os.path.lexists(target := path.with_name(f"{stem}.old-{number}{suffix}")):
         number += 1
-    path.rename(target)
+    try:
+        path.rename(target)
+    except OSError as error:
+        raise WriteError(
+            f"{path} cannot be moved aside to {target} ({error.strerror}); move it by hand"
+        ) from error
     logger.warning("%s was moved aside to %s", path, target)

@@ -21,6 +21,8 @@ from reason_llm.rollout import Group
 Record = dict[str, float]
 MAX_BYTES = 64 << 20
 """Of metrics.jsonl, before a new one is begun."""
+LARGEST = 1e100
+"""Number that is read."""
 
 
 @contextmanager
@@ -107,7 +109,8 @@ def files(run_folder: Path) -> tuple[Path, Path]:
 
 def read(path: Path) -> list[Record]:
     """The records in ``path``. A last line without its end is a write that was cut off, and no
-    record. A number that was not finite stands there as null, and is left out.
+    record. A number that was not finite stands there as null, and is left out, as is one so large
+    that sums of it are not finite.
 
     Raises:
         DataError: another line is no record, or the file cannot be read.
@@ -122,14 +125,15 @@ def read(path: Path) -> list[Record]:
             break
         try:
             record = orjson.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            step = record.get("step") if isinstance(record, dict) else None
+            if not isinstance(step, int) or not 0 <= step < 2**63:
                 raise ValueError("no record with a step")
             record = {key: value for key, value in record.items() if value is not None}
             if not all(isinstance(value, int | float) for value in record.values()):
                 raise ValueError("a record with something that is no number")
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}; remove the line") from error
-        records.append(record)
+        records.append({key: value for key, value in record.items() if abs(value) < LARGEST})
     return records
 
 

@@ -46,6 +46,20 @@ def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
         log.records()
 
 
+def test_a_number_whose_sums_would_not_be_finite_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "score/reward": 1e308, "sample/x": 2.0}\n')
+    assert metrics.read(path) == [{"step": 1, "sample/x": 2.0}]
+
+
+@pytest.mark.parametrize("step", [-1, 10**400, 0.5])
+def test_a_step_that_is_none_is_named(tmp_path: Path, step: float) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": {step}}}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1"):
+        metrics.read(path)
+
+
 def test_named_sets_stand_beside_the_first() -> None:
     values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0}
     record = values | metrics.by_name(values, "aime") | metrics.by_name({"eval/accuracy": 0.1}, "b")

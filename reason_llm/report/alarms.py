@@ -52,8 +52,16 @@ class Evidence:
 
     @property
     def trained(self) -> list[Record]:
-        """The records of steps, without that of the untrained policy."""
-        return [record for record in self.records if record["step"] > 0]
+        """The records of steps, without that of the untrained policy and without what somebody
+        left incomplete: those that ``metrics.describe`` wrote."""
+        counts = ("sample/tokens", "sample/completion_tokens")
+        return [
+            record
+            for record in self.records
+            if record["step"] > 0
+            and "score/groups_without_signal_fraction" in record
+            and all(record.get(name, 0) > 0 for name in counts)
+        ]
 
     def is_right(self, value: float) -> bool:
         """Whether the first reward's value is that of a right answer; of a reward that is not known

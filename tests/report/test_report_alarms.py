@@ -259,3 +259,14 @@ def test_a_run_of_one_step_raises_nothing() -> None:
     found = alarms.judge(seen([record(0), record(1)], [facts(0)]))
     assert set(found) == set(alarms.CHECKS)
     assert not any(raised(each) for each in found.values())
+
+
+@pytest.mark.parametrize("key", [key for key in record(1) if key != "step"])
+def test_records_that_somebody_left_incomplete_are_no_traceback(key: str) -> None:
+    records = [record(step) for step in range(12)]
+    for value in (0.0, -1.0, 1e99):
+        changed = [each | {key: value} for each in records]
+        assert set(alarms.judge(seen(changed, [facts(0)]))) == set(alarms.CHECKS)
+    without = [{name: each[name] for name in each if name != key} for each in records]
+    for some in (without, [*records[:6], *without[6:]]):
+        assert set(alarms.judge(seen(some, [facts(0)]))) == set(alarms.CHECKS)
