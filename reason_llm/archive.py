@@ -1,7 +1,8 @@
 """The rollouts of past steps: ``<run>/buffers/step-00000012.json.gz``, with an index.
 
 Each is the document of data/buffer.json as it was learned from, compressed. The oldest go when all
-together are more than the bound. ``index.jsonl`` has a line for each that is there:
+together are more than the bound, but for those that a checkpoint may need. ``index.jsonl`` has a
+line for each that is there:
 
     {"step", "file", "rollouts", "tokens", "bytes"}
 """
@@ -69,8 +70,12 @@ class Archive:
         changed = changes(document.run.config, run.config)
         return None if changed.refused or changed.warned else document
 
-    def add(self, document: Document) -> None:
+    def add(self, document: Document, needed_from: int | None = None) -> None:
         """Keep this document, in the place of another of its step.
+
+        Args:
+            needed_from: the step of the oldest checkpoint that the run may go on from; the
+                rollouts since are kept whatever the bound. None: this document alone.
 
         Raises:
             WriteError: the disk is full or read-only; the others are as they were.
@@ -85,8 +90,9 @@ class Archive:
         entry = _entry(document, file.name, len(content))
         self._entries[entry.step] = entry
         total = sum(each.bytes for each in self._entries.values())
+        needed = document.step if needed_from is None else min(needed_from, document.step)
         for old in sorted(self._entries.values(), key=lambda each: each.step):
-            if total <= self.most_bytes or old.step == entry.step:
+            if total <= self.most_bytes or old.step >= needed:
                 break
             (self.folder / old.file).unlink(missing_ok=True)
             del self._entries[old.step]

@@ -146,6 +146,13 @@ def listing(run_folder: Path) -> list[Path]:
     return sorted(each for each in found if re.fullmatch(r"step-\d{8}(\.\d{4,})?", each.name))
 
 
+def needed_from(run_folder: Path) -> int:
+    """The first step whose rollouts may be needed again: that of the checkpoint before the newest,
+    from which a run goes on where the newest is damaged."""
+    whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
+    return min((int(folder.name.removeprefix("step-")) for folder in whole[-2:]), default=0)
+
+
 def read(folder: Path) -> RunState:
     """The state in one checkpoint, its files compared with their checksums.
 

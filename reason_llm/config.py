@@ -45,7 +45,8 @@ class RunSection(Section):
     keep_buffers: Literal["none", "all"] | Count = "all"
     """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
     keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
-    """What they may take together; the oldest go first."""
+    """What they may take together; the oldest go first, but for those since the checkpoint before
+    the newest, which a run may go on from."""
 
     @field_validator("name")
     @classmethod

@@ -215,7 +215,8 @@ def _archive(run: _Run, step: int) -> None:
         logprobs = run.learner.logprobs_at_start
         run.writer.submit(
             lambda: archive.add(
-                replace(document, groups=with_learner_logprobs(document.groups, logprobs))
+                replace(document, groups=with_learner_logprobs(document.groups, logprobs)),
+                checkpoint.needed_from(run.job.folder),
             )
         )
 

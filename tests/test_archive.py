@@ -80,8 +80,10 @@ def test_the_oldest_go_first_and_the_newest_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in archive.folder.glob("step-*")) == [
         "step-00000003.json.gz", "step-00000004.json.gz",
     ]  # fmt: skip
-    Archive(tmp_path, "all", 1).add(document(5, 200))
-    assert steps(archive.folder) == [5]
+    Archive(tmp_path, "all", 1).add(document(5, 200), needed_from=4)
+    assert steps(archive.folder) == [4, 5]  # a checkpoint may need them, whatever the bound
+    Archive(tmp_path, "all", 1).add(document(6, 200))
+    assert steps(archive.folder) == [6]
 
 
 def test_a_step_that_is_learned_again_takes_its_own_place(tmp_path: Path) -> None:

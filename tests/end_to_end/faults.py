@@ -16,10 +16,11 @@ import orjson
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import metrics
+from reason_llm import checkpoint, metrics
 from reason_llm.archive import read_index
 from reason_llm.buffer import read_document
 from reason_llm.rollout import Group
+from reason_llm.run_folder import read_config
 
 TRAIN = ROOT / "scripts" / "train.py"
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
@@ -133,7 +134,7 @@ RUNS = {
     # and checkpoints so rare that rollouts must come back from the archive.
     "rare": Run(
         {
-            "run": {"steps": 4, "save_every": 3},
+            "run": {"steps": 4, "save_every": 3, "keep_buffers_gib": 1e-6},
             "data": {"train": "{shared}/latex.jsonl", "eval": "{shared}/latex.jsonl"},
             "sample": {"prompts_per_step": 4, "prompts_per_wave": 2},
             "eval": {"every": 2},
@@ -335,7 +336,7 @@ def outcome(folder: Path) -> dict[str, object]:
         },
         "buffer": (buffer.step, buffer.trained, buffer.complete, buffer.drawn),
         "rollouts": buffer.groups,
-        "archive": _archived(run / "buffers"),
+        "archive": _archived(run),
         "beside": sorted(
             str(path.relative_to(folder))
             for path in folder.rglob("*")
@@ -344,13 +345,18 @@ def outcome(folder: Path) -> dict[str, object]:
     }
 
 
-def _archived(folder: Path) -> dict[str, list[Group]]:
-    """The archive, which its index must tell of truly."""
+def _archived(run: Path) -> dict[str, list[Group]]:
+    """The archive, which its index must tell of truly. Under a bound, what must be there: a signal
+    may have left a checkpoint of its own, since which more is kept or less."""
+    folder, oldest = run / "buffers", 0
+    if read_config(run).run.keep_buffers_gib < 1:
+        oldest = checkpoint.needed_from(run)
     index = read_index(folder)
     files = sorted(folder.glob("step-*.json.gz"))
     assert [entry.file for entry in index] == [file.name for file in files]
     assert len((folder / "index.jsonl").read_bytes().splitlines()) == len(index)
-    return {file.name: read_document(file).groups for file in files}
+    documents = {file.name: read_document(file) for file in files}
+    return {name: each.groups for name, each in documents.items() if each.step >= oldest}
 
 
 def _timeless(record: metrics.Record) -> metrics.Record:
