@@ -117,7 +117,7 @@ class Archive:
         """What is there, whether or not a kill kept it out of the index."""
         known = {entry.file: entry for entry in read_index(self.folder)}
         found = []
-        for file in sorted(self.folder.glob(FILES)):
+        for file in filter(Path.is_file, sorted(self.folder.glob(FILES))):
             entry = known.get(file.name)
             is_known = entry is not None and file == self._file(entry.step)
             if entry is None or not is_known or entry.bytes != file.stat().st_size:

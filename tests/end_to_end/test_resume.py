@@ -1,8 +1,7 @@
-"""kill -9 anywhere, run the same command, and the final adapter is the uninterrupted run's.
+"""kill -9, run the same command, and the final adapter is the uninterrupted run's.
 
-The same bit by bit, and so are the optimizer, the metrics and the rollouts.
-
-Real processes that are really killed. One run dies at every place in turn; three others once each.
+The same bit by bit, and so are the optimizer, the metrics and the rollouts. Each time a process of
+its own, as a user starts it; every other place and kind is in ``test_faults``.
 """
 
 import os
@@ -21,12 +20,7 @@ TRAIN = ROOT / "scripts" / "train.py"
 DIE_AT = Path(__file__).parent / "die_at.py"
 
 SAMPLING = "reason_llm.sample.transformers_sampler:_Batch.extend"
-SCORING = "reason_llm.score:Scorer.score"
-WRITING = "reason_llm.files:sync"
-BETWEEN = "reason_llm.train.phase:Learner.learn"
 LEARNING = "reason_llm.train.phase:Learner._update"
-SAVING = "reason_llm.checkpoint:save_file"
-EVALUATING = "reason_llm.loop:evaluate"
 FINISHING = "reason_llm.report.curves:draw_curves"
 
 
@@ -108,19 +102,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
     return result
 
 
-@pytest.mark.parametrize(
-    ("place", "count"),
-    [(SAMPLING, 80), (BETWEEN, 1), (LEARNING, 2)],
-    ids=["in the middle of sampling", "between the phases", "in the middle of learning"],
-)
-def test_killed_once(
-    place: str, count: int, tmp_path: Path, uninterrupted: dict[str, object]
-) -> None:
+def test_killed_in_the_middle_of_sampling(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     config = write_config(tmp_path)
-    die(config, place, count)
-    if place == SAMPLING:  # the waves that had ended are kept
-        kept = orjson.loads((tmp_path / "buffer.json").read_bytes())
-        assert (kept["complete"], len(kept["groups"]) in (1, 2, 3)) == (False, True)
+    die(config, SAMPLING, 80)
+    kept = orjson.loads((tmp_path / "buffer.json").read_bytes())  # the waves that had ended
+    assert (kept["complete"], len(kept["groups"]) in (1, 2, 3)) == (False, True)
     resumed = train(config)
     assert resumed.returncode == 0, resumed.stderr
     assert outcome(tmp_path) == uninterrupted
@@ -147,26 +133,6 @@ def test_a_signal_between_two_optimizer_steps(
         [sys.executable, str(DIE_AT), LEARNING, "2", str(config)], capture_output=True, text=True
     )
     assert resumed.returncode == 0, resumed.stderr  # a second update would have ended it
-    assert outcome(tmp_path) == uninterrupted
-
-
-def test_killed_at_every_place_in_turn(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
-    config = write_config(tmp_path)
-    for place, count in [
-        (SAMPLING, 5),  # the evaluation before training
-        (SAVING, 1),  # the checkpoint before training
-        (SCORING, 3),
-        (BETWEEN, 1),
-        (LEARNING, 1),
-        (EVALUATING, 1),
-        (SAVING, 1),
-        (WRITING, 9),
-        (LEARNING, 2),
-        (FINISHING, 1),
-    ]:
-        die(config, place, count)
-    resumed = train(config)
-    assert resumed.returncode == 0, resumed.stderr
     assert outcome(tmp_path) == uninterrupted
 
 
