@@ -7,7 +7,8 @@ measured beside the gap is how far the export lies on the way back from the poli
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ class Parity:
             )
 
 
+@contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            "the parity check does not fit on the GPU; set CUDA_VISIBLE_DEVICES='' to check on the "
+            "CPU"
+        ) from error
+
+
+@_fitting()
 def check_parity(
     base: Path,
     adapter: Path,
@@ -111,6 +124,9 @@ def check_parity(
 
     Args:
         temperature: that the rollouts were drawn at.
+
+    Raises:
+        ModelError: one of them cannot be loaded, or does not fit.
     """
     model = load(base, dtype)
     base_N = logprobs(model, rollouts, temperature)
@@ -129,6 +145,7 @@ def check_parity(
     )
 
 
+@_fitting()
 def gap_to_nf4(
     base: Path,
     adapter: Path,
@@ -157,11 +174,8 @@ def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
             path, dtype=dtype, use_safetensors=True, quantization_config=quantization,
             device_map={"": default_device()}, trust_remote_code=False,
         ).eval()  # fmt: skip
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"{path} does not fit on the GPU for the parity check; set CUDA_VISIBLE_DEVICES='' to "
-            "check on the CPU"
-        ) from error
+    except torch.OutOfMemoryError:
+        raise  # a RuntimeError, too
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be loaded ({one_line(error)[:300]}); mend it") from error
 
@@ -203,6 +217,7 @@ def chosen(rollouts: Sequence[Rollout], vocabulary: int) -> list[Rollout]:
 
 
 @torch.no_grad()
+@_fitting()
 def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Rollout]:
     """Rollouts where there are none: continuations of a few lines, drawn from base and adapter."""
     model = adapters.over(load(base, dtype), adapter)

@@ -272,6 +272,21 @@ def test_the_wrong_base_is_told_by_the_rollouts(call: Call, run: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["load", "logprobs"])
+def test_a_check_that_does_not_fit_is_one_line(
+    place: str, call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    owner: Any = AutoModelForCausalLM if place == "load" else torch.Tensor
+    monkeypatch.setattr(owner, "from_pretrained" if place == "load" else "log_softmax", full)
+    code, _, error = call(run, "--out", tmp_path / "out")
+    assert code == 2
+    assert "the parity check does not fit on the GPU" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_check_itself() -> None:
     gap = parity.Gap(100, 1e-5, 1e-6)
     good = parity.Parity(gap, gap, 0.0, 0.1, 0.01)
