@@ -1,6 +1,7 @@
 """What several tests share: one torch thread, the tiny model, a small run in its own folder."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "model" / "tiny"
 
 torch.set_num_threads(1)
+# A shell has what it starts in the background ignore it, and so would the processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -212,8 +212,6 @@ class Trainer:
     """``with Trainer() as trainer``: scripts/train.py as often as needed, imported once."""
 
     def __enter__(self) -> Self:
-        # A shell has what it starts in the background ignore SIGINT, and so would these.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._server = subprocess.Popen(
             [sys.executable, str(FAULTY_TRAIN)],
             stdin=subprocess.PIPE,
