@@ -21,45 +21,62 @@ def group_advantages(
     """How much better each completion is than its baseline, over a standard deviation + epsilon.
 
     Args:
-        rewards_N: total rewards.
+        rewards_N: total rewards; NaN where there is none, which counts in no mean and no deviation.
         group_size: G.
         scale: ``group`` takes the group's standard deviation, ``batch`` that of all N rewards;
             ``whiten`` subtracts the mean of all N advantages and takes their standard deviation;
             ``none`` divides by nothing.
         baseline: ``group_mean``; ``leave_one_out``, the mean of the group's others; ``none``.
         ddof: 1 for the sample's standard deviation, 0 for the population's.
-        epsilon: keeps a group of equal rewards finite; its advantages are 0.
+        epsilon: keeps nearly equal rewards finite. Where those that a deviation is taken of are all
+            equal, the advantages are 0.
 
     Returns:
-        (N,) in the rewards' dtype.
+        (N,) in the rewards' dtype, 0 where there is no reward.
 
     Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
     arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
     Differs: the papers give neither ddof nor epsilon; both are TRL's.
     """
     rewards_PG = rewards_N.view(-1, group_size)
+    known_PG = ~rewards_PG.isnan()
     centred_PG = rewards_PG
     if baseline != "none":
-        centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+        centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
         # A mean of equal numbers can be off by a rounding; such a group must teach nothing.
-        flat_P1 = (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True)
-        centred_PG = centred_PG.masked_fill(flat_P1, 0.0)
+        centred_PG = centred_PG.masked_fill(_are_equal(rewards_PG), 0.0)
     if baseline == "leave_one_out":
-        centred_PG = centred_PG * (group_size / (group_size - 1))
-    if scale == "none":
-        return centred_PG.reshape(-1)
+        count_P1 = known_PG.sum(dim=1, keepdim=True, dtype=rewards_N.dtype)
+        centred_PG = centred_PG * (count_P1 / (count_P1 - 1).clamp(min=1))
     if scale == "whiten":
-        centred_N = centred_PG.reshape(-1)
-        return whiten(centred_N, torch.ones_like(centred_N, dtype=torch.bool), ddof, epsilon)
-    over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
-    std = torch.std(over, dim=1, correction=ddof, keepdim=True)
-    return (centred_PG / (std + epsilon)).view(-1)
+        return whiten(centred_PG, known_PG, ddof, epsilon).reshape(-1)
+    if scale != "none":
+        over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
+        centred_PG = centred_PG / (_deviation(over, ddof) + epsilon)
+        centred_PG = centred_PG.masked_fill(_are_equal(over), 0.0)
+    return torch.where(known_PG, centred_PG, 0.0).reshape(-1)
+
+
+def _are_equal(values_PG: Tensor) -> Tensor:
+    """(P, 1): whether a group's known values are all the same."""
+    known_PG = ~values_PG.isnan()
+    least_P1 = values_PG.masked_fill(~known_PG, torch.inf).amin(dim=1, keepdim=True)
+    most_P1 = values_PG.masked_fill(~known_PG, -torch.inf).amax(dim=1, keepdim=True)
+    return least_P1 >= most_P1
+
+
+def _deviation(values_PG: Tensor, ddof: int) -> Tensor:
+    """(P, 1): the standard deviation of a group's known values."""
+    counts_P1 = (~values_PG.isnan()).sum(dim=1, keepdim=True)
+    squares_PG = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).square()
+    return (squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - ddof).clamp(min=1)).sqrt()
 
 
 def per_reward_advantages(
     rewards_RN: Tensor, weights_R: Tensor, group_size: int, scale: Scale, epsilon: float = 1e-4
 ) -> Tensor:
-    """Each reward normalised in its group by itself, then the weighted sum, (N,).
+    """Each reward normalised in its group by itself, then the weighted sum, (N,); NaN where a
+    completion has none of that reward.
 
     With ``scale: whiten`` that sum is whitened over the batch. Source: arXiv:2601.05242 eq. 4 to
     7.
@@ -71,7 +88,7 @@ def per_reward_advantages(
     total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
     if scale != "whiten":
         return total_N
-    return whiten(total_N, torch.ones_like(total_N, dtype=torch.bool), epsilon=epsilon)
+    return whiten(total_N, ~rewards_RN.isnan().all(dim=0), epsilon=epsilon)
 
 
 def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:

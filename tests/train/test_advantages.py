@@ -61,11 +61,42 @@ def test_leave_one_out_is_the_mean_of_the_others() -> None:
     by_hand = [3 - 1.5, 1 - 2.5, 2 - 2.0]
     found = advantages([3, 1, 2], 3, "none", baseline="leave_one_out")
     assert found == pytest.approx(by_hand, abs=1e-12)
+    found = advantages([8, 5, 1, 1], 4, "none", baseline="leave_one_out")
+    assert found == pytest.approx([8 - 7 / 3, 5 - 10 / 3, 1 - 14 / 3, 1 - 14 / 3], abs=1e-12)
 
 
 def test_without_a_baseline_the_reward_is_the_advantage() -> None:
     assert advantages([3, 0, 0, 0], 4, "none", baseline="none") == [3, 0, 0, 0]
     assert advantages([1, 1, 1, 1], 4, "none", baseline="none") == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_equal_rewards_without_a_baseline_are_not_blown_up(scale: str) -> None:
+    """1 over a deviation of 0 would weigh 10,000 times what 1 over another one does."""
+    assert advantages([1, 1, 1, 1], 4, scale, baseline="none") == [0, 0, 0, 0]
+    found = advantages([1, 1, 3, 5], 2, "group", baseline="none")
+    std = 2**0.5 + 1e-4
+    assert found == pytest.approx([0, 0, 3 / std, 5 / std], abs=1e-12)
+
+
+def test_a_completion_without_a_reward_counts_nowhere() -> None:
+    """The known vector of TRL: None is left out of mean and deviation, and its advantage is 0."""
+    nan = float("nan")
+    expected = [0.5772502865071344, -1.1545005730142686, 0.0, 0.5772502865071344]
+    expected += [-0.4999000199960008] * 3 + [1.4997000599880024]
+    found = advantages([1, 0, nan, 1, 0, 0, 0, 1], 4, "group")
+    assert found == pytest.approx(expected, abs=1e-12)
+    found = advantages([3, 1, nan, 2, nan, nan], 3, "none", baseline="leave_one_out")
+    assert found == pytest.approx([2, -2, 0, 0, 0, 0], abs=1e-12)
+    assert advantages([1, 1, nan, 1], 4, "group") == [0, 0, 0, 0]
+    found = advantages([1, nan, 2, 3], 2, "whiten", baseline="none", epsilon=0.0)
+    assert found == pytest.approx([-1, 0, 0, 1], abs=1e-12)
+    rewards = torch.tensor([[1.0, 0.0, nan, nan], [nan, 2.0, 4.0, nan]], dtype=torch.float64)
+    found = per_reward_advantages(rewards, torch.ones(2, dtype=torch.float64), 4, "whiten").tolist()
+    half = 0.5**0.5  # of two values their distance from the mean over their deviation
+    alone = torch.tensor([half, -half - half, half], dtype=torch.float64)
+    assert found[3] == 0
+    assert found[:3] == pytest.approx((alone / alone.std()).tolist(), abs=1e-3)
 
 
 def test_whitening_takes_mean_and_deviation_over_the_batch() -> None:
