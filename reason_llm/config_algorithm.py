@@ -73,8 +73,8 @@ class AlgorithmSection(Section):
     """Weight of the entropy bonus: the mean entropy of the trained tokens, taken off the loss. 0:
     none."""
     top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only this part of each optimizer batch's tokens, those with the highest entropy. 1:
-    all. Source: arXiv:2506.01939."""
+    """Train only this part of each optimizer batch's tokens, those with the highest entropy before
+    the step. 1: all. Source: arXiv:2506.01939."""
     off_policy_threshold: NonNegative | None = None
     """Leave out completions with a negative advantage whose mean log-ratio to the sampler is above
     this. 0: none. Source: arXiv:2512.02556 eq. 9."""

@@ -8,6 +8,7 @@ trained; entry t of every (B, T) tensor belongs to token t; advantages are (B, T
 a row has one.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -249,12 +250,16 @@ def is_near_policy(
 
 
 def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
-    """The entropy from which on a token belongs to the ``fraction`` of highest entropy.
+    """The entropy from which on a token belongs to the ``fraction`` of highest entropy; infinite
+    where there is none.
 
     Source: arXiv:2506.01939; the quantile is interpolated linearly, as TRL does.
     """
+    if not len(entropies_N):
+        return math.inf
     ordered_N = entropies_N.double().sort().values
-    place = (1 - fraction) * (len(ordered_N) - 1)
+    # Rounded, as 1 - 0.7 is more than 0.3: where the place is a token's, that token belongs to it.
+    place = round((1 - fraction) * (len(ordered_N) - 1), 6)
     below = int(place)
     above = min(below + 1, len(ordered_N) - 1)
     return float(torch.lerp(ordered_N[below], ordered_N[above], place - below))

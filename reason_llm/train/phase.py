@@ -149,8 +149,11 @@ class Learner:
         """What stays as it is over the step, by rollout and name, (T,) each: ``7.old`` and
         ``7.entropies`` of the policy, ``7.ref`` of the base, ``7.advantages``, where needed."""
         settings, algorithm = self.settings, self.settings.algorithm
-        shaped = algorithm.kl_place != "loss"
-        picked = range(len(rollouts)) if shaped else self._trained(rollouts, size)
+        shaped, picked = algorithm.kl_place != "loss", self._trained(rollouts, size)
+        if shaped:
+            picked = list(range(len(rollouts)))
+        elif algorithm.top_entropy_fraction < 1:  # a part of all counted tokens
+            picked = preparation.counted(rollouts, size, algorithm)
         chosen, found = [rollouts[i] for i in picked], {}
         moves = settings.train.epochs * settings.train.optimizer_steps > 1
         if shaped or moves or algorithm.top_entropy_fraction < 1:
@@ -234,11 +237,12 @@ class Learner:
         algorithm = self.settings.algorithm
         trained = [row for row in rows if row.is_trained]
         lengths = [len(row.rollout.completion_ids) for row in rows]
+        least, tokens = preparation.least_entropy(rows, algorithm.top_entropy_fraction)
         batch = _Batch(
             step=step,
             count=losses.denominator(lengths, algorithm.aggregation, self.settings.max_new_tokens),
-            tokens=max(1, sum(lengths)),
-            least_entropy=self._least_entropy(trained),
+            tokens=max(1, tokens),
+            least_entropy=least,
             is_first=self.updates_in_step == 0,
         )
         draws, here, done = replay.rng_states(), Tally(), 0
@@ -262,14 +266,6 @@ class Learner:
         tally.merge(here)
         self._update(step, optimizer_step, tally, [row.rollout.name for row in trained])
 
-    def _least_entropy(self, rows: Sequence[Row]) -> float:
-        """From which on a token of this optimizer batch is trained."""
-        fraction = self.settings.algorithm.top_entropy_fraction
-        entropies = [row.entropies for row in rows if row.entropies is not None]
-        if fraction == 1 or not entropies:
-            return -math.inf
-        return losses.top_entropy_threshold(torch.cat(entropies), fraction)
-
     def _backward(self, batch: "_Batch", rows: Sequence[Row], tally: Tally) -> None:
         """Add the gradient of one micro-batch of an optimizer batch."""
         algorithm, device = self.settings.algorithm, self.model.device
@@ -289,7 +285,9 @@ class Learner:
         kept_BT = self._kept(logprobs_BT, old_BT, sampler_BT, advantages_BT, mask_BT)
         tally.left_out += int((mask_BT.any(1) & ~kept_BT.any(1)).sum())
         if algorithm.top_entropy_fraction < 1:
-            kept_BT = kept_BT & (entropy_BT.detach() >= batch.least_entropy)
+            # Those from before the step: as the policy moves, the part stays the same.
+            before_BT = spread([row.entropies for row in rows], mask_BT, otherwise=entropy_BT)
+            kept_BT = kept_BT & (before_BT >= batch.least_entropy)
         weights_BT = None
         if algorithm.correction not in ("auto", "none"):
             weights_BT = losses.sampler_correction(
@@ -392,5 +390,6 @@ class _Batch:
     step: int
     count: float
     tokens: int
+    """That are trained: of the highest entropies, if only those are."""
     least_entropy: float
     is_first: bool

@@ -1,5 +1,6 @@
 """Scored groups become the learner's rows: advantages, and which completions count."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,6 +122,16 @@ def counted(rollouts: Sequence[Rollout], group_size: int, algorithm: Algorithm) 
     if algorithm.truncated == "leave_out":
         kept = [i for i in kept if not rollouts[i].is_truncated]
     return kept
+
+
+def least_entropy(rows: Sequence[Row], fraction: float) -> tuple[float, int]:
+    """The entropy from which on a token of an optimizer batch's counted rows is trained, and how
+    many tokens that are."""
+    if fraction == 1 or not rows:
+        return -math.inf, sum(len(row.rollout.completion_ids) for row in rows)
+    entropies_N = torch.cat([row.entropies for row in rows if row.entropies is not None])
+    least = losses.top_entropy_threshold(entropies_N, fraction)
+    return least, int((entropies_N >= least).sum())
 
 
 def shaped_advantages(

@@ -355,6 +355,18 @@ def test_the_top_entropy_threshold_is_a_quantile() -> None:
     assert losses.top_entropy_threshold(entropies, 1.0) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_a_quantile_that_falls_on_a_token_takes_that_token(tenths: int) -> None:
+    """1 - 0.7 is a little more than 0.3: the fourth of eleven must not be lost to that."""
+    entropies = tensor([0.37 * i for i in range(11)])
+    threshold = losses.top_entropy_threshold(entropies, tenths / 10)
+    assert int((entropies >= threshold).sum()) == tenths + 1
+
+
+def test_no_token_has_a_high_entropy_where_there_is_none() -> None:
+    assert losses.top_entropy_threshold(tensor([]), 0.2) == math.inf
+
+
 def test_off_policy_completions_are_judged_by_each_token_s_advantage() -> None:
     """Where tokens differ in it, what stands at the prompt's place says nothing."""
     logprobs, sampler = tensor([[0.0, -3.0, -3.0]]), tensor([[0.0, -1.0, -1.0]])

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from peft import set_peft_model_state_dict
-from test_phase import ROW, SHAPED, groups, learned, learner
+from test_phase import ROW, SHAPED, groups, learned, learner, watch
 from test_replay import SmallMemory
 
 from conftest import TINY
@@ -21,7 +21,7 @@ from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group
-from reason_llm.train import optim
+from reason_llm.train import losses, optim
 from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 from reason_llm.train.losses import vespo_weights
 from reason_llm.train.phase import Learner, learning
@@ -152,7 +152,7 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
         replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
         for g in groups()
     ]
-    bonuses = {}
+    found = torch.cat(learner(model)._logprobs_of(to_rollouts(flat))[1])
     for fraction in (1.0, 0.1):
         made = learner(model, learning_rate=0.0)
         row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)
@@ -161,9 +161,46 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
             metrics = made.learn(0, flat, lambda items: None)
         assert metrics["train/trained_fraction"] == 1
         assert metrics["train/grad_norm"] > 0
-        bonuses[fraction] = metrics["train/loss"] / metrics["train/entropy"]
-    assert bonuses[1.0] == pytest.approx(-0.1, rel=1e-5)
-    assert -0.05 < bonuses[0.1] < 0  # of the tokens that are trained alone
+        # The mean of the tokens that are trained, and of no others.
+        trained = found[found >= found.quantile(1 - fraction)]
+        assert metrics["train/loss"] == pytest.approx(-0.1 * float(trained.mean()), rel=1e-4)
+
+
+def test_the_part_of_the_tokens_that_is_trained_stays_as_the_policy_moves(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def watched(loss_BT: torch.Tensor, mask_BT: torch.Tensor, how: Any) -> torch.Tensor:
+        seen.append(loss_BT[mask_BT] != 0)
+        return original(loss_BT, mask_BT, how)
+
+    original = losses.masked_sum
+    monkeypatch.setattr(losses, "masked_sum", watched)
+    # No clip, so that no loss is 0 but for the entropy.
+    row = replace(ROW, surrogate="reinforce", top_entropy_fraction=0.2)
+    learned(model, row, learning_rate=0.1, epochs=2)
+    first, second = torch.cat(seen).chunk(2)
+    assert int(first.sum()) == pytest.approx(0.2 * len(first), abs=1)
+    assert torch.equal(first, second)
+
+
+def test_completions_without_signal_have_their_part_of_the_highest_entropies(model: Model) -> None:
+    """As if they had been passed: a KL too small to matter has them passed."""
+    data = groups()
+    data[1] = replace(
+        data[1], completions=tuple(replace(c, reward=1.0) for c in data[1].completions)
+    )
+    row, seen = replace(ROW, top_entropy_fraction=0.3), []
+    for each in (row, replace(row, kl="k3", kl_coefficient=1e-12)):
+        made = learner(model, learning_rate=0.0, max_grad_norm=1e9)
+        made.settings = replace(made.settings, algorithm=each)
+        found = watch(made)
+        with learning(made):
+            made.learn(0, with_advantages(data, each), lambda items: None)
+        seen.append(found[0][1])
+    assert seen[1].norm() > 0
+    assert (seen[0] - seen[1]).norm() < 1e-5 * seen[1].norm()
 
 
 @pytest.fixture
