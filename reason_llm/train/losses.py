@@ -138,7 +138,9 @@ def geometric_mean(
     for more.
     """
     bounded_BT = log_ratio_BT.clamp(-clip_low, clip_high)
-    clipped_BT = torch.where(advantages_BT > 0, log_ratio_BT > clip_high, log_ratio_BT < -clip_low)
+    clipped_BT = ((log_ratio_BT > clip_high) & (advantages_BT > 0)) | (
+        (log_ratio_BT < -clip_low) & (advantages_BT < 0)
+    )
     log_BT = torch.where(
         advantages_BT > 0,
         torch.minimum(log_ratio_BT, bounded_BT),

@@ -354,8 +354,9 @@ class Learner:
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
-                f"and {max(0, len(names) - 4)} more; start again "
-                "with --run.resume never and a lower train.learning_rate"
+                f"and {max(0, len(names) - 4)} more (largest log ratio "
+                f"{tally.largest_log_ratio:.3g}); start again with --run.resume never and a lower "
+                "train.learning_rate"
             )
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:

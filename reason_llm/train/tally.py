@@ -104,25 +104,31 @@ class Tally:
                 tally.sums[key[4:]] = float(value) if is_number else value.to(device)
         return tally
 
+    @property
+    def largest_log_ratio(self) -> float:
+        """By its absolute value; 0 where no token was passed."""
+        return max((float(part.abs().max()) for part in self.log_ratios if len(part)), default=0.0)
+
     def metrics(self) -> dict[str, float]:
-        """Means over tokens for what tokens have, over optimizer steps for loss and gradient
-        norm."""
-        tokens, updates = max(1, self.tokens), max(1, self.updates)
-        sums = {name: float(value) for name, value in self.sums.items()}
-        per_update = {"loss", "grad_norm"}
-        sampler_tokens = max(1.0, sums.pop("sampler_tokens", 0.0))
-        found = {"loss": 0.0, "grad_norm": 0.0, "clip_fraction": 0.0, "entropy": 0.0, "kl": 0.0}
-        found |= {"sampler_kl": sums.pop("sampler_kl", 0.0) / sampler_tokens}
-        for name, value in sums.items():
-            found[name] = value / (updates if name in per_update else tokens)
-        ratios = torch.cat(self.log_ratios).exp() if self.tokens else torch.ones(1)
-        for name, quantile in RATIO_QUANTILES.items():
-            # torch.quantile takes no more than 2^24 numbers.
-            rank = 1 + round(quantile * (len(ratios) - 1))
-            found[f"ratio_{name}"] = float(ratios.kthvalue(rank).values)
+        """Means over tokens for what tokens have, over optimizer steps for loss and gradient norm.
+        What was measured of no token is left out."""
+        sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
+        sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
+        per_update = ("loss", "grad_norm")
+        found = {name: sums.pop(name, 0.0) / max(1, updates) for name in per_update}
+        if compared:
+            found["sampler_kl"] = sampler_kl / compared
+            found["sampler_mismatch_max"] = self.mismatch_max
+        if self.tokens:
+            found |= {"clip_fraction": 0.0, "entropy": 0.0, "kl": 0.0}
+            found |= {name: value / self.tokens for name, value in sums.items()}
+            ratios = torch.cat(self.log_ratios).exp()
+            for name, quantile in RATIO_QUANTILES.items():
+                # torch.quantile takes no more than 2^24 numbers.
+                rank = 1 + round(quantile * (len(ratios) - 1))
+                found[f"ratio_{name}"] = float(ratios.kthvalue(rank).values)
+            found["ratio_max"] = float(ratios.max())
         return {f"train/{name}": value for name, value in found.items()} | {
-            "train/ratio_max": float(ratios.max()),
-            "train/sampler_mismatch_max": self.mismatch_max,
             "train/learning_rate": self.rate,
             "train/tokens": float(self.tokens),
             "train/padding_fraction": self.padding / max(1, self.passed),

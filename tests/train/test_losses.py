@@ -420,6 +420,16 @@ def test_gmpo_s_two_bounds_are_not_one() -> None:
         assert found[0].tolist() == clipped
 
 
+def test_no_gradient_is_clipped_where_there_is_none() -> None:
+    """With a KL in the loss, completions without an advantage are passed, too."""
+    ratio = tensor([[9.0, 0.01]])
+    for name in ("grpo", "gmpo"):
+        mask = torch.ones(1, 2, dtype=torch.bool)
+        row = ALGORITHMS[name]
+        _, clipped = losses.policy_loss(row, ratio.log(), 0 * ratio, tensor([[0.0]]), mask)
+        assert not clipped.any()
+
+
 def test_bounds_of_negative_advantages_count_as_clipped() -> None:
     for options in ({"delta": 4.0}, {"dual_clip": 3.0}):
         ratio = tensor([[5.0, 2.0]])

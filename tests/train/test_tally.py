@@ -62,3 +62,18 @@ def test_a_step_without_tokens_has_finite_metrics() -> None:
     empty = Tally()
     empty.add_update(0.0, 0.1)
     assert all(math.isfinite(value) for value in empty.metrics().values())
+
+
+def test_what_was_measured_of_no_token_is_not_told() -> None:
+    """An entropy of 0 would look like a policy that explores no more."""
+    empty = Tally()
+    empty.add_update(0.0, 0.1)
+    found = empty.metrics()
+    assert found["train/grad_norm"] == 0
+    assert found["train/tokens"] == 0
+    assert not {"train/entropy", "train/kl", "train/sampler_kl", "train/ratio_max"} & set(found)
+    later = Tally()  # its first optimizer step had no token
+    mask = torch.tensor([[True, True]])
+    later.add_micro_batch(torch.tensor(0.0), mask, 2, 0, {}, torch.zeros(1, 2), None)
+    assert "train/ratio_max" in later.metrics()
+    assert "train/sampler_kl" not in later.metrics()
