@@ -6,6 +6,7 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 """
 
 import random
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -44,7 +45,8 @@ def collect(
         RewardError: a reward failed; the waves so far are in the buffer.
 
     Where no group has a signal, or too few have within the bound, the step is taken with what
-    there is; with none at all, with the last wave as it was sampled, which teaches nothing.
+    there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
+    rewards do not vary; groups that only ``success_range`` dropped are then trained.
     """
     config, sample = job.config, job.config.sample
     algorithm = config.algorithm.row()
@@ -59,8 +61,8 @@ def collect(
         """Score a wave; in a thread, while the next one is sampled."""
         with timed(record, "scoring"):
             scored = job.scorer.score(sampled)
-        first = job.scorer.rewards[0].name
-        kept = [group for group in scored if is_kept(group, algorithm, first)]
+        weights = job.scorer.weights
+        kept = [group for group in scored if is_kept(group, algorithm, weights)]
         state.take(scored, kept, job.scorer.take_counts())
 
     def save() -> None:
@@ -170,20 +172,24 @@ def sampling_params(config: Config) -> SamplingParams:
     )
 
 
-def is_kept(group: Group, algorithm: Algorithm, first_reward: str) -> bool:
+def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
     """Whether dynamic sampling leaves the group in: its rewards vary, and its success rate is in
     range.
 
     Args:
-        first_reward: the reward whose positive values are successes.
+        weights: of each reward; positive values of the first one are successes.
     """
     if algorithm.dynamic_sampling == 1:
         return True
-    rewards = [completion.reward for completion in group.completions]
-    if all(reward == rewards[0] for reward in rewards):
+    totals: list[object] = [completion.reward for completion in group.completions]
+    if algorithm.normalization == "per_reward":  # totals may tie where each reward has a signal
+        counted = [name for name, weight in weights.items() if weight]
+        totals = [[c.rewards[name] for name in counted] for c in group.completions]
+    if all(total == totals[0] for total in totals):
         return False
     if algorithm.success_range is None:
         return True
     low, high = algorithm.success_range
-    successes = sum(completion.rewards[first_reward] > 0 for completion in group.completions)
+    first = next(iter(weights))
+    successes = sum(completion.rewards[first] > 0 for completion in group.completions)
     return low <= successes / len(group.completions) <= high

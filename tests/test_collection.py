@@ -19,6 +19,7 @@ from reason_llm.stopping import StopSignal
 from reason_llm.train.algorithms import ALGORITHMS, resolve
 
 QUIET = Console("quiet")
+BOXED = {"boxed": 1.0}
 
 
 def group(*rewards: float) -> Group:
@@ -28,13 +29,13 @@ def group(*rewards: float) -> Group:
 
 def test_only_groups_with_signal_and_in_range_are_kept() -> None:
     dapo, plain = ALGORITHMS["dapo"], ALGORITHMS["grpo"]
-    assert is_kept(group(1, 0, 0, 0), dapo, "boxed")
-    assert not is_kept(group(1, 1, 1, 1), dapo, "boxed")
-    assert is_kept(group(1, 1, 1, 1), plain, "boxed")
+    assert is_kept(group(1, 0, 0, 0), dapo, BOXED)
+    assert not is_kept(group(1, 1, 1, 1), dapo, BOXED)
+    assert is_kept(group(1, 1, 1, 1), plain, BOXED)
     ranged = resolve("dapo", {"success_range": (0.5, 0.75)})
-    assert not is_kept(group(1, 0, 0, 0), ranged, "boxed")
-    assert is_kept(group(1, 1, 0, 0), ranged, "boxed")
-    assert is_kept(group(1, 1, 1, 0), ranged, "boxed")
+    assert not is_kept(group(1, 0, 0, 0), ranged, BOXED)
+    assert is_kept(group(1, 1, 0, 0), ranged, BOXED)
+    assert is_kept(group(1, 1, 1, 0), ranged, BOXED)
 
 
 def test_success_is_told_by_the_first_reward_and_not_by_the_total() -> None:
@@ -48,10 +49,23 @@ def test_success_is_told_by_the_first_reward_and_not_by_the_total() -> None:
         return Group(Prompt("p", "", (1,), ""), made)
 
     helped = judged((1, 0.5), (0, 0.5), (0, 1), (0, 0.25))  # every total is positive, one is right
-    assert is_kept(helped, row, "boxed")
-    assert not is_kept(helped, row, "tag_count")
+    assert is_kept(helped, row, BOXED)
+    assert not is_kept(helped, row, {"tag_count": 1.0, "boxed": 1.0})
     costly = judged((1, -2), (1, -1), (0, 0), (0, 0))  # no total is positive, two are right
-    assert is_kept(costly, row, "boxed")
+    assert is_kept(costly, row, BOXED)
+
+
+def test_each_reward_s_signal_is_one_where_each_is_normalised_by_itself() -> None:
+    """The totals tie: GDPO tells the completions apart, and DAPO does not."""
+    made = tuple(
+        Completion((1,), "", (-1.0,), "stop", {"boxed": a, "format": b}, a + b)
+        for a, b in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.5, 0.5))
+    )
+    tied = Group(Prompt("p", "", (1,), ""), made)
+    gdpo, weights = resolve("gdpo", {"dynamic_sampling": 3}), {"boxed": 1.0, "format": 1.0}
+    assert is_kept(tied, gdpo, weights)
+    assert not is_kept(tied, ALGORITHMS["dapo"], weights)
+    assert not is_kept(tied, gdpo, {"boxed": 0.0, "format": 0.0})
 
 
 class Scripted:
