@@ -290,6 +290,12 @@ class Config(Section):
                 f"{row.scale}: one reward has no deviation; raise one of the two, or set scale to "
                 "none"
             )
+        if row.max_ratio and train.epochs * train.optimizer_steps == 1:
+            raise ValueError(
+                f"algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
+                "train.epochs=1: before the first update every ratio is 1; raise one of the two, "
+                "or leave max_ratio out"
+            )
         if row.top_k > sample.completions_per_prompt:
             raise ValueError(
                 f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="

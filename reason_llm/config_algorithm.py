@@ -80,7 +80,7 @@ class AlgorithmSection(Section):
     this. 0: none. Source: arXiv:2512.02556 eq. 9."""
     max_ratio: NonNegative | None = None
     """Leave out completions with a token whose probability ratio is above this, which is at least
-    1. 0: none."""
+    1, where a step has several optimizer steps. 0: none."""
     correction: Correction | None = None
     """Weights for a sampler that is not quite the policy, from its log-probs in the buffer:
     token_truncate, token_mask, sequence_truncate, sequence_mask or none. auto: token_truncate with

@@ -97,6 +97,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             ["algorithm.scale=batch", "completions_per_prompt = 1"],
         ),
         (
+            "data: {train: x}\nalgorithm: {max_ratio: 2}\n",
+            ["algorithm.max_ratio=2", "train.optimizer_steps=1", "train.epochs=1"],
+        ),
+        (
             "data: {train: x}\ntrain: {optimizer_steps: 1000}\n",
             ["train.optimizer_steps=1000", "128 rollouts"],
         ),
