@@ -73,13 +73,15 @@ def _advantage_name(row: Algorithm) -> str:
 
 
 def _objective(row: Algorithm, config: Config) -> str:
-    terms = [_surrogate(row)]
+    # Not beside VESPO's, which has it in its ratio; and never beside the KL or the entropy.
+    is_beside = row.correction != "none" and row.surrogate != "vespo"
+    terms = [*([_sub(_i("w"), IT)] if is_beside else []), _surrogate(row)]
     if row.kl != "none" and row.kl_place == "loss":
         terms += [_o("−"), _n(row.kl_coefficient), _sub(_i("D"), IT)]
     if row.entropy_coefficient:
         terms += [_o("+"), _n(row.entropy_coefficient), _sub(_i("H"), IT)]
-    inner = _row(_o("("), *terms, _o(")")) if len(terms) > 1 else _row(*terms)
-    weight = [] if row.correction == "none" else [_sub(_i("w"), IT)]
+    is_sum = len(terms) > 1 + is_beside
+    inner = _row(_o("("), *terms, _o(")")) if is_sum else _row(*terms)
     tokens, completions = _sum(_i("t")), _sum(_i("i"))
     if row.aggregation == "sequence_mean":
         parts = [_frac(_n(1), _i("N")), completions, _frac(_n(1), LENGTH), tokens]
@@ -91,7 +93,7 @@ def _objective(row: Algorithm, config: Config) -> str:
     else:
         most = _row(_i("N"), _o("·"), _n(config.sample.max_new_tokens))
         parts = [_frac(_n(1), most), completions, tokens]
-    return _row(_i("J"), _o("="), *parts, *weight, inner)
+    return _row(_i("J"), _o("="), *parts, inner)
 
 
 def _surrogate(row: Algorithm) -> str:
@@ -192,9 +194,12 @@ def _notes(row: Algorithm) -> str:
     if row.scale == "whiten":
         notes.append("Advantages are then whitened: mean 0 and deviation 1 over the step.")
     if row.correction != "none":
+        corrects = "also corrects" if row.surrogate == "vespo" else "corrects"
         notes.append(
-            f"w corrects for the sampler's log-probs: {row.correction} at {row.correction_cap:g}."
+            f"w {corrects} for the sampler's log-probs: {row.correction} at {row.correction_cap:g}."
         )
+    if row.entropy_coefficient:
+        notes.append("The entropy H is averaged over all trained tokens, whatever the sums.")
     if row.surrogate in ("cispo", "vespo"):
         notes.append("sg: no gradient goes through it.")
     if row.surrogate == "sapo":

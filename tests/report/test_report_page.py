@@ -176,6 +176,22 @@ def test_every_algorithm_has_an_equation_with_its_numbers(tmp_path: Path, name: 
         assert f"1 + {row.clip_high:g}" in shown
 
 
+def test_the_sampler_s_weight_is_of_the_surrogate_and_not_of_the_kl(tmp_path: Path) -> None:
+    from xml.etree import ElementTree
+
+    from reason_llm.report.equation import equation
+
+    config = read_run(write_run(tmp_path / "run", [record(0)]), "run").config
+    for name, expected in (("grpo", "w i,t min"), ("vespo", "( sg ( φ i )")):
+        row = {"name": name, "correction": "token_truncate", "kl": "k3", "kl_coefficient": 0.1}
+        section = config.algorithm.model_validate(row)
+        text = equation(config.model_copy(update={"algorithm": section}))
+        shown = " ".join("".join(ElementTree.fromstring(f"<div>{text}</div>").itertext()).split())
+        objective = shown[: shown.index("D")].replace(" ", "")
+        assert objective.count("w") == (name == "grpo")
+        assert expected.replace(" ", "") in objective
+
+
 def call(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "report.py"), *arguments],
