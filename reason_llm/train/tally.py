@@ -111,7 +111,7 @@ class Tally:
 
     def metrics(self) -> dict[str, float]:
         """Means over tokens for what tokens have, over optimizer steps for loss and gradient norm.
-        What was measured of no token is left out."""
+        What was measured of no token is left out, as is the KL where none is taken."""
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
         per_update = ("loss", "grad_norm")
@@ -120,7 +120,6 @@ class Tally:
             found["sampler_kl"] = sampler_kl / compared
             found["sampler_mismatch_max"] = self.mismatch_max
         if self.tokens:
-            found |= {"clip_fraction": 0.0, "entropy": 0.0, "kl": 0.0}
             found |= {name: value / self.tokens for name, value in sums.items()}
             ratios = torch.cat(self.log_ratios).exp()
             for name, quantile in RATIO_QUANTILES.items():

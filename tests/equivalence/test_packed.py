@@ -190,7 +190,8 @@ def test_the_learner_takes_the_same_step_with_fewer_tokens(model: Model, name: s
             "train/tokens",
             "train/clip_fraction",
         ):
-            assert packed[key] == pytest.approx(metrics[key], rel=1e-5, abs=1e-6), key
+            value = metrics.get(key, 0.0)  # no KL where the row has none
+            assert packed.get(key, 0.0) == pytest.approx(value, rel=1e-5, abs=1e-6), key
 
 
 @pytest.mark.parametrize("offload", [True, "offload"])
