@@ -94,7 +94,8 @@ class AlgorithmSection(Section):
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
     success_range: tuple[Fraction, Fraction] | None = None
     """With dynamic sampling, keep only groups whose part of completions with a positive first
-    reward lies in this range, ends included, such as [0.2, 0.8]."""
+    reward lies in this range, ends included, such as [0.2, 0.8]. A step for which none was found is
+    taken with the last ones that were sampled."""
     truncated: Truncated | None = None
     """Completions cut off by max_new_tokens: train, or leave_out of the loss (DAPO's overlong
     filtering)."""
