@@ -68,7 +68,7 @@ def _engine(config: Config, device: torch.device) -> tuple[str, str]:
         if engine == "vllm":
             raise ConfigError(
                 f"{why_not} contradicts sample.engine=vllm, which shares safetensors of models "
-                "that it knows itself; set sample.engine to transformers"
+                "that it knows itself and adapts no head; set sample.engine to transformers"
             )
         return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
@@ -91,6 +91,8 @@ def _unfit_for_vllm(config: Config) -> str | None:
         return "model.trust_remote_code=true"
     if config.model.allow_pickle and folder.is_pickled(config.model):
         return "model.allow_pickle=true"
+    if config.model.adapter.adapts_head:
+        return "model.adapter.targets with the head"
     return None
 
 

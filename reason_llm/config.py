@@ -17,6 +17,9 @@ from reason_llm.config_score import ScoreSection
 from reason_llm.config_types import Count, NonNegative, Section
 from reason_llm.train.algorithms import Algorithm
 
+HEAD = "lm_head"
+"""The output head of every causal language model of Transformers."""
+
 
 class RunSection(Section):
     """Where a run lives and how long it goes on."""
@@ -79,7 +82,18 @@ class AdapterSection(Section):
     """Dropout before the first factor while learning."""
     targets: str | list[str] = "all-linear"
     """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
-    v_proj]."""
+    v_proj], or a regular expression of them. With lm_head, the head, it is sampled with
+    transformers."""
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the output head is among the targets."""
+        if not isinstance(self.targets, str):
+            return HEAD in self.targets
+        try:
+            return re.fullmatch(self.targets, HEAD) is not None
+        except re.error:  # told where the targets are looked up in the model
+            return False
 
 
 class ModelSection(Section):

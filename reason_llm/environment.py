@@ -22,7 +22,8 @@ import torch
 import reason_llm
 from reason_llm.data import Data, LoadedSet
 from reason_llm.files import write_atomically
-from reason_llm.memory import GIB, Plan
+from reason_llm.machine import GIB
+from reason_llm.memory import Plan
 from reason_llm.reading import MIB, read_bounded
 
 PACKAGES = (

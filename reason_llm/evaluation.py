@@ -26,7 +26,8 @@ from reason_llm.evaluate import prove_sampler_is_policy
 from reason_llm.evaluation_request import Request, Target
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
 from reason_llm.job import quiet_libraries
-from reason_llm.memory import Machine, Plan
+from reason_llm.machine import Machine
+from reason_llm.memory import Plan
 from reason_llm.model import adapters, base
 from reason_llm.model.base import Model
 from reason_llm.model.shape import Shape

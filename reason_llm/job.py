@@ -30,8 +30,8 @@ from reason_llm.console import Console
 from reason_llm.data import Data, load_data
 from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
-from reason_llm.memory import Machine, Plan
-from reason_llm.meter import GIB
+from reason_llm.machine import GIB, Machine
+from reason_llm.memory import Plan
 from reason_llm.metrics import MetricsLog
 from reason_llm.model import base
 from reason_llm.model.shape import Shape

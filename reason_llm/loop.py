@@ -27,8 +27,9 @@ from reason_llm.errors import CheckpointError, OutOfMemory, Stopped, one_line
 from reason_llm.evaluate import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.job import Job, prepare
+from reason_llm.machine import GIB
 from reason_llm.memory import Plan
-from reason_llm.meter import GIB, Meter, peak_rss_mib
+from reason_llm.meter import Meter, peak_rss_mib
 from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
@@ -81,7 +82,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     ):
         halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
         tokens = min(halved, plan.micro_batch_tokens)  # which the user may have lowered since
-        learner = Learner(model, _learning_settings(config, tokens))
+        learner = Learner(model, _learning_settings(config, tokens, plan.chunk_tokens))
         begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
         if begun is not None and not (buffer.holds(job.state.step) or job.saved(job.state.step)):
             raise CheckpointError(
@@ -152,7 +153,9 @@ def _saved_if_stopped(run: _Run, state: RunState) -> Iterator[None]:
         raise
 
 
-def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSettings:
+def _learning_settings(
+    config: Config, micro_batch_tokens: int, chunk_tokens: int
+) -> LearningSettings:
     train = config.train
     return LearningSettings(
         algorithm=config.learned_row,
@@ -162,6 +165,7 @@ def _learning_settings(config: Config, micro_batch_tokens: int) -> LearningSetti
         micro_batch_tokens=micro_batch_tokens,
         seed=config.run.seed,
         total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
+        chunk_tokens=chunk_tokens,
     )
 
 

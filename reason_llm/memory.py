@@ -8,20 +8,16 @@ the KV cache, learning the gradients and activations: each gets all that the oth
 Not here: what other programs take.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import torch
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
+from reason_llm.machine import GIB, Machine
 from reason_llm.model.engine import MAX_LORA_RANKS, EngineSizes
 from reason_llm.model.shape import Shape
 from reason_llm.train.logprobs import chunk_bytes
 
-GIB = 2**30
 USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
 """Of the budget; the rest is fragmentation on a GPU, and other programs on a CPU."""
 MOST_SEQUENCES = 256
@@ -41,46 +37,13 @@ HOST_BYTES = 5 * GIB
 """Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
 ASSUMED_PROMPT_TOKENS = 1024
 """Longest prompt where the data was not read and model.context_tokens is not set."""
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
+"""Logits of the log-probs that are computed at once; on a GPU in no more than
+``CHUNK_FRACTION`` of its memory. Each chunk reads the head's weights from memory, which takes a GPU
+as long as some 200 tokens' products; on a CPU more gain nothing."""
+CHUNK_FRACTION = 1 / 50
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What there is to plan for."""
-
-    kind: Literal["cuda", "cpu"]
-    budget_bytes: int
-    host_bytes: int
-
-    @classmethod
-    def here(cls, config: Config, device: torch.device) -> "Machine":
-        """This machine, within what the config allows.
-
-        Raises:
-            ConfigError: the config allows more than there is.
-        """
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if device.type == "cuda":
-            kind: Literal["cuda", "cpu"] = "cuda"
-            total = torch.cuda.get_device_properties(device).total_memory
-        else:
-            kind, total = "cpu", host
-        asked, asked_host = config.memory.budget_gib, config.memory.host_gib
-        return cls(
-            kind,
-            total if asked == "auto" else min(total, int(asked * GIB)),
-            host if asked_host == "auto" else min(host, int(asked_host * GIB)),
-        )
-
-    @classmethod
-    def imagined(cls, config: Config, device: torch.device) -> "Machine":
-        """A GPU with ``memory.budget_gib``, wherever this is called; this machine if that is
-        auto."""
-        here = cls.here(config, device)
-        if config.memory.budget_gib == "auto":
-            return here
-        return replace(here, kind="cuda", budget_bytes=int(config.memory.budget_gib * GIB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +65,8 @@ class Plan:
     cache_tokens: int
     """KV cache, all sequences together."""
     micro_batch_tokens: int
+    chunk_tokens: int
+    """Tokens whose logits exist at once while learning."""
     engine: EngineSizes | None
     """None: without vLLM."""
     lines: tuple[Line, ...]
@@ -230,6 +195,20 @@ class _Draft:
         return self.shape.vocabulary * 4 * (5 if self.under_vllm else 4)
 
     @property
+    def _chunk_bytes(self) -> int:
+        """Of one token."""
+        shape, adapted = self.shape, self.config.model.adapter.adapts_head
+        return chunk_bytes(shape.vocabulary, self.element_bytes, shape.has_softcap, adapted)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Whose logits exist at once while learning."""
+        most = CHUNK_ELEMENTS[self.machine.kind] // self.shape.vocabulary
+        if self.machine.kind == "cuda":
+            most = min(most, int(CHUNK_FRACTION * self.machine.budget_bytes) // self._chunk_bytes)
+        return max(1, most)
+
+    @property
     def least_cache(self) -> int:
         return self.context + 2 * BLOCK_TOKENS
 
@@ -273,14 +252,13 @@ class _Draft:
         activations = shape.activation_bytes(
             tokens, self.context, size, train.gradient_checkpointing, train.packing != "padded"
         )
-        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap)
         both = [
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
             Line("prompts and logits in flight", passing + widest, 0),
             Line("gradients", 0, shape.adapter * 4),
             Line("activations", 0, activations + widest),
-            Line("log-prob chunk", 0, chunk),
+            Line("log-prob chunk", 0, self.chunk_tokens * self._chunk_bytes),
         ]
         return both if self.learns else [replace(line, learning=0) for line in both]
 
@@ -317,7 +295,8 @@ class _Draft:
                 beside_kv_bytes=fixed,
             )
         return Plan(
-            self.machine, self.context, cache_tokens, micro_batch_tokens, engine, lines,
+            self.machine, self.context, cache_tokens, micro_batch_tokens, self.chunk_tokens,
+            engine, lines,
             self.host_bytes(micro_batch_tokens), self.shape.adapter * 4 + self.optimizer_bytes,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-GIB = 2**30
+from reason_llm.machine import GIB
 
 
 @dataclass(slots=True)

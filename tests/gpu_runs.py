@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from conftest import TINY
 from reason_llm import memory
 from reason_llm.config import Config
-from reason_llm.memory import Machine, Plan
+from reason_llm.machine import Machine
+from reason_llm.memory import Plan
 from reason_llm.meter import Meter
 from reason_llm.model.base import Model, default_device, load_tokenizer, meta_model
 from reason_llm.model.shape import Shape

@@ -34,7 +34,7 @@ LAYERS = [
      "model.packed_attention"},
     {"model.base", "model.engine", "model.shared_weights", "model.adapter_sync", "model.adapters",
      "model.merging", "model.nf4", "model.folder", "model.unsloth", "model.shape",
-     "model.decode_attention", "memory", "meter", "environment", "checkpoint"},
+     "model.decode_attention", "machine", "memory", "meter", "environment", "checkpoint"},
     {"sample", "sample.transformers_sampler", "sample.vllm_sampler", "score", "score.answer_text",
      "score.boxed_math", "score.code_tests", "score.extraction",
      "score.custom", "score.judge", "score.math_worker", "score.sandbox", "score.shaping",

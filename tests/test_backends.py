@@ -57,6 +57,18 @@ def test_without_a_gpu_transformers_samples(installed: set[str]) -> None:
     assert "there is no GPU, which Unsloth needs" in why
 
 
+@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], "lm_head|.*q_proj"])
+def test_a_head_with_an_adapter_is_sampled_with_transformers(
+    installed: set[str], targets: str | list[str]
+) -> None:
+    engine, _, why = chosen(made(adapter={"targets": targets}), GPU)
+    assert engine == "transformers"
+    assert "model.adapter.targets with the head" in why
+    with pytest.raises(ConfigError, match=r"the head contradicts sample\.engine=vllm"):
+        chosen(made("vllm", adapter={"targets": targets}), GPU)
+    assert chosen(made(adapter={"targets": "["}), GPU)[0] == "vllm"  # refused by the model
+
+
 def test_on_a_gpu_vllm_samples_over_our_own_views(installed: set[str]) -> None:
     engine, backend, why = chosen(made(), GPU)
     assert (engine, backend) == ("vllm", "native")

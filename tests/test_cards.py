@@ -11,7 +11,8 @@ from conftest import ROOT
 from reason_llm import memory
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.memory import GIB, Machine, Plan
+from reason_llm.machine import GIB, Machine
+from reason_llm.memory import Plan
 from reason_llm.model.base import meta_model
 from reason_llm.model.shape import Shape
 

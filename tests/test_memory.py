@@ -26,12 +26,12 @@ from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config_file import load
 from reason_llm.errors import ConfigError
 from reason_llm.job import plan_only
-from reason_llm.memory import GIB, Machine
+from reason_llm.machine import GIB, Machine
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.shape import Shape
 from reason_llm.train import losses, packing
 from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.logprobs import chunk_bytes, token_logprobs
+from reason_llm.train.logprobs import chunk_bytes, target_logprobs, token_logprobs
 from reason_llm.train.packing import Rollout
 from reason_llm.train.phase import Learner, LearningSettings
 from reason_llm.train.policy import policy_logprobs
@@ -120,8 +120,21 @@ def test_the_chunk_of_log_probs_takes_what_was_planned(
         token_logprobs(hidden, ids, mask, head, None, 0.8, softcap=softcap)[0].sum().backward()
 
     call()
-    planned = chunk_bytes(vocabulary, dtype.itemsize, softcap is not None)
+    planned = 2**21 // vocabulary * chunk_bytes(vocabulary, dtype.itemsize, softcap is not None)
     assert peak_allocated(call) == pytest.approx(planned, rel=0.05)
+    low, up = torch.randn(tokens, 4, dtype=dtype), torch.randn(vocabulary, 4, requires_grad=True)
+
+    def adapted() -> None:
+        states, targets = hidden[0, 1:], ids[0, 1:]
+        found = target_logprobs(
+            states, targets, head, None, 0.8, None, softcap, entropy_gradient=True,
+            adapter=(low, up),
+        )  # fmt: skip
+        sum(each.sum() for each in found).backward()
+
+    adapted()
+    of_token = chunk_bytes(vocabulary, dtype.itemsize, softcap is not None, adapted=True)
+    assert peak_allocated(adapted) == pytest.approx(2**21 // vocabulary * of_token, rel=0.05)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -312,6 +325,18 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path, train__micro_batch_tokens=200_000)
     with pytest.raises(ConfigError, match=r"micro_batch_tokens=200000 needs .* set it to \d+ or"):
         memory.plan(config, shape, card(24), limit=32768)
+
+
+def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
+    """Logits of 2^25 at once on a card, or of a fiftieth of it, and of 2^23 on a CPU."""
+    config, shape = card_config(tmp_path, model__quantize="nf4")
+    large, small = (memory.plan(config, shape, card(gib), limit=32768) for gib in (80, 12))
+    cpu = memory.plan(config, shape, Machine("cpu", 80 * GIB, 80 * GIB), limit=32768)
+    assert large.chunk_tokens == 2**25 // shape.vocabulary
+    assert cpu.chunk_tokens == 2**23 // shape.vocabulary
+    (line,) = (line.learning for line in small.lines if line.name == "log-prob chunk")
+    assert cpu.chunk_tokens < small.chunk_tokens < large.chunk_tokens
+    assert 0.95 * 12 * GIB / 50 < line <= 12 * GIB / 50
 
 
 def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:

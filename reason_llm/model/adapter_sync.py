@@ -9,11 +9,12 @@ vllm/lora/layers/base_linear.py.
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from reason_llm.errors import ModelError
+from reason_llm.model import adapters
 from reason_llm.model.engine import Engine
 
 LORA_ID = 1
@@ -64,7 +65,7 @@ def _register(manager: Any, policy: PeftModel) -> None:
     # A copy: vLLM scales lora_b in place.
     tensors = {
         name: tensor.detach().to(dtype, copy=True)
-        for name, tensor in get_peft_model_state_dict(policy).items()
+        for name, tensor in adapters.state(policy).items()
     }
     lora = LoRAModel.from_lora_tensors(
         LORA_ID, tensors, helper, device=str(manager.device), dtype=dtype
@@ -74,23 +75,21 @@ def _register(manager: Any, policy: PeftModel) -> None:
     lora.loras.clear()  # the slot holds the values now; a request asks only for the id
 
 
-def _pair_up(
-    adapters: Any, policy: PeftModel
-) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
+def _pair_up(theirs: Any, policy: PeftModel) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
     """(their A, their B, our A, our B, scaling) for every adapted layer.
 
     Raises:
         ModelError: a layer of ours that vLLM does not adapt.
     """
-    slot = adapters.lora_index_to_id.index(LORA_ID)
+    slot = theirs.lora_index_to_id.index(LORA_ID)
     ours = {
         name.removeprefix("base_model.model."): module
         for name, module in policy.named_modules()
         if isinstance(module, LoraLayer)
     }
     pairs, left = [], set(ours)
-    for name, module in adapters.modules.items():
-        for index, part in enumerate(adapters.packed_modules.get(name, [name])):
+    for name, module in theirs.modules.items():
+        for index, part in enumerate(theirs.packed_modules.get(name, [name])):
             if part in ours:
                 layer = ours[part]
                 a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

@@ -5,6 +5,7 @@ The policy is an adapter, the reference is the base with the adapter off. Source
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from peft import (
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from reason_llm.config import AdapterSection
 from reason_llm.errors import CheckpointError, ModelError, one_line
@@ -43,7 +45,7 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
     global seed.
 
     Raises:
-        ModelError: a target that the model lacks, or its head.
+        ModelError: a target that the model lacks.
     """
     lora = LoraConfig(
         r=config.rank,
@@ -53,7 +55,8 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         task_type="CAUSAL_LM",
     )
     check_targets(base, config.targets)
-    policy = get_peft_model(base, lora)
+    with _tied_head_may_be_adapted():
+        policy = get_peft_model(base, lora)
     for module in policy.modules():
         if isinstance(module, LoraLayer):
             # Autocast converts where it must; PEFT would keep a float32 copy of every input.
@@ -61,18 +64,22 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
     return policy
 
 
+@contextmanager
+def _tied_head_may_be_adapted() -> Iterator[None]:
+    """Within: PEFT does not warn of a head that is tied to the embedding. The embedding stays as it
+    is, and merging unties the two."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
+        yield
+
+
 def check_targets(base: Any, targets: str | list[str]) -> None:
-    """Every target is a linear layer of the model, and not its head, which stays frozen.
+    """Every target is a linear layer of the model.
 
     Raises:
         ModelError: one is not.
     """
-    head = base.get_output_embeddings()
-    linear = {
-        name
-        for name, module in base.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    }
+    linear = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
     if targets == "all-linear":
         return
     if isinstance(targets, str):
@@ -98,10 +105,26 @@ def reference(policy: PeftModel) -> Iterator[None]:
         yield
 
 
+def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What the adapter adds to a layer's outputs, as (N, R) and (outputs, R), scaled; None without
+    an adapter, or while it is off."""
+    if not isinstance(layer, LoraLayer) or layer.disable_adapters:
+        return None
+    low_NR = layer.lora_A["default"](layer.lora_dropout["default"](inputs_ND))
+    return low_NR * layer.scaling["default"], layer.lora_B["default"].weight
+
+
+def state(policy: PeftModel) -> dict[str, Tensor]:
+    """The adapter's tensors by PEFT's names; not the base's head, which PEFT would add to an
+    adapter on it."""
+    found: dict[str, Tensor] = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    return found
+
+
 def save(policy: PeftModel, folder: Path) -> None:
     """Write the adapter in PEFT's own form, as ``PeftModel.from_pretrained(base, folder)`` reads
     it."""
-    policy.save_pretrained(str(folder))
+    policy.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +144,8 @@ def snapshot(policy: PeftModel) -> Snapshot:
     """A copy that the next optimizer step does not touch."""
     config = copy.deepcopy(policy.peft_config["default"])
     config.inference_mode = True
-    state = get_peft_model_state_dict(policy)
-    return Snapshot(
-        {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}, config
-    )
+    copies = {name: each.detach().to("cpu", copy=True) for name, each in state(policy).items()}
+    return Snapshot(copies, config)
 
 
 def load(policy: PeftModel, folder: Path) -> None:
@@ -133,13 +154,13 @@ def load(policy: PeftModel, folder: Path) -> None:
     Raises:
         CheckpointError: tensors are missing or of other shapes.
     """
-    state = load_file(str(folder / WEIGHTS))
-    expected = {name: tensor.shape for name, tensor in get_peft_model_state_dict(policy).items()}
-    if {name: tensor.shape for name, tensor in state.items()} != expected:
+    found = load_file(str(folder / WEIGHTS))
+    expected = {name: tensor.shape for name, tensor in state(policy).items()}
+    if {name: tensor.shape for name, tensor in found.items()} != expected:
         raise CheckpointError(
             f"{folder / WEIGHTS} does not fit the model's adapter; start with --run.resume never"
         )
-    set_peft_model_state_dict(policy, state)
+    set_peft_model_state_dict(policy, found)
 
 
 def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
@@ -151,7 +172,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
     Raises:
         ModelError: as ``load_as_is``.
     """
-    expected = {k: list(v.shape) for k, v in get_peft_model_state_dict(policy).items()}
+    expected = {name: list(tensor.shape) for name, tensor in state(policy).items()}
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as opened:
             names = list(opened.keys())
@@ -189,7 +210,8 @@ def over(base: Any, folder: Path) -> PeftModel:
         ModelError: it does not fit.
     """
     try:
-        return PeftModel.from_pretrained(base, str(folder))
+        with _tied_head_may_be_adapted():
+            return PeftModel.from_pretrained(base, str(folder))
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         raise _misfit(folder, str(base.config.name_or_path)) from error
 

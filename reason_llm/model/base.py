@@ -151,10 +151,17 @@ class Model:
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits (N, V) of N positions, in the base's dtype, capped where the model caps them."""
-        logits_NV = nn.functional.linear(hidden_ND, self.head.weight, self.head.bias)
+        with self._autocast():
+            logits_NV: Tensor = self.head(hidden_ND)
         if self.softcap is None:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
+
+    def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What an adapter on the head adds to the logits of N positions, as two factors (N, R) and
+        (V, R); None without one, or while it is off."""
+        with self._autocast():
+            return adapters.factors(self.head, hidden_ND)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """A base in bfloat16 gets the float32 adapter's products in bfloat16, as vLLM computes

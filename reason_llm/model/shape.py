@@ -52,7 +52,9 @@ class Shape:
         linear = {
             id(m.weight): m.weight.numel()
             for m in base.modules()
-            if isinstance(m, nn.Linear) and m is not head and not m.weight.requires_grad
+            if isinstance(m, nn.Linear)
+            and m.weight is not head.weight
+            and not m.weight.requires_grad
         }
         frozen = {id(p): p.numel() for p in base.parameters() if not p.requires_grad}
         trained = [p for p in base.parameters() if p.requires_grad]

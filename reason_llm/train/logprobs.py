@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**23
-"""Float32 elements of a chunk, 32 MiB; its logits, log-probs and probs exist together."""
+"""Logits of a chunk where nobody says how many tokens it has; 32 MiB in float32."""
 
 
 def token_logprobs(
@@ -61,10 +62,21 @@ def target_logprobs(
     chunk_tokens: int | None = None,
     softcap: float | None = None,
     entropy_gradient: bool = False,
+    adapter: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (N,) of tokens from the hidden states that predict them, already
-    shifted; otherwise as ``token_logprobs``."""
+    shifted; otherwise as ``token_logprobs``.
+
+    Args:
+        adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
+            logits; gradients flow into both, for which each chunk is computed once more.
+    """
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
+    if adapter is not None:
+        return _adapted_logprobs(
+            hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient,
+            *adapter,
+        )  # fmt: skip
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
         hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
     )
@@ -165,11 +177,49 @@ def _chunk(
     return logprobs_C, entropy_C
 
 
-def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool) -> int:
-    """Memory of one chunk at its largest: the tensors of a chunk's size in ``_chunk``.
+def _adapted_logprobs(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    temperature: float,
+    chunk: int,
+    softcap: float | None,
+    entropy_gradient: bool,
+    low_NR: Tensor,
+    up_VR: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradient in up_VR is a sum over tokens weighted by what comes from above, so it cannot be
+    made on the way forward."""
+
+    def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        linear = torch.nn.functional.linear
+        logits_CV = linear(hidden_CD, head_VD, bias_V)
+        logits_CV = (logits_CV + linear(low_CR, up_VR.to(low_CR.dtype))).to(accumulate)
+        if softcap is not None:
+            logits_CV = torch.tanh(logits_CV / softcap) * softcap
+        logprobs_CV = (logits_CV / temperature).log_softmax(-1)
+        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
+        return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
+
+    accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
+    found = [
+        checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(
+            hidden_ND.split(chunk), low_NR.split(chunk), targets_N.split(chunk), strict=True
+        )
+    ]
+    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
+
+
+def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
+    """Memory of a chunk at its largest, for each token in it: the logits and what is made of them.
 
     Args:
         element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
+        adapted: there is an adapter on the head.
     """
-    elements = max(1, CHUNK_ELEMENTS // vocabulary) * vocabulary
-    return elements * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
+    if adapted:  # autograd's, the entropy's gradient included
+        return vocabulary * 4 * (6 if softcap else 5)
+    return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))

@@ -45,6 +45,8 @@ class LearningSettings:
     micro_batch_tokens: int
     seed: int
     total_optimizer_steps: int
+    chunk_tokens: int | None = None
+    """Tokens whose logits exist at once; None as for ``logprobs``."""
 
 
 class Learner:
@@ -220,8 +222,9 @@ class Learner:
         ids_BT, mask_BT = packing.collate(rollouts, self.model.device)
         layout = packing.lay_out(rollouts, self.model.device) if self.is_packed else None
         found = policy_logprobs(
-            self.model, ids_BT, mask_BT, self.settings.temperature, entropy_gradient, layout
-        )
+            self.model, ids_BT, mask_BT, self.settings.temperature, entropy_gradient, layout,
+            self.settings.chunk_tokens,
+        )  # fmt: skip
         return mask_BT, *found, (ids_BT if layout is None else layout.ids_1N).numel()
 
     def _optimizer_step(

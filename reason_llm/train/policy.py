@@ -22,11 +22,13 @@ def policy_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
     layout: Layout | None = None,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (B, T) of the masked tokens under the model as it is now.
 
     Args:
         layout: of the same rollouts; with it the model sees them end to end in one row.
+        chunk_tokens: as ``token_logprobs`` takes it.
     """
     if layout is None:
         hidden_ND = model.hidden_states(ids_BT)[:, :-1][mask_BT[:, 1:]]
@@ -41,8 +43,10 @@ def policy_logprobs(
         model.head.weight,
         model.head.bias,
         temperature,
+        chunk_tokens,
         softcap=model.softcap,
         entropy_gradient=entropy_gradient,
+        adapter=model.head_adapter(hidden_ND),
     )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return (

@@ -21,7 +21,8 @@ from reason_llm import memory
 from reason_llm.buffer import RolloutBuffer, RunIdentity
 from reason_llm.config import Config
 from reason_llm.config_score import RewardSpec, ScoreSection
-from reason_llm.memory import Machine, Plan
+from reason_llm.machine import Machine
+from reason_llm.memory import Plan
 from reason_llm.model import base
 from reason_llm.model.base import Model
 from reason_llm.model.shape import Shape
@@ -115,6 +116,7 @@ def _settings(config: Config, plan: Plan) -> LearningSettings:
         micro_batch_tokens=plan.micro_batch_tokens,
         seed=SEED,
         total_optimizer_steps=config.run.steps,
+        chunk_tokens=plan.chunk_tokens,
     )
 
 

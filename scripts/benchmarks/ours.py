@@ -11,7 +11,8 @@ from benchmarks import device, models
 from benchmarks.work import TARGETS, Outcome, Work
 from reason_llm import memory
 from reason_llm.config import Config
-from reason_llm.memory import GIB, Machine, Plan
+from reason_llm.machine import GIB, Machine
+from reason_llm.memory import Plan
 from reason_llm.meter import Meter
 from reason_llm.model.base import Model, default_device, meta_model
 from reason_llm.model.shape import Shape
@@ -93,6 +94,7 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
             plan.micro_batch_tokens,
             seed=0,
             total_optimizer_steps=work.steps,
+            chunk_tokens=plan.chunk_tokens,
         )
         stage = _Stage(work, plan, meter, model, Learner(model, settings))
         for step in range(work.steps):

@@ -32,7 +32,7 @@ from reason_llm.console import Console
 from reason_llm.errors import ModelError
 from reason_llm.evaluation import run_evaluation
 from reason_llm.evaluation_request import make_request
-from reason_llm.model import merging
+from reason_llm.model import adapters, merging
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.engine import EngineSizes
 from reason_llm.rollout import Prompt
@@ -132,6 +132,37 @@ def test_vllm_loads_the_export_and_says_the_same(call: Call, run: Path, tmp_path
     ours = parity.logprobs(policy_of(run, torch.float32), rollouts, 1.0)
     assert len(ours) > 200
     assert parity.Gap.between(theirs, ours).largest < 1e-4
+
+
+def test_a_head_that_learned_is_exported_apart_from_the_embedding(
+    call: Call, tmp_path: Path, small_run: Callable[..., Config]
+) -> None:
+    """Trained, gone on with from its checkpoint, merged, and loaded by Transformers."""
+    options = {"model__adapter": {"rank": 8, "targets": ["down_proj", "lm_head"]},
+               "train__learning_rate": 1e-2}  # fmt: skip
+    loop.run(small_run(run__steps=1, **options), Console("quiet"))
+    loop.run(small_run(run__steps=2, **options), Console("quiet"))
+    run, out = tmp_path / "runs" / "small", tmp_path / "out"
+    assert load_file(run / "adapter" / "adapter_model.safetensors").keys() == {
+        f"base_model.model.{name}.lora_{factor}.weight"
+        for name in ("lm_head", *(f"model.layers.{i}.mlp.down_proj" for i in range(4)))
+        for factor in "AB"
+    }
+    code, shown, error = call(run, "--out", out, "--dtype", "float32")
+    assert (code, error) == (0, "")
+    assert "parity" in shown
+    exported, base = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, TINY)
+    )
+    embedding = exported.get_input_embeddings().weight
+    assert torch.equal(embedding, base.get_input_embeddings().weight)
+    assert (exported.get_output_embeddings().weight - embedding).abs().max() > 1e-3
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            exported(input_ids=ids).logits,
+            adapters.over(base, run / "adapter")(input_ids=ids).logits,
+        )
 
 
 def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from conftest import TINY
+from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group, Prompt
@@ -35,6 +37,32 @@ def test_sampler_and_learner_agree(model: Model, tokenizer: Any, temperature: fl
     reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
     assert (logprobs[mask] - reported).abs().max() < 1e-4
     assert reported.min() < -0.5, "nothing but certain tokens proves nothing"
+
+
+def test_with_an_adapter_on_the_head_too(tokenizer: Any) -> None:
+    """And one that is off is the base."""
+    adapter = AdapterSection(rank=4, alpha=8, targets=["q_proj", "lm_head"])
+    section = ModelSection(path=str(TINY), dtype="float32", adapter=adapter)
+    generator = torch.Generator().manual_seed(1)
+    with Model(section, tokenizer, seed=0) as model:
+        for parameter in model.policy.parameters():
+            if parameter.requires_grad:
+                parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        model.policy.eval()
+        rollouts = to_rollouts(sampled(model, tokenizer, 0.8))
+        ids, mask = packing.collate(rollouts, model.device)
+        with torch.no_grad():
+            logprobs, _ = policy_logprobs(model, ids, mask, 0.8)
+            theirs = model.policy(input_ids=ids).logits
+            torch.testing.assert_close(model.logits(model.hidden_states(ids)), theirs)
+            with adapters.reference(model.policy):
+                base, _ = policy_logprobs(model, ids, mask, 0.8)
+                plain = model.policy.get_base_model()(input_ids=ids).logits / 0.8
+        reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+        assert (logprobs[mask] - reported).abs().max() < 1e-4
+        expected = plain.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+        assert torch.allclose(base[:, 1:][mask[:, 1:]], expected[mask[:, 1:]], atol=1e-5)
+        assert (base - logprobs)[mask].abs().max() > 0.1
 
 
 def test_a_sampler_without_the_adapter_would_be_noticed(model: Model, tokenizer: Any) -> None:

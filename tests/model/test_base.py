@@ -51,7 +51,7 @@ def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict) -> N
 
 
 @pytest.mark.parametrize(
-    "targets", [["foo"], ["q_proj", "foo"], "[", ["lm_head"], ["embed_tokens"]]
+    "targets", [["foo"], ["q_proj", "foo"], "[", ["lm_head", "foo"], ["embed_tokens"]]
 )
 def test_targets_that_are_not_there_or_not_linear(targets: Any) -> None:
     section = ModelSection(path=str(TINY), adapter=AdapterSection(targets=targets))
@@ -60,6 +60,6 @@ def test_targets_that_are_not_there_or_not_linear(targets: Any) -> None:
 
 
 def test_targets_that_are_there() -> None:
-    for targets in ("all-linear", ["q_proj", "v_proj"], r".*\.mlp\..*_proj"):
+    for targets in ("all-linear", ["q_proj", "v_proj"], r".*\.mlp\..*_proj", ["lm_head"]):
         adapter = AdapterSection(targets=targets)
         check_model(ModelSection(path=str(TINY), adapter=adapter))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reason_llm.train.logprobs import token_logprobs
+from reason_llm.train.logprobs import target_logprobs, token_logprobs
 
 
 def case(dtype: torch.dtype, bias: bool) -> tuple[torch.Tensor, ...]:
@@ -77,6 +77,35 @@ def test_the_entropy_has_an_exact_gradient_when_asked(softcap: float | None) -> 
 
     assert torch.autograd.gradcheck(total, (hidden,))
     _, entropy = token_logprobs(hidden, ids, mask, head, None, 0.9, 5, softcap)
+    assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_an_adapter_on_the_head_learns_exactly(chunk: int, softcap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    hidden, low, up = drawn(9, 16), drawn(9, 3), drawn(37, 3)
+    head, bias = drawn(37, 16).detach(), drawn(37).detach()
+    ids = torch.randint(37, (9,), generator=generator)
+    logits = torch.nn.functional.linear(hidden, head, bias) + low @ up.T
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    full = (logits / 0.9).log_softmax(-1)
+    expected = full.gather(-1, ids[:, None])[:, 0], -(full.exp() * full).sum(-1)
+    wanted = torch.autograd.grad(expected[0].square().sum() + expected[1].pow(3).sum(),
+                                 (hidden, low, up))  # fmt: skip
+    found = target_logprobs(hidden, ids, head, bias, 0.9, chunk, softcap, True, (low, up))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-12)
+    gradients = torch.autograd.grad(found[0].square().sum() + found[1].pow(3).sum(),
+                                    (hidden, low, up))  # fmt: skip
+    for gradient, exact in zip(gradients, wanted, strict=True):
+        assert torch.allclose(gradient, exact, atol=1e-12)
+    _, entropy = target_logprobs(hidden, ids, head, bias, 0.9, chunk, softcap, False, (low, up))
     assert not entropy.requires_grad
 
 
