@@ -131,7 +131,8 @@ def read_command_line(
         problem = f"unknown argument {unknown[0]!r}"
         if not with_config:
             raise ConfigError(f"{problem}; see --help for all options")
-        raise ConfigError(unknown_key(unknown[0].lstrip("-").split("=")[0], problem, "--"))
+        key = unknown[0].lstrip("-").split("=")[0]
+        raise ConfigError(unknown_key(key, problem, "--", [*switches, *(values or {})]))
     found = vars(known)
     first = found.pop("what")
     given = {name for name in switches if found.pop(name)}
