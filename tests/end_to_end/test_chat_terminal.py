@@ -69,6 +69,9 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
         (["docs"], QUESTION, r"docs is neither a run .* nor a model .*; name .*"),
         ([str(TINY)], " \n", r"standard input is empty; pipe a message in, .*"),
         ([str(TINY), "--top-k", "-1"], QUESTION, r"top_k='-1': input should be .*; it is INT: .*"),
+        ([], "", r"the following arguments are required: target; see --help"),
+        ([str(TINY), "--temprature", "1"], "", r"unrecognized arguments: --temprature 1; .*"),
+        ([str(TINY), "--adapter", "runs/x"], QUESTION, r"--adapter runs/x holds no adapter_con.*"),
         ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is none of .*"),
     ],
 )

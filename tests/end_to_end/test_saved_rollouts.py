@@ -109,6 +109,9 @@ def test_new_rewards_for_old_rollouts(
     assert code == 0, shown
     code, shown = call("rescore.py", str(source), config, "--out", str(target))
     assert (code, "exists and is left as it is" in shown) == (2, True)
+    for arguments in ([], [str(source), "--out"]):
+        code, shown = call("rescore.py", *arguments)
+        assert (code, shown.count("\n"), shown.startswith("error: ")) == (2, 1, True), shown
 
 
 def test_a_new_run_from_a_checkpoint_and_on_with_it(
