@@ -1,4 +1,4 @@
-"""``python scripts/benchmark.py cpu``; ``... gpu --model-shape qwen2.5-7b --out docs/gpu_table.md``."""
+"""``python scripts/benchmark.py cpu``; ``... gpu --out docs/gpu_table.md``."""
 
 import argparse
 import sys
