@@ -129,7 +129,7 @@ class Console:
 
 
 class _Lines(logging.Handler):
-    """Records as printable lines, never broken or padded to a width: a pipe is searched for them."""
+    """Records as printable lines, never broken to a width: pipes are searched for them."""
 
     def __init__(self, console: RichConsole) -> None:
         super().__init__()

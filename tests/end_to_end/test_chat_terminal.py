@@ -117,6 +117,12 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     assert plain.split("\n")[0] in terminal.wait("base> ", times=4)
     dim = terminal.wait("<think>", styles=True)
     assert "\x1b[2m<think>" in dim  # the base thinks before it answers
+    terminal.tmux("set-buffer", "What is\n3 + 4?\n")
+    terminal.tmux("paste-buffer", "-p", "-r")
+    time.sleep(0.5)
+    terminal.tmux("send-keys", "Enter")
+    asked = terminal.wait("base> ", times=5)
+    assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
     terminal.type("/tempreature 1")
     terminal.wait("/tempreature is no command; did you mean /temperature?")
     terminal.type("/max_new_tokens 4000")
