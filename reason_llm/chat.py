@@ -73,6 +73,11 @@ def find_subject(target: str, adapter: Path | None) -> Subject:
         ReasonError: it is none of these, or a run without an adapter so far.
     """
     path = Path(target)
+    if adapter is not None and not run_folder.is_adapter(adapter):
+        raise ConfigError(
+            f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
+            "runs/quickstart/adapter"
+        )
     if run_folder.is_run(path):
         own = None if adapter else run_folder.find_adapter(path)
         return _of_run(run_folder.read_config(path), adapter or own)

@@ -29,8 +29,9 @@ HELP = """\
 /temperature 0.7       likewise /top_p /top_k /min_p /max_new_tokens /seed
 /settings              all of these
 /help, /quit           this, and the end (or Ctrl-D)
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; so does all
-between two lines of three quotes. A message that begins with / needs a space before it."""
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; so does
+all between two lines of three quotes. What is pasted is one message. A message
+that begins with / needs a space before it."""
 
 
 class AnswerWriter:
@@ -108,8 +109,10 @@ class ChatTerminal:
 
     def talk(self) -> None:
         """Until Ctrl-D or ``/quit``."""
-        import readline  # noqa: F401  line editing and history, for input()
+        import readline  # line editing and history, for input()
 
+        # Which Python turns off for its own prompt: pasted lines are one message.
+        readline.parse_and_bind("set enable-bracketed-paste on")
         chat = self.chat
         adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
         self._say(
@@ -200,7 +203,8 @@ class ChatTerminal:
         if rest:
             self.chat.options = parse_option(self.chat.options, name, rest)
         else:
-            self._say(f"{name} {self.chat.options.model_dump()[name]}")
+            value = self.chat.options.model_dump()[name]
+            self._say(f"{name} {'null' if value is None else value}")
 
     def _settings(self, name: str, rest: str) -> None:
         for key, value in self.chat.options.model_dump().items():

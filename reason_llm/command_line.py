@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
@@ -16,6 +16,14 @@ from reason_llm.errors import ConfigError, one_line
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
 """Other names of options."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Whose errors are one line, and the caller's to print."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what a wrong command line is."""
+        raise ConfigError(f"{message}; see --help")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,8 @@ def read_command_line(
         problem = f"unknown argument {unknown[0]!r}"
         if not with_config:
             raise ConfigError(f"{problem}; see --help for all options")
-        raise ConfigError(unknown_key(unknown[0].lstrip("-").split("=")[0], problem, "--"))
+        key = unknown[0].lstrip("-").split("=")[0]
+        raise ConfigError(unknown_key(key, problem, "--", [*switches, *(values or {})]))
     found = vars(known)
     first = found.pop("what")
     given = {name for name in switches if found.pop(name)}

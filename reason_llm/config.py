@@ -37,8 +37,8 @@ class RunSection(Section):
     afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
     go on with that run."""
     from_buffer: Path | None = None
-    """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them. Their
-    rewards count; scripts/rescore.py gives others."""
+    """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
+    says how many steps there are. Their rewards count; scripts/rescore.py gives others."""
     buffer: Path = Path("data/buffer.json")
     """The rollout buffer, written after every wave."""
     save_every: Count = 1

@@ -1,7 +1,7 @@
 """The config as a file: read, overridden, written, compared; every mistake in it as one line."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -50,7 +50,7 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, path)) from error
+        raise ConfigError(_first_problem(error, str(path), overrides)) from error
 
 
 def to_yaml(config: Config) -> str:
@@ -163,26 +163,35 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _first_problem(error: ValidationError, path: Path) -> str:
-    """The first problem of a failed validation: key, value, fix."""
+def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
+    """The first problem of a failed validation: where, key, value, fix."""
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     # Parts such as "constrained-int" name a branch of a union, not a key.
     key = ".".join(
         str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
     )
+    if any(f"{key}.".startswith(f"{name}.") for name in overrides):
+        path = "command line"
+    # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
+    options = dict(leaves(Config))
+    option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
+    hint = (
+        f"; {option} takes {shown_type(options[option])}: {docstring(options[option])}"
+        if option
+        else ""
+    )
     if first["type"] == "extra_forbidden":
-        return unknown_key(key, f"{path}: unknown key {key!r}")
+        problem = f"{path}: unknown key {key!r}"
+        return f"{problem}{hint}" if option else unknown_key(key, problem)
     if first["type"] == "missing":
         return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return f"{path}: {problem}"
-    field = dict(leaves(Config)).get(key)
     if problem == first["msg"]:
         problem = problem[0].lower() + problem[1:]
-    elif field is None:  # a check of a whole section, which names its keys itself
+    elif key != option:  # a check of a whole section, which names its keys itself
         return f"{path}: {problem}"
-    hint = f"; {key} takes {shown_type(field)}: {docstring(field)}" if field else ""
     return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
 
 
@@ -191,15 +200,31 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 
 
-def unknown_key(key: str, problem: str, dashes: str = "") -> str:
-    """``problem``, with the option that ``key`` may have meant."""
-    keys = [name for name, _ in leaves(Config)]
+def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
+    """``problem``, with the option that ``key`` may have meant.
+
+    Args:
+        others: what may be meant beside the config's options.
+    """
+    keys = [*others, *(name for name, _ in leaves(Config))]
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
-    keys += list(Config.model_fields)
-    same_leaf = [name for name in keys if name.split(".")[-1] == key.split(".")[-1]]
-    near = same_leaf[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    if not dashes and "." not in key:
+        keys += list(Config.model_fields)
+    # By the last part alone, and only what is nearly the same: whoever has another trainer's name
+    # in mind is led astray by a far guess.
+    by_name: dict[str, str] = {}
+    for candidate in keys:
+        by_name.setdefault(_last_part(candidate), candidate)
+    near = [name for name in keys if key.startswith(f"{name}.")] or [
+        by_name[name]
+        for name in difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
+    ]
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
     )
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2].replace("-", "_")

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.live import Live
-from rich.logging import RichHandler
 from rich.text import Text
 
 from reason_llm.errors import printable, without_secrets
@@ -40,8 +39,7 @@ class Console:
         self._quiet = mode == "quiet"
         self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
-        handler = RichHandler(console=self._rich, show_time=False, show_path=False, markup=False)
-        handler.setFormatter(_Printable("%(message)s"))
+        handler = _Lines(self._rich)
         # On import it tells of CPU kernels that are nowhere asked for.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         logger = logging.getLogger("reason_llm")
@@ -130,9 +128,15 @@ class Console:
         )
 
 
-class _Printable(logging.Formatter):
-    """One line for each message, and nothing that a terminal would act on."""
+class _Lines(logging.Handler):
+    """Records as printable lines, never broken to a width: pipes are searched for them."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The message alone."""
-        return without_secrets(printable(record.getMessage()))
+    def __init__(self, console: RichConsole) -> None:
+        super().__init__()
+        self._rich = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """``WARNING  the message``."""
+        style = f"logging.level.{record.levelname.lower()}"
+        text = without_secrets(printable(record.getMessage()))
+        self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))

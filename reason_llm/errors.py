@@ -65,7 +65,7 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = exit_code
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's text without line breaks, nor the number of a system's error."""
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return " ".join(error.strerror.split())

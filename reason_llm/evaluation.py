@@ -130,7 +130,8 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         stages.append(_Stage(config, targets, tokenizer, sets, plan))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
-        lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}"), *why]
+        lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
+        lines += why[:-1]  # the last is of learning
     return stages, lines
 
 

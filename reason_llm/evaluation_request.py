@@ -13,7 +13,7 @@ from reason_llm import config_file, run_folder
 from reason_llm.command_line import CommandLine
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model import adapters
+from reason_llm.model import adapters, folder
 
 PRESETS = {
     "gsm8k": "openai/gsm8k:main",
@@ -75,14 +75,17 @@ def make_request(line: CommandLine) -> Request:
     wanted = [line.one("model") or own.label, line.one("compare")]
     targets = tuple(_target(name, config, own) for name in wanted if name is not None)
     if len({target.label for target in targets}) < len(targets):
-        raise ConfigError(f"--compare {wanted[1]} is the model itself; name another, such as base")
+        raise ConfigError(
+            f"--compare {wanted[1]} is the model itself; name another, such as "
+            + ("a run's folder" if wanted[1] == "base" else "base")
+        )
     sets = _sets(line.values.get("sets"), config)
     tree = config.model_dump(mode="json")
     overrides = {"data.eval": None, "eval.sets": sets} | later
     config = config_file.build(tree, Path(str(config.run.name)), overrides)
     out, generate_only = line.one("out"), "generate-only" in line.given
-    folder = "completions" if generate_only else "evaluation"
-    default = config.run.directory / str(config.run.name) / folder
+    results = "completions" if generate_only else "evaluation"
+    default = config.run.directory / str(config.run.name) / results
     return Request(
         config=config,
         targets=targets,
@@ -106,6 +109,8 @@ def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
     if path.is_dir() and not any(path.iterdir()):
         raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
     is_adapter = run_folder.is_adapter(path)
+    if not is_adapter:
+        folder.check(what, "config.json", "a model")
     base = str(adapters.base_of(path)) if is_adapter else what
     tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": what}}
     config = config_file.build(tree, path, overrides)

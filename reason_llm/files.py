@@ -87,7 +87,8 @@ def check_writable(folder: Path) -> None:
             f"{folder} cannot be written ({error.strerror}); choose another place"
         ) from error
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise WriteError(f"{folder} cannot be written: {there} forbids it; choose another place")
+        problem = f"{there} forbids it" if there.is_dir() else f"{there} is a file"
+        raise WriteError(f"{folder} cannot be written: {problem}; choose another place")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

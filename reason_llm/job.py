@@ -186,6 +186,11 @@ def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path
             f"run.from_buffer={run.from_buffer} is in {folder}, which --run.resume never moves "
             "aside; give this run a --run.name of its own"
         )
+    if run.steps < len(files):
+        logger.warning(
+            "run.steps=%d does not count: run.from_buffer=%s holds %d steps; for fewer, name a "
+            "folder with fewer", run.steps, run.from_buffer, len(files),
+        )  # fmt: skip
     changed = run.model_copy(update={"steps": len(files), "buffer": folder / "buffer.json"})
     return config.model_copy(update={"run": changed}), files
 

@@ -1,4 +1,4 @@
-"""``python scripts/benchmark.py cpu``; ``... gpu --model-shape qwen2.5-7b --out docs/gpu.md``."""
+"""``python scripts/benchmark.py cpu``; ``... gpu --out docs/gpu_table.md``."""
 
 import argparse
 import sys
@@ -23,7 +23,11 @@ def main() -> int:
     """Read the command line and run what it names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
-    _add_gpu(parts.add_parser("gpu", description=DESCRIPTION))
+    _add_gpu(
+        parts.add_parser(
+            "gpu", help="beside vLLM, TRL and Unsloth, on a GPU", description=DESCRIPTION
+        )
+    )
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)

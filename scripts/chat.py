@@ -1,8 +1,8 @@
 """Chat: ``python scripts/chat.py RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``, in a terminal
 or a pipe."""
 
-import argparse
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,9 @@ def main() -> int:
     Console("quiet")  # warnings, and nothing else of the libraries
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    arguments = _parser().parse_args()
     write_for_oneself()
     try:
+        arguments = _parser().parse_args()
         from reason_llm.chat import Chat, find_subject, options_of  # heavy: after --help
 
         subject = find_subject(arguments.target, arguments.adapter)
@@ -53,12 +53,14 @@ def main() -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    from reason_llm.command_line import Parser
+
+    parser = Parser(
         prog="python scripts/chat.py",
         description=DESCRIPTION,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"

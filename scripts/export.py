@@ -47,6 +47,12 @@ def main() -> int:
                 "what and where to? give a run's folder and --out FOLDER, as in "
                 "export.py runs/quickstart --out exported/sums"
             )
+        adapter_only = "adapter-only" in line.given
+        for name in ("dtype", "max-shard-gib", "rollouts"):
+            if adapter_only and name in line.values:
+                raise ConfigError(
+                    f"--{name} contradicts --adapter-only: it is of a merge; leave one of them out"
+                )
         from reason_llm.console import Console
 
         console = Console("plain")
@@ -57,7 +63,7 @@ def main() -> int:
             source=Path(line.what),
             out=Path(out),
             base=line.one("base"),
-            adapter_only="adapter-only" in line.given,
+            adapter_only=adapter_only,
             dtype=dtype_name(line.one("dtype") or "bfloat16"),
             shard_bytes=shard_bytes(line.one("max-shard-gib") or "5"),
             rollouts=Path(rollouts) if rollouts else None,

@@ -184,7 +184,7 @@ def pretrain(
 
 def main() -> None:
     """Make the data, the tokenizer and the model, and say how good it is."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--batch", type=int, default=128)

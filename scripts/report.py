@@ -1,27 +1,16 @@
 """Report: ``python scripts/report.py RUN [RUN2 ...]`` writes one HTML file; ``--serve`` follows a
 running run."""
 
-import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 DESCRIPTION = """\
 Write the report of one or more runs: one HTML file that loads nothing from anywhere."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Whose errors are the caller's to print."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what a wrong command line is."""
-        from reason_llm.errors import ConfigError
-
-        raise ConfigError(f"{message}; see --help")
-
-
 def main() -> int:
     """Read the command line, and turn a user's mistake into one line and exit code 2."""
+    from reason_llm.command_line import Parser
     from reason_llm.errors import ConfigError, ReasonError, shown
     from reason_llm.files import write_for_oneself
     from reason_llm.report.page import write_report
@@ -46,6 +35,8 @@ def main() -> int:
                 raise ConfigError("--serve writes no file; leave out --out, or --serve")
             serve(given.runs, given.port, lambda url: print(f"following on {url}", flush=True))
             return 0
+        if given.port:
+            raise ConfigError(f"--port {given.port} is for --serve; give both, or none")
         out = given.out or given.runs[0] / "report.html"
         alarms = write_report(given.runs, out)
         print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")

@@ -1,8 +1,8 @@
 """``python scripts/rescore.py BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``: saved
 rollouts get the rewards and advantages of a config."""
 
-import argparse
 import sys
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 DESCRIPTION = """\
@@ -12,26 +12,26 @@ Learn from it with: python scripts/train.py CONFIG.yaml --from-buffer FILE"""
 
 def main() -> int:
     """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.command_line import parse_command_line
+    from reason_llm.command_line import Parser, parse_command_line
     from reason_llm.console import Console
     from reason_llm.errors import ReasonError, shown
     from reason_llm.files import write_for_oneself
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python scripts/rescore.py",
         description=DESCRIPTION,
         usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]",
         epilog="All options of scripts/train.py can be given too; score and algorithm count.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
     parser.add_argument(
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
     )
-    own, rest = parser.parse_known_args()
     write_for_oneself()
     try:
+        own, rest = parser.parse_known_args()
         default = Path("configs/quickstart.yaml")
         config, _ = parse_command_line(
             "python scripts/rescore.py BUFFER", DESCRIPTION, default, rest, {}

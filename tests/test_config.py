@@ -82,7 +82,14 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             "data: {train: x}\nscore: {rewards: [{custom: 'my.py:reward'}]}\n",
             ["score.rewards", "score/reward is a metric of its own; rename the function reward"],
         ),
-        ("data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n", ["score.rewards.0.nam"]),
+        (
+            "data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n",
+            ["score.rewards.0.nam", "score.rewards takes LIST: List of {name, weight, options}"],
+        ),
+        (
+            "data: {train: x}\nscore: {rewards: [boxed]}\n",
+            ["score.rewards.0='boxed'", "List of {name, weight, options}"],
+        ),
         (
             "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
             ["kl_coefficient=0.1", "algorithm.kl"],
@@ -115,7 +122,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
         ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "greater than 0"]),
         ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
-        ("data: {train: [{source: a, wieght: 1}]}\n", ["data.train.0.wieght"]),
+        (
+            "data: {train: [{source: a, wieght: 1}]}\n",
+            ["data.train.0.wieght", "a list of {source, weight}"],
+        ),
         ("data: {train: [a, {source: a}]}\n", ["names a twice"]),
         ("data: {train: x, pass_rate: {column: r, min: 2}}\n", ["min=2", "pass_rate.max=1"]),
         ("data: {train: x, pass_rate: {min: 0.5}}\n", ["data.pass_rate.column"]),
@@ -151,6 +161,14 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--run.steps"], "expected one argument"),
         (["--run.steps", "["], "not valid YAML"),
         (["a.yaml", "b.yaml"], "b.yaml"),
+        (["--run.steps", "ten"], "command line: run.steps='ten'"),
+        (["--score.rewards", "[{nam: boxed}]"], "command line: unknown key 'score.rewards.0.nam'"),
+        # Names of other trainers, for which nothing here is nearly the same.
+        (["--num_generations", "8"], "unknown argument '--num_generations'; see --help"),
+        (["--algorithm.beta", "0"], "unknown argument '--algorithm.beta'; see --help"),
+        (["--train.lr", "1"], "unknown argument '--train.lr'; see --help"),
+        (["--max_steps", "1"], "did you mean --run.steps?"),
+        (["--eval.sets.mine", "x"], "did you mean --eval.sets?"),
     ],
 )
 def test_a_wrong_argument_is_one_line(arguments: list[str], named: str) -> None:

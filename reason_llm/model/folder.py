@@ -36,17 +36,20 @@ def check(path: str, name: str, what: str) -> None:
     """
     folder = Path(path)
     looks_local = (
-        folder.exists() or path.startswith((".", "/", "~", "model/")) or path.count("/") != 1
+        folder.exists()
+        or path.startswith((".", "/", "~", "model/"))
+        or path.count("/") != 1
+        or any(folder.parent.glob("*/resolved_config.yaml"))  # a run's name that is misspelt
     )
     if looks_local and not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "does not exist"
         raise ModelError(
-            f"model.path={path} does not exist; give a folder with {what}, or a Hub id such as "
-            f"org/name"
+            f"model.path={path} {problem}; give a folder with {what}, or a Hub id such as org/name"
         )
     if folder.is_dir() and not (folder / name).is_file():
         raise ModelError(
-            f"model.path={path} holds no {what}: {name} is missing; save it there, or name another "
-            f"folder"
+            f"model.path={path} is no folder with {what}: {name} is missing; save it there, or "
+            "name another folder"
         )
 
 

@@ -34,8 +34,8 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
     """
-    check_writable(out.parent)
     runs = read_runs(folders)
+    check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))
     found = [title for each in examined for title, f in each.findings.items() if f.state == "alarm"]

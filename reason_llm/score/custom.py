@@ -91,8 +91,11 @@ class CustomReward:
         return within(self.timeout_seconds, self.where, lambda: self._result(arguments))
 
     def _result(self, arguments: dict[str, Any]) -> Any:
-        result = self._function(**arguments)
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        try:
+            result = self._function(**arguments)
+            return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        except SystemExit as error:  # which would end the run without a word
+            raise RuntimeError(f"{self.where} ended with sys.exit({error.code!r})") from error
 
 
 async def _awaited(result: Any) -> Any:
@@ -114,7 +117,7 @@ def _load(where: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"score.rewards: custom={where}: {path} cannot be imported "
             f"({type(error).__name__}: {one_line(error)}); mend it"

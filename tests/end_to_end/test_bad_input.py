@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda f: buffer_of_another_run(f, keep=50),
         ["buffer.json is cut short", "--run.resume never"],
     ),
-    "output folder in a file": (file_in_the_way, ["runs", "cannot be written"]),
+    "output folder in a file": (file_in_the_way, ["runs", "cannot be written", "is a file"]),
     "buffer in a file": (
         lambda f: ["--run.buffer", str(f / "rows.jsonl" / "buffer.json")],
         ["cannot be written"],

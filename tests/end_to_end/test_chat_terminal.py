@@ -69,6 +69,9 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
         (["docs"], QUESTION, r"docs is neither a run .* nor a model .*; name .*"),
         ([str(TINY)], " \n", r"standard input is empty; pipe a message in, .*"),
         ([str(TINY), "--top-k", "-1"], QUESTION, r"top_k='-1': input should be .*; it is INT: .*"),
+        ([], "", r"the following arguments are required: target; see --help"),
+        ([str(TINY), "--temprature", "1"], "", r"unrecognized arguments: --temprature 1; .*"),
+        ([str(TINY), "--adapter", "runs/x"], QUESTION, r"--adapter runs/x holds no adapter_con.*"),
         ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is none of .*"),
     ],
 )
@@ -114,6 +117,12 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     assert plain.split("\n")[0] in terminal.wait("base> ", times=4)
     dim = terminal.wait("<think>", styles=True)
     assert "\x1b[2m<think>" in dim  # the base thinks before it answers
+    terminal.tmux("set-buffer", "What is\n3 + 4?\n")
+    terminal.tmux("paste-buffer", "-p", "-r")
+    time.sleep(0.5)
+    terminal.tmux("send-keys", "Enter")
+    asked = terminal.wait("base> ", times=5)
+    assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
     terminal.type("/tempreature 1")
     terminal.wait("/tempreature is no command; did you mean /temperature?")
     terminal.type("/max_new_tokens 4000")

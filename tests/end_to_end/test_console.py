@@ -74,6 +74,18 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
     assert ended.stderr == ""
 
 
+def test_a_warning_in_a_pipe_is_one_line_of_any_length() -> None:
+    long = "the run goes on with train.learning_rate: 0.002 -> 0.001: from here on it is another"
+    code = (
+        "import logging; from reason_llm.console import Console; Console('auto'); "
+        f"logging.getLogger('reason_llm').warning('%s', '{long} experiment')"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert shown == f"WARNING  {long} experiment\n"
+
+
 def test_quiet_shows_nothing(
     small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture,

@@ -89,6 +89,8 @@ def test_adapter_against_base(call: Call, run_folder: Path, tmp_path: Path) -> N
         assert greedy["low"] < greedy["value"] < greedy["high"] or greedy["value"] in (0, 1)
     assert set(summary["comparisons"]["held_out"]) == {"greedy", "mean@2", "pass@2", "maj@2"}
     assert "held_out greedy: adapter - base =" in shown
+    assert "sampling with transformers" in shown
+    assert "learning" not in shown
     # The base by itself, from a config, is the base beside an adapter.
     code, _, _ = call(run_folder / "resolved_config.yaml", "--k", "2", "--out", tmp_path / "base")
     assert code == 0
@@ -230,6 +232,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "no number": (lambda run: [str(run), "--k", "many"], ["--k many"]),
     "no number that int() takes": (lambda run: [str(run), "--k", "9" * 5000], ["--k 999", "4096"]),
     "itself": (lambda run: [str(run), "--compare", "adapter"], ["--compare adapter is the model"]),
+    "the base itself": (
+        lambda run: [str(run), "--model", "base", "--compare", "base"],
+        ["--compare base is the model itself; name another, such as a run's folder"],
+    ),
+    "no such run": (lambda run: [str(run.parent / "maid")], ["maid does not exist"]),
+    "no folder": (lambda run: [str(TEST_SET)], ["arithmetic_test.jsonl is no folder"]),
+    "a folder of runs": (lambda run: [str(run.parent)], ["config.json is missing"]),
+    "another option of this script": (lambda run: [str(run), "--comapre", "base"], ["--compare?"]),
     "no adapter": (
         lambda run: [str(run / "resolved_config.yaml"), "--model", "adapter"],
         ["there is no adapter"],

@@ -504,6 +504,10 @@ CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
         lambda run, f: [run, "--out", f / "out", "--gguf", "--adapter-only"],
         ["--gguf contradicts --adapter-only"],
     ),
+    "type of an adapter": (
+        lambda run, f: [run, "--out", f / "out", "--dtype", "float32", "--adapter-only"],
+        ["--dtype contradicts --adapter-only"],
+    ),
     "no rollouts": (
         lambda run, f: [run, "--out", f / "out", "--rollouts", f / "no.json"],
         ["no.json cannot be read"],

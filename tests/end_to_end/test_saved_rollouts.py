@@ -69,8 +69,11 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert shown.count("sampled before") == 3
     assert adapter(folder, "again") == adapter(folder, "first")
     assert (folder / "buffer.json").read_bytes() == before
+    assert "does not count" not in shown
     other = ("--run.name", "dapo", "--algorithm.name", "dapo", "--from-buffer", source)
-    assert call("train.py", config, *other)[0] == 0
+    code, shown = call("train.py", config, *other, "--run.steps", "2")
+    assert (code, "WARNING  run.steps=2 does not count: run.from_buffer=" in shown) == (0, True)
+    assert "holds 3 steps" in shown
     assert adapter(folder, "dapo") != adapter(folder, "first")
 
 
@@ -109,6 +112,9 @@ def test_new_rewards_for_old_rollouts(
     assert code == 0, shown
     code, shown = call("rescore.py", str(source), config, "--out", str(target))
     assert (code, "exists and is left as it is" in shown) == (2, True)
+    for arguments in ([], [str(source), "--out"]):
+        code, shown = call("rescore.py", *arguments)
+        assert (code, shown.count("\n"), shown.startswith("error: ")) == (2, 1, True), shown
 
 
 def test_a_new_run_from_a_checkpoint_and_on_with_it(

@@ -31,6 +31,16 @@ class OwnForCausalLM(Qwen2ForCausalLM):
 """
 
 
+def test_a_misspelt_run_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "resolved_config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.path=runs/quikstart does not exist; give"):
+        load_tokenizer("runs/quikstart")
+
+
 def with_code(folder: Path, mark: Path) -> Path:
     """model/tiny as an architecture of its own, whose code writes ``mark`` when it runs."""
     shutil.copytree(TINY, folder)

@@ -116,6 +116,17 @@ def test_every_view_fits_its_width_in_both_themes(
     assert page.complaints == []
 
 
+def test_runs_stand_apart_in_the_setup(page: Chromium, tmp_path: Path) -> None:
+    folders = [honest(tmp_path / name) for name in ("one", "two")]
+    write_report(folders, tmp_path / "report.html")
+    page.open(f"{(tmp_path / 'report.html').as_uri()}#view=setup")
+    gap = page.run(
+        "document.querySelectorAll('.head')[1].getBoundingClientRect().top"
+        " - document.querySelector('pre.config').getBoundingClientRect().bottom"
+    )
+    assert gap >= 34  # as between sections
+
+
 def test_an_alarm_leads_to_its_curves_and_rollouts(page: Chromium, tmp_path: Path) -> None:
     folder = honest(tmp_path)
     records = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]

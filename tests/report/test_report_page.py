@@ -231,6 +231,8 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
         (("runs/quickstart", "--nothing"), "unrecognized arguments: --nothing"),
         (("runs/quickstart", "--out", "runs/quickstart/metrics.jsonl/x.html"), "cannot be written"),
         (("runs/quickstart", "--serve", "--out", "x.html"), "--serve writes no file"),
+        (("runs/quickstart", "--port", "8000"), "--port 8000 is for --serve"),
+        (("runs/quickstart/metrics.jsonl",), "there is no run runs/quickstart/metrics.jsonl"),
         (("runs/quickstart", "--serve", "--port", "99999"), "--port 99999 cannot be listened on"),
     ):
         done = call(*arguments, cwd=tmp_path)

@@ -219,6 +219,11 @@ def broken(completion):
         raise KeyError("no such thing")
     return 1
 
+def leaves(completion):
+    if completion == "bad":
+        raise SystemExit(0)
+    return 1
+
 def hung(completion):
     if completion == "bad":
         time.sleep(60)
@@ -265,6 +270,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves ended with sys\.exit\(0\)"),
         ("broken", r"the reward broken failed on p#1 \(KeyError: 'no such thing'\).*on_error"),
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
@@ -285,8 +291,8 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         counts = scorer.take_counts()
         assert scorer.take_counts()["score/errors"] == 0
     values = [c.reward for c in scored.completions]
-    assert values == ([1, 0] if function in ("broken", "hung") else [0, 0])
-    assert counts["score/errors"] == (1 if function in ("broken", "hung", "few") else 2)
+    assert values == ([1, 0] if function in ("leaves", "broken", "hung") else [0, 0])
+    assert counts["score/errors"] == (2 if function in ("nan", "huge", "short") else 1)
 
 
 @pytest.mark.parametrize(
@@ -316,10 +322,14 @@ def test_a_reward_that_cannot_be_is_refused_at_the_start(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_does_not_load_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("import nothing_of_the_sort\n")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("import nothing_of_the_sort", "ModuleNotFoundError"), ("raise SystemExit(0)", "SystemExit")],
+)
+def test_a_file_that_does_not_load_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
     section = ScoreSection.model_validate({"rewards": [{"custom": f"{tmp_path}/bad.py:f"}]})
-    with pytest.raises(ConfigError, match=r"bad\.py cannot be imported \(ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=rf"bad\.py cannot be imported \({problem}"):
         Scorer(section, 100)
 
 
