@@ -63,8 +63,9 @@ class AlgorithmSection(Section):
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
     max_new_tokens)."""
     kl: KLEstimator | None = None
-    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward: in the
-    loss its gradient does not depend on the base (arXiv:2501.03262, v9, appendix B.1)."""
+    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward, where
+    only its gradient is the KL's: in the loss it does not depend on the base (arXiv:2501.03262, v9,
+    appendix B.1)."""
     kl_coefficient: NonNegative | None = None
     """Weight of that KL (beta)."""
     kl_place: KLPlace | None = None

@@ -136,14 +136,13 @@ def _advantage(row: Algorithm, config: Config) -> list[str]:
         spread = _row(_t("group deviation of "), part, _o("+"), _n(1e-4))
         line = _row(name, _o("="), _sum(_i("k")), _sub(_i("w"), _i("k")), _frac(centred, spread))
         return [line]
-    beta = _n(row.kl_coefficient)
-    ratio = _row(_i("log"), _frac(OLD, REF))
+    beta, kl = _n(row.kl_coefficient), _sub(_i("D"), IT)
     lines = []
     if row.kl != "none" and row.kl_place == "token_reward":
-        line = _row(name, _o("="), reward, _o("−"), beta, _sum(_i("u ≥ t")), ratio)
+        line = _row(name, _o("="), reward, _o("−"), beta, _sum(_i("u ≥ t")), kl)
         return [line]
     if row.kl != "none" and row.kl_place == "reward":
-        taken = _row(_sub(_i("R′"), _i("i")), _o("="), reward, _o("−"), beta, _sum(_i("t")), ratio)
+        taken = _row(_sub(_i("R′"), _i("i")), _o("="), reward, _o("−"), beta, _sum(_i("t")), kl)
         lines.append(taken)
         reward = _sub(_i("R′"), _i("i"))
     base = {
@@ -184,7 +183,8 @@ def _kl(row: Algorithm) -> str:
         "k3": _row(f"<msup>{_i('e')}{log}</msup>", _o("−"), _n(1), _o("−"), log),
     }[row.kl]
     name = _sub(_i("D"), IT)
-    where = _row(_t(",  "), log, _o("="), _i("log"), _frac(REF, PI))
+    policy = PI if row.kl_place == "loss" else OLD
+    where = _row(_t(",  "), log, _o("="), _i("log"), _frac(REF, policy))
     return _row(name, _o("="), value, where)
 
 

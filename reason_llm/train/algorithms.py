@@ -230,11 +230,6 @@ def _check_meaning(row: Algorithm) -> None:
     """
     if row.keep == "top_k" and row.top_k < 1:
         raise ValueError("algorithm.keep=top_k needs algorithm.top_k; set it to 1 or more")
-    if row.kl_place != "loss" and row.kl not in ("none", "k1"):
-        raise ValueError(
-            f"algorithm.kl={row.kl} contradicts algorithm.kl_place={row.kl_place}, which takes the "
-            "log-ratio itself off the reward; set algorithm.kl to k1"
-        )
     if row.kl_place != "loss" and row.normalization == "per_reward":
         raise ValueError(
             f"algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, "

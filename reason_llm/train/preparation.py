@@ -143,8 +143,9 @@ def shaped_advantages(
 ) -> list[Tensor]:
     """Advantages (T,) of each completion's tokens, with the KL to the base taken off the reward.
 
-    ``reward``: ``r - beta sum_t (log pi_old - log pi_ref)``, then baseline and scale as always.
-    ``token_reward``: the term of each token off its own reward, returns to go, whitened over all.
+    ``reward``: ``r - beta sum_t k``, then baseline and scale as always, where k is the row's
+    estimator of the KL; k1 is ``log pi_old - log pi_ref``. ``token_reward``: the term of each token
+    off its own reward, returns to go, whitened over all.
 
     Args:
         old, ref: log-probs (T,) of each completion under the policy and the base.
@@ -152,7 +153,7 @@ def shaped_advantages(
     Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """
     beta = algorithm.kl_coefficient
-    kl = [losses.kl_penalty(o, r, "k1") for o, r in zip(old, ref, strict=True)]
+    kl = [losses.kl_penalty(o, r, algorithm.kl) for o, r in zip(old, ref, strict=True)]
     if algorithm.kl_place == "reward":
         rewards_N = torch.tensor(
             [r.reward - beta * float(k.sum()) for r, k in zip(rollouts, kl, strict=True)],

@@ -115,6 +115,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"truncated": "leave_out"},
     {"scale": "batch"},
     {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"},
+    {"kl": "k3", "kl_coefficient": 0.1, "kl_place": "reward"},
 ]
 
 

@@ -62,7 +62,6 @@ def test_an_ignored_override_is_an_error(name: str, overrides: dict, named: str)
     ("name", "overrides", "first", "second"),
     [
         ("grpo", {"keep": "top_k"}, "keep=top_k", "top_k"),
-        ("grpo", {"kl_place": "reward"}, "kl=k3", "kl_place=reward"),
         ("gdpo", {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"}, "kl_place=reward",
          "normalization=per_reward"),
         ("gdpo", {"baseline": "leave_one_out"}, "baseline=leave_one_out", "normalization=per_rew"),

@@ -1,5 +1,7 @@
 """Which rows count, and the KL taken off the reward."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -37,6 +39,21 @@ def test_kl_off_the_reward_of_the_completion() -> None:
     by_hand = (1 - 0.05) - (0 + 0.025)
     assert found[0].tolist() == pytest.approx([by_hand] * 2)
     assert found[1].tolist() == pytest.approx([-by_hand] * 2)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "of_token"),
+    [("k2", lambda log: log**2 / 2), ("k3", lambda log: math.exp(log) - 1 - log)],
+)
+def test_any_estimator_comes_off_the_reward(
+    estimator: str, of_token: Callable[[float], float]
+) -> None:
+    row = resolve("rloo", {"kl": estimator, "kl_coefficient": 0.1})
+    old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
+    ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
+    found = shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref)
+    first, second = of_token(-0.2) + of_token(-0.3), of_token(0.25)
+    assert found[0].tolist() == pytest.approx([1 - 0.1 * first + 0.1 * second] * 2)
 
 
 def test_kl_off_each_token_s_reward_is_whitened_over_all_tokens() -> None:
