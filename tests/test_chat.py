@@ -159,7 +159,7 @@ def test_an_adapter_of_another_kind_is_refused(
 ) -> None:
     file = run_folder / "adapter" / "adapter_config.json"
     if change is None:
-        file.unlink()
+        file.write_text("{")
     else:
         file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ModelError, match=message):
