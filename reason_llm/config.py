@@ -18,7 +18,7 @@ from reason_llm.config_types import Count, NonNegative, Section
 from reason_llm.train.algorithms import Algorithm
 
 HEAD = "lm_head"
-"""The output head of every causal language model of Transformers."""
+"""What nearly every causal language model of Transformers calls its output head."""
 
 
 class RunSection(Section):
