@@ -17,7 +17,7 @@ FUZZ_SECONDS ?= 600
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
-# Every fault of tests/end_to_end/fault_table.py, and what it came to; a quarter of an hour.
+# Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults tests/end_to_end/test_faults.py
 

@@ -41,7 +41,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
-    package_data={"reason_llm": ["templates.yaml"], "reason_llm.report": ["page.*", "*.js"]},
+    package_data={"reason_llm": ["templates.yaml"], "reason_llm.app.report": ["page.*", "*.js"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
     extras_require={"gpu": GPU, "trackers": TRACKERS, "test": TEST},

@@ -16,29 +16,29 @@ from typing import Any
 import orjson
 from torch import Tensor
 
-from reason_llm import checkpoint, metrics
-from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import Document, RolloutBuffer
-from reason_llm.checkpoint import RunState
-from reason_llm.collection import collect
+from reason_llm.app.console import Console
+from reason_llm.app.report import curves
+from reason_llm.app.report.page import write_report
+from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
-from reason_llm.console import Console
 from reason_llm.errors import CheckpointError, OutOfMemory, Stopped, one_line
-from reason_llm.evaluate import evaluate, prove_sampler_is_policy
+from reason_llm.evaluate.held_out import evaluate, prove_sampler_is_policy
 from reason_llm.files import replacing_folder, write_atomically
-from reason_llm.job import Job, prepare
-from reason_llm.machine import GIB
-from reason_llm.memory import Plan
-from reason_llm.meter import Meter, peak_rss_mib
-from reason_llm.metrics import MetricsLog, Record, timed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
-from reason_llm.report import curves
-from reason_llm.report.page import write_report
+from reason_llm.model.plan.machine import GIB
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.meter import Meter, peak_rss_mib
+from reason_llm.run import checkpoint, metrics
+from reason_llm.run.buffer import Document, RolloutBuffer
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.collect import collect
+from reason_llm.run.metrics import MetricsLog, Record, timed
+from reason_llm.run.prepare import Job, prepare
+from reason_llm.run.stopping import StopSignal
+from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import sampling
-from reason_llm.stopping import StopSignal
-from reason_llm.trackers import Trackers
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import (
     with_advantages,
     with_learner_logprobs,

@@ -12,8 +12,8 @@ Learn from it with: python scripts/train.py CONFIG.yaml --from-buffer FILE"""
 
 def main() -> int:
     """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.command_line import Parser, parse_command_line
-    from reason_llm.console import Console
+    from reason_llm.app.console import Console
+    from reason_llm.config.command_line import Parser, parse_command_line
     from reason_llm.errors import ReasonError, shown
     from reason_llm.files import write_for_oneself
 
@@ -36,7 +36,7 @@ def main() -> int:
         config, _ = parse_command_line(
             "python scripts/rescore.py BUFFER", DESCRIPTION, default, rest, {}
         )
-        from reason_llm.rescoring import default_target, rescore_file  # heavy: torch
+        from reason_llm.app.rescore import default_target, rescore_file  # heavy: torch
 
         console = Console(config.log.console)
         target = own.out or default_target(own.buffer)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
-from reason_llm.data import Data, load_data
+from reason_llm.data.load import Data, load_data
+from reason_llm.data.rows import raise_fault
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.rows import raise_fault
-from reason_llm.score.sandbox import Sandbox
+from reason_llm.score.code.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "model" / "tiny"

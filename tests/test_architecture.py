@@ -170,11 +170,14 @@ OF_MODULES = {
     *("ast.literal_eval", "jinja2.Template", "jinja2.Environment"),
 }
 ALLOWED = {  # where, what: why
-    ("reason_llm/jail/launcher.py", "os.execve"): "starts the program within the walls",
+    ("reason_llm/score/code/jail/launcher.py", "os.execve"): "starts the program within the walls",
     ("reason_llm/score/custom.py", "spec.loader.exec_module"): "the user's own reward",
     ("reason_llm/model/folder.py", "torch.load"): "model.allow_pickle, tensors only",
     ("reason_llm/model/folder.py", "pickle"): "the error of torch.load",
-    ("reason_llm/prompts.py", "jinja2.Environment"): "splits a template into words, renders none",
+    (
+        "reason_llm/data/render.py",
+        "jinja2.Environment",
+    ): "splits a template into words, renders none",
 }
 
 

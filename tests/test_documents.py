@@ -14,11 +14,11 @@ import yaml
 
 from conftest import ROOT
 from documents import DOCUMENTS, Block, blocks, commands, quotes
-from reason_llm import config_file, row_forms
-from reason_llm.code_cases import BESIDE, read_tests
-from reason_llm.config import Config
-from reason_llm.config_data import ColumnsSection
-from reason_llm.config_score import ScoreSection
+from reason_llm.config import Config, file as config_file
+from reason_llm.config.data import ColumnsSection
+from reason_llm.config.score import ScoreSection
+from reason_llm.data import forms as row_forms
+from reason_llm.data.code_cases import BESIDE, read_tests
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 

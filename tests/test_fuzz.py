@@ -16,22 +16,23 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from fuzzing import JSON, NUM_TARGETS, TEXT, broken_bytes, broken_tree, fuzz
 from hypothesis import strategies as st
 from safetensors.torch import save
 
 from conftest import ROOT
-from reason_llm import archive, checkpoint, code_cases, metrics, row_forms
-from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import Document, RunIdentity, read_document, to_bytes
-from reason_llm.command_line import parse_command_line
+from fuzzing import JSON, NUM_TARGETS, TEXT, broken_bytes, broken_tree, fuzz
 from reason_llm.config import Config, TrainSection
-from reason_llm.config_data import ColumnsSection
-from reason_llm.config_file import changes, leaves, load, to_yaml
+from reason_llm.config.command_line import parse_command_line
+from reason_llm.config.data import ColumnsSection
+from reason_llm.config.file import changes, leaves, load, to_yaml
+from reason_llm.data import code_cases, forms as row_forms
+from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.rows import read_rows
+from reason_llm.run import archive, checkpoint, metrics
+from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train.optim import make_optimizer
 
 CONFIG = Config.model_validate({"data": {"train": "x.jsonl"}})

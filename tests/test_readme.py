@@ -1,9 +1,9 @@
 """What the README lists is what there is."""
 
 from conftest import ROOT
-from reason_llm.report.alarms import CHECKS
+from reason_llm.app.report.alarms import CHECKS
+from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.score.table import REWARDS
-from reason_llm.train.algorithms import ALGORITHMS
 
 README = (ROOT / "README.md").read_text()
 

@@ -28,10 +28,11 @@ from transformers import (
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, engine, folder, nf4, shared_weights, unsloth
-from reason_llm.model.adapter_sync import AdapterSync
-from reason_llm.model.engine import Engine, EngineSizes
-from reason_llm.model.packed_attention import Segments
+from reason_llm.model import adapters, folder, nf4
+from reason_llm.model.attention import Segments
+from reason_llm.model.vllm import engine, shared_weights, unsloth
+from reason_llm.model.vllm.adapter_sync import AdapterSync
+from reason_llm.model.vllm.engine import Engine, EngineSizes
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (

@@ -19,8 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from reason_llm.model import packed_attention
-from reason_llm.model.packed_attention import Segments
+from reason_llm.model import attention as packed_attention
+from reason_llm.model.attention import Segments
 
 NAME = "reason_llm_sdpa"
 

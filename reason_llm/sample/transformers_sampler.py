@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from reason_llm.buffer import shortest_decimals
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.buffer import shortest_decimals
 from reason_llm.sample import Progress, SamplingParams
 
 

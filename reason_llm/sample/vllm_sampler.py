@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from reason_llm.buffer import shortest_decimals
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.buffer import shortest_decimals
 from reason_llm.sample import Progress, SamplingParams
 
 

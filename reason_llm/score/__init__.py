@@ -16,10 +16,10 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from reason_llm.config_score import ScoreSection
+from reason_llm.config.score import ScoreSection
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Group
-from reason_llm.score.judge import default_judge
+from reason_llm.score.math.judge import default_judge
 from reason_llm.score.table import NEED_ANOTHER, Context, Reward, make_reward
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.time_limit import within
 
 LARGEST = 1e9
 """Beyond it, sums and squares of rewards would leave what float32 holds."""

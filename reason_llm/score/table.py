@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config_score import RewardSpec, ScoreSection
-from reason_llm.config_types import Count, Section
+from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.config.types import Count, Section
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import shaping, tags
-from reason_llm.score.boxed_math import matches
-from reason_llm.score.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
+from reason_llm.score.code.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
 from reason_llm.score.custom import CustomReward
-from reason_llm.score.extraction import last_answer_tags, last_boxed
-from reason_llm.score.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
+from reason_llm.score.math.boxed_math import matches
+from reason_llm.score.math.extraction import last_answer_tags, last_boxed
+from reason_llm.score.math.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
 
 CUSTOM_SECONDS = 60.0
 Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reason_llm.train.algorithms import Aggregation, Algorithm, Correction, KLEstimator, Ratio
+from reason_llm.config.algorithms import Aggregation, Algorithm, Correction, KLEstimator, Ratio
 
 VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 """(k, lambda) of VESPO's weight for advantages from 0 up, and below."""

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from reason_llm.errors import ModelError
+from reason_llm.model import layout as packing
 from reason_llm.model.base import Model
-from reason_llm.train import packing
-from reason_llm.train.logprobs import target_logprobs
-from reason_llm.train.packing import Layout, Rollout
+from reason_llm.model.layout import Layout, Rollout
+from reason_llm.model.logprobs import target_logprobs
 
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """In nats, in the mean, between padded rows and the same end to end."""

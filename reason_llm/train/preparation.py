@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reason_llm.buffer import shortest_decimals
+from reason_llm.config.algorithms import Algorithm
+from reason_llm.model.layout import Rollout
 from reason_llm.rollout import Group
+from reason_llm.run.buffer import shortest_decimals
 from reason_llm.train import advantages, losses
-from reason_llm.train.algorithms import Algorithm
-from reason_llm.train.packing import Rollout
 
 
 @dataclass(slots=True)

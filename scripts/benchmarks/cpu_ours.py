@@ -17,20 +17,20 @@ import torch
 
 from benchmarks.cpu_worker import Turns, check_lengths, read_workload
 from benchmarks.cpu_workloads import SEED, Workload
-from reason_llm import memory
-from reason_llm.buffer import RolloutBuffer, RunIdentity
 from reason_llm.config import Config
-from reason_llm.config_score import RewardSpec, ScoreSection
-from reason_llm.machine import Machine
-from reason_llm.memory import Plan
+from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.model import base
 from reason_llm.model.base import Model
-from reason_llm.model.shape import Shape
+from reason_llm.model.plan import memory
+from reason_llm.model.plan.machine import Machine
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.buffer import RolloutBuffer, RunIdentity
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.transformers_sampler import TransformersSampler
 from reason_llm.score import Scorer
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import with_advantages
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24

@@ -9,17 +9,17 @@ from transformers import AutoTokenizer
 
 from benchmarks import device, models
 from benchmarks.work import TARGETS, Outcome, Work
-from reason_llm import memory
 from reason_llm.config import Config
-from reason_llm.machine import GIB, Machine
-from reason_llm.memory import Plan
-from reason_llm.meter import Meter
 from reason_llm.model.base import Model, default_device, meta_model
-from reason_llm.model.shape import Shape
+from reason_llm.model.plan import memory
+from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.meter import Meter
+from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.vllm_sampler import VllmSampler
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import with_advantages
 
 

@@ -18,7 +18,7 @@ from benchmarks import device, models, ours
 from benchmarks.device import GIB
 from benchmarks.work import TARGETS, Outcome, Work
 from reason_llm.model.base import meta_model
-from reason_llm.model.shape import Shape
+from reason_llm.model.plan.shape import Shape
 
 RUNTIME_BYTES = int(1.5 * GIB)
 """CUDA's context, and what a trainer holds beside the model."""

@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-from hostile_cases import HOSTILE
 
 from conftest import ROOT, TINY
-from reason_llm.buffer import RolloutBuffer, RunIdentity, lock
+from hostile_cases import HOSTILE
 from reason_llm.files import FileLock
+from reason_llm.run.buffer import RolloutBuffer, RunIdentity, lock
 
 TRAIN = ROOT / "scripts" / "train.py"
 

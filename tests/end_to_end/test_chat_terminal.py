@@ -16,9 +16,9 @@ import pytest
 
 from conftest import ROOT, TINY
 from hostile import hostile_model
-from reason_llm.chat import Chat, Options, find_subject
+from reason_llm.app.chat import Chat, Options, find_subject
 from reason_llm.config import Config
-from reason_llm.config_file import to_yaml
+from reason_llm.config.file import to_yaml
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from terminals import Terminal

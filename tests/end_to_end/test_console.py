@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 from hostile import HOSTILE, hostile_model
 from reason_llm.config import Config
-from reason_llm.config_file import to_yaml
+from reason_llm.config.file import to_yaml
 from terminals import Terminal
 
 TRAIN = str(ROOT / "scripts" / "train.py")
@@ -77,7 +77,7 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
 def test_a_warning_in_a_pipe_is_one_line_of_any_length() -> None:
     long = "the run goes on with train.learning_rate: 0.002 -> 0.001: from here on it is another"
     code = (
-        "import logging; from reason_llm.console import Console; Console('auto'); "
+        "import logging; from reason_llm.app.console import Console; Console('auto'); "
         f"logging.getLogger('reason_llm').warning('%s', '{long} experiment')"
     )
     shown = subprocess.run(

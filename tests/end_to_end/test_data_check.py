@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import loop, metrics
+from reason_llm import loop
+from reason_llm.app.console import Console
 from reason_llm.config import Config
-from reason_llm.console import Console
+from reason_llm.run import metrics
 
 TRAIN = ROOT / "scripts" / "train.py"
 Call = Callable[..., tuple[int, str, str]]

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import write_config
 
 from conftest import ROOT, TINY
 from documents import DOCUMENTS, Command, blocks, commands
+from shapes import write_config
 
 EXEMPT = {
     "make": "CI's own (.ci/run); here it is asked what it would do",

@@ -16,12 +16,12 @@ import yaml
 
 from conftest import ROOT, TINY
 from reason_llm.config import AdapterSection
-from reason_llm.evaluation_request import PRESETS
+from reason_llm.evaluate.request import PRESETS
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 
 EVALUATE = ROOT / "scripts" / "evaluate.py"
-DIE_AT = Path(__file__).parent / "die_at.py"
+DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
 TEST_SET = ROOT / "data" / "arithmetic_test.jsonl"
 
 Call = Callable[..., tuple[int, str, str]]
@@ -129,7 +129,7 @@ def test_the_base_is_what_transformers_generates(
     [
         ("reason_llm.sample.transformers_sampler:_Batch.extend", 60),
         ("reason_llm.score:Scorer.score", 6),
-        ("reason_llm.outcomes:answer_of", 20),
+        ("reason_llm.evaluate.outcomes:answer_of", 20),
     ],
     ids=["sampling", "judging", "writing"],
 )

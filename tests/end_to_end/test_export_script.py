@@ -24,21 +24,22 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT, TINY
-from reason_llm import loop, parity
-from reason_llm.buffer import read_document
-from reason_llm.command_line import CommandLine
+from reason_llm import loop
+from reason_llm.app.console import Console
+from reason_llm.app.export import merging, parity
 from reason_llm.config import AdapterSection, Config, ModelSection
-from reason_llm.console import Console
+from reason_llm.config.command_line import CommandLine
 from reason_llm.errors import ModelError
-from reason_llm.evaluation import run_evaluation
-from reason_llm.evaluation_request import make_request
-from reason_llm.model import adapters, merging
+from reason_llm.evaluate.evaluation import run_evaluation
+from reason_llm.evaluate.request import make_request
+from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.engine import EngineSizes
+from reason_llm.model.layout import Rollout
+from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.rollout import Prompt
-from reason_llm.run_folder import find_adapter
+from reason_llm.run.buffer import read_document
+from reason_llm.run.folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.packing import Rollout
 from reason_llm.train.preparation import to_rollouts
 
 EXPORT = ROOT / "scripts" / "export.py"

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import fault_table
 import faulty_train
-import pytest
 from fault_table import ALL, CHAINS
 from faults import (
     DAMAGES,
@@ -33,8 +34,7 @@ from faults import (
     small_disk,
     write_config,
 )
-
-from reason_llm import metrics
+from reason_llm.run import metrics
 
 SUFFERED: list[tuple[Fault, float]] = []
 """With the seconds until the run had recovered."""

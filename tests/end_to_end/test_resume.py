@@ -14,14 +14,14 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import metrics
+from reason_llm.run import metrics
 
 TRAIN = ROOT / "scripts" / "train.py"
-DIE_AT = Path(__file__).parent / "die_at.py"
+DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
 
 SAMPLING = "reason_llm.sample.transformers_sampler:_Batch.extend"
-LEARNING = "reason_llm.train.phase:Learner._update"
-FINISHING = "reason_llm.report.curves:draw_curves"
+LEARNING = "reason_llm.train.learner:Learner._update"
+FINISHING = "reason_llm.app.report.curves:draw_curves"
 
 
 def write_config(folder: Path) -> Path:

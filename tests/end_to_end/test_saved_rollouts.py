@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import metrics
-from reason_llm.buffer import read_document
+from reason_llm.run import metrics
+from reason_llm.run.buffer import read_document
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from reason_llm import loop, metrics
+from reason_llm import loop
+from reason_llm.app.console import Console
+from reason_llm.app.report.payload import examine
+from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
-from reason_llm.config_file import load
-from reason_llm.console import Console
-from reason_llm.report.payload import examine
-from reason_llm.report.runs import read_run
+from reason_llm.config.file import load
+from reason_llm.run import metrics
 from reason_llm.sample import SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler
 

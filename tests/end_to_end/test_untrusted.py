@@ -14,12 +14,10 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import checkpoint
-from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import RunIdentity
-from reason_llm.checkpoint import RunState
+from reason_llm.app.console import Console
 from reason_llm.config import TrainSection
-from reason_llm.console import Console
+from reason_llm.data.render import Renderer
+from reason_llm.data.templates import ChatTemplate
 from reason_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -30,10 +28,12 @@ from reason_llm.errors import (
     without_secrets,
 )
 from reason_llm.files import FileLock, move_aside, write_atomically
-from reason_llm.jail import launcher
 from reason_llm.model.base import Model
-from reason_llm.prompts import Renderer
-from reason_llm.templates import ChatTemplate
+from reason_llm.run import checkpoint
+from reason_llm.run.buffer import RunIdentity
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.writer import BackgroundWriter
+from reason_llm.score.code.jail import launcher
 from reason_llm.train.optim import make_optimizer
 
 CANARY = "canary-5f1c90ab77"
@@ -155,7 +155,7 @@ def test_nothing_shown_acts_on_a_terminal(capsys: pytest.CaptureFixture) -> None
 
 
 def test_a_terminal_that_knows_ascii_alone(tmp_path: Path) -> None:
-    code = "from reason_llm.console import Console; Console('plain').line('35 \\u2192 91 é')"
+    code = "from reason_llm.app.console import Console; Console('plain').line('35 \\u2192 91 é')"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -206,7 +206,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
 def test_chat_templates_are_bounded(
     template: str, wrong: str, tokenizer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reason_llm.prompts.RENDER_SECONDS", 0.5)
+    monkeypatch.setattr("reason_llm.data.render.RENDER_SECONDS", 0.5)
     renderer = Renderer(tokenizer, ChatTemplate("their template", template), None)  # type: ignore[arg-type]
     with pytest.raises((ConfigError, DataError), match=wrong):
         renderer.prompt("rows.jsonl:1", [{"role": "user", "content": "hi"}], "3")

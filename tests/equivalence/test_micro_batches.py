@@ -12,12 +12,12 @@ import torch
 
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.algorithms import ALGORITHMS, Algorithm, resolve
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import to_rollouts, with_advantages
 
 

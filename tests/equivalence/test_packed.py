@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from equivalence.test_micro_batches import gradient, groups
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from conftest import TINY
+from equivalence.test_micro_batches import gradient, groups
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
+from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError
-from reason_llm.model import packed_attention
+from reason_llm.model import attention as packed_attention, layout as packing
+from reason_llm.model.attention import FAMILIES, Segments, attend
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.packed_attention import FAMILIES, Segments, attend
-from reason_llm.train import packing
-from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.packing import Rollout
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.model.layout import Rollout
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.policy import policy_logprobs, prove_packing
 
 CPU = torch.device("cpu")

@@ -7,11 +7,10 @@ import torch
 
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
-from reason_llm.model import adapters
+from reason_llm.model import adapters, layout as packing
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train import packing
 from reason_llm.train.policy import policy_logprobs
 from reason_llm.train.preparation import to_rollouts
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.algorithms import ALGORITHMS, Algorithm, resolve
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import with_advantages
 
 STORED = Path(__file__).with_name("stored_gradients.json")

@@ -11,14 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from gpu_runs import NEEDS_GPU, Stage, logits, quiet, randomize, scored, stage
 from safetensors import safe_open
 
-from reason_llm.evaluate import prove_sampler_is_policy
-from reason_llm.model import nf4, shared_weights
-from reason_llm.model.engine import on_default_stream
+from gpu_runs import NEEDS_GPU, Stage, logits, quiet, randomize, scored, stage
+from reason_llm.evaluate.held_out import prove_sampler_is_policy
+from reason_llm.model import nf4
+from reason_llm.model.vllm import shared_weights
+from reason_llm.model.vllm.engine import on_default_stream
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.phase import Learner, learning
+from reason_llm.train.learner import Learner, learning
 
 pytestmark = NEEDS_GPU
 

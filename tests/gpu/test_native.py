@@ -14,17 +14,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, scored, stage
 
+from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, scored, stage
 from reason_llm.errors import TrainingError
-from reason_llm.evaluate import CANARY_TOLERANCE, prove_sampler_is_policy
-from reason_llm.model.engine import free_gpu_bytes
-from reason_llm.model.packed_attention import attend
+from reason_llm.evaluate.held_out import CANARY_TOLERANCE, prove_sampler_is_policy
+from reason_llm.model import layout as packing
+from reason_llm.model.attention import attend
+from reason_llm.model.layout import Rollout
+from reason_llm.model.vllm.engine import free_gpu_bytes
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.sample.vllm_sampler import VllmSampler
-from reason_llm.train import packing
-from reason_llm.train.packing import Rollout
-from reason_llm.train.phase import Learner, learning
+from reason_llm.train.learner import Learner, learning
 from reason_llm.train.policy import prove_packing
 
 pytestmark = NEEDS_GPU

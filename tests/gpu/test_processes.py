@@ -12,10 +12,10 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
-from gpu_runs import NEEDS_GPU, quiet, randomize, stage
 
 from conftest import ROOT
-from reason_llm.evaluate import prove_sampler_is_policy
+from gpu_runs import NEEDS_GPU, quiet, randomize, stage
+from reason_llm.evaluate.held_out import prove_sampler_is_policy
 from reason_llm.sample import SamplingParams, sampling
 
 pytestmark = NEEDS_GPU

@@ -67,10 +67,10 @@ def make_adapter(base: Path, folder: Path) -> None:
 
 def measure(folder: Path, dtype: str) -> None:
     """One dtype, its base in the same."""
-    from reason_llm import parity
+    from reason_llm.app.export import parity
     from reason_llm.config import AdapterSection, ModelSection
     from reason_llm.model.base import Model, load_tokenizer
-    from reason_llm.model.engine import EngineSizes
+    from reason_llm.model.vllm.engine import EngineSizes
     from reason_llm.rollout import Prompt
     from reason_llm.sample import SamplingParams, sampling
     from reason_llm.train.preparation import to_rollouts

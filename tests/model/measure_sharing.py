@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from reason_llm.config import AdapterSection
-from reason_llm.model import adapters, engine, shared_weights
-from reason_llm.model.adapter_sync import AdapterSync
-from reason_llm.model.engine import EngineSizes
+from reason_llm.model import adapters
+from reason_llm.model.vllm import engine, shared_weights
+from reason_llm.model.vllm.adapter_sync import AdapterSync
+from reason_llm.model.vllm.engine import EngineSizes
 
 TINY = Path(__file__).resolve().parents[2] / "model" / "tiny"
 

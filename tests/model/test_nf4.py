@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from test_shared_weights import SIZES, make_model, quiet, randomize
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
-from reason_llm.backends import choose
+from families import SIZES, make_model, quiet, randomize
 from reason_llm.config import (
     AdapterSection,
     Config,
@@ -27,14 +26,16 @@ from reason_llm.config import (
     SampleSection,
     TrainSection,
 )
+from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ConfigError, ModelError, TrainingError
-from reason_llm.evaluate import prove_sampler_is_policy
-from reason_llm.model import engine, nf4, shared_weights
+from reason_llm.evaluate.held_out import prove_sampler_is_policy
+from reason_llm.model import nf4
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.plan.backends import choose
+from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.algorithms import ALGORITHMS
-from reason_llm.train.phase import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.preparation import with_advantages
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM and bitsandbytes warn of their own

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reason_llm.config_score import RewardSpec, ScoreSection
+from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
-from reason_llm.score.extraction import last_boxed
+from reason_llm.score.math.extraction import last_boxed
 from reason_llm.score.shaping import (
     cosine,
     length_in_group,

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.train import losses
-from reason_llm.train.algorithms import ALGORITHMS, Algorithm
 
 # Known vectors: 2 and 3 tokens, advantages 1 and -1 (float64 of the papers' formulas).
 LOGPROBS = [[-2.04415, -0.85025, -2.69], [-0.41683, -2.34914, -1.57985]]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from reason_llm.config.algorithms import ALGORITHMS, resolve
+from reason_llm.model.layout import Rollout
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.algorithms import ALGORITHMS, resolve
-from reason_llm.train.packing import Rollout
 from reason_llm.train.preparation import counted, shaped_advantages, with_advantages
 
 

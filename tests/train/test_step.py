@@ -13,19 +13,19 @@ import pytest
 import safetensors.torch
 import torch
 from peft import set_peft_model_state_dict
-from test_phase import ROW, SHAPED, groups, learned, learner, watch
-from test_replay import SmallMemory
 
 from conftest import TINY
+from learners import ROW, SHAPED, groups, learned, learner, watch
 from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group
 from reason_llm.train import losses, optim
-from reason_llm.train.algorithms import ALGORITHMS, Algorithm
+from reason_llm.train.learner import Learner, learning
 from reason_llm.train.losses import vespo_weights
-from reason_llm.train.phase import Learner, learning
 from reason_llm.train.preparation import to_rollouts, with_advantages
+from small_memory import SmallMemory
 
 
 def logprobs_now(model: Model) -> list[torch.Tensor]:

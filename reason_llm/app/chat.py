@@ -1,0 +1,261 @@
+"""A conversation with the base or with its adapter, asked as a run asks them and answered token by
+token.
+
+One copy of the base: without its adapter it is the base, with it the policy. Not here: the terminal
+(``chat_terminal``), and vLLM.
+"""
+
+import random
+import re
+from collections.abc import Generator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from reason_llm.config import Config, ModelSection, file as config_file
+from reason_llm.config.types import Count, Section
+from reason_llm.data.forms import Messages
+from reason_llm.data.render import Renderer
+from reason_llm.data.templates import chat_template, system_prompt
+from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.model import adapters, base
+from reason_llm.model.base import Model
+from reason_llm.run import folder as run_folder
+from reason_llm.run.prepare import quiet_libraries
+from reason_llm.sample import SamplingParams
+from reason_llm.sample.transformers_sampler import stream
+
+
+class Options(Section):
+    """How answers are drawn."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """0: greedy, always the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of tokens with at least this probability. 1: all."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens. 0: all."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+    max_new_tokens: Count = 512
+    """Longest answer, in tokens."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Of the draws. null: another one each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is talked to, and how."""
+
+    model: ModelSection
+    adapter: Path | None
+    template: str
+    """As ``data.template``."""
+    system_prompt: str
+    """As ``data.system_prompt``."""
+    first_reward: str
+    """Which decides what ``system_prompt: auto`` is; empty for none."""
+    options: dict[str, Any]
+    """The run's own; ``Options`` checks them."""
+
+
+def find_subject(target: str, adapter: Path | None) -> Subject:
+    """What ``target`` names: a run's folder, a config, an adapter's folder, or a model's folder or
+    Hub id.
+
+    Args:
+        adapter: in the place of the run's own.
+
+    Raises:
+        ReasonError: it is none of these, or a run without an adapter so far.
+    """
+    path = Path(target)
+    if adapter is not None and not run_folder.is_adapter(adapter):
+        raise ConfigError(
+            f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
+            "runs/quickstart/adapter"
+        )
+    if run_folder.is_run(path):
+        own = None if adapter else run_folder.find_adapter(path)
+        return _of_run(run_folder.read_config(path), adapter or own)
+    if path.suffix in (".yaml", ".yml"):
+        config = config_file.load(path)
+        run = config.run.directory / str(config.run.name)
+        own = run_folder.find_adapter(run) if run_folder.is_run(run) and not adapter else None
+        return _of_run(config, adapter or own)
+    if run_folder.is_adapter(path):
+        section = ModelSection(path=adapters.base_of(path))
+        return Subject(section, adapter or path, "auto", "none", "", {})
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{path} is neither a run (resolved_config.yaml) nor a model (config.json) nor an "
+            "adapter (adapter_config.json); name one of these, or a config file"
+        )
+    return Subject(ModelSection(path=target), adapter, "auto", "none", "", {})
+
+
+def _of_run(config: Config, adapter: Path | None) -> Subject:
+    sample = config.sample.model_dump()
+    options = {name: sample[name] for name in Options.model_fields if name in sample}
+    first_reward = config.score.rewards[0].label
+    data = config.data
+    return Subject(config.model, adapter, data.template, data.system_prompt, first_reward, options)
+
+
+class Chat:
+    """A conversation.
+
+    Args:
+        adapter: its folder; None to talk to the base alone.
+
+    Raises:
+        ReasonError: the model, the adapter or the template cannot be used.
+    """
+
+    def __init__(self, subject: Subject, options: Options) -> None:
+        quiet_libraries()
+        section, self.adapter = subject.model, subject.adapter
+        tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
+        self.renderer = Renderer(
+            tokenizer,
+            chat_template(subject.template, section.path, tokenizer.chat_template is not None),
+            system_prompt(subject.system_prompt, subject.first_reward),
+        )
+        if self.adapter is not None:
+            adapter_section = adapters.section_of(self.adapter)
+            section = section.model_copy(update={"adapter": adapter_section})
+        base.check_model(section)
+        self.context_tokens = base.context_limit(section)
+        self.model = Model(section, tokenizer, seed=0, checkpointing=False)
+        self.model.policy.eval()
+        if self.adapter is not None:
+            adapters.load_as_is(self.model.policy, self.adapter, section.path)
+        self.options = options
+        self.uses_adapter = self.adapter is not None
+        self.messages: Messages = []
+        """Without the system prompt."""
+
+    @property
+    def who(self) -> str:
+        """Who answers: ``adapter`` or ``base``."""
+        return "adapter" if self.uses_adapter else "base"
+
+    def answer(self, text: str) -> Generator[str, None, None]:
+        """The answer to the next message, in pieces as they are drawn.
+
+        Closed early, it leaves what was answered so far in the conversation.
+
+        Raises:
+            DataError: the template cannot take the conversation, or the context has no room for it;
+                the conversation is as it was.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = self.renderer.prompt("this conversation", messages, answer="")
+        room = self.context_tokens - len(prompt.token_ids)
+        if room < 1:
+            raise DataError(
+                f"this conversation takes {len(prompt.token_ids)} of {self.context_tokens} tokens "
+                "of context, which leaves none for an answer; begin a new one with /new"
+            )
+        options = self.options
+        params = SamplingParams(
+            *(1, min(options.max_new_tokens, room), options.temperature),
+            *(options.top_k, options.top_p, options.min_p),
+        )
+        draws = random.Random(
+            None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
+        )
+        spelled = Detokenizer(self.renderer.tokenizer)
+        policy = self.model.policy
+        try:
+            with nullcontext() if self.uses_adapter else adapters.reference(policy):
+                for token in stream(self.model, prompt, params, draws.getrandbits(63)):
+                    if piece := spelled.add(token):
+                        yield piece
+            if piece := spelled.rest():
+                yield piece
+        finally:
+            self.messages = [*messages, {"role": "assistant", "content": spelled.text}]
+
+    def begins_thinking(self) -> bool:
+        """Whether the template opens the thinking part before the model says a word."""
+        prompt = self.renderer.prompt("a test", [{"role": "user", "content": "1"}], answer="")
+        return prompt.text.rstrip().endswith("<think>")
+
+
+class Detokenizer:
+    """Tokens become text as they come: a piece ends where a character ends, and all pieces together
+    are the text of all tokens.
+
+    Source: the two offsets of ``detokenize_incrementally`` in vLLM, since a tokenizer may spell a
+    token by those before it.
+    """
+
+    LONGEST = 16
+    """Tokens that a character may take; bytes that are none by then are shown as such."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.token_ids: list[int] = []
+        self._before, self._shown = 0, 0
+        """Tokens from ``_before`` are spelled anew; those up to ``_shown`` were given."""
+
+    @property
+    def text(self) -> str:
+        """Of all tokens."""
+        return self._spell(self.token_ids)
+
+    def add(self, token: int) -> str:
+        """What can be shown now."""
+        self.token_ids.append(token)
+        return self._piece(last=len(self.token_ids) - self._shown > self.LONGEST)
+
+    def rest(self) -> str:
+        """What was held back."""
+        return self._piece(last=True)
+
+    def _piece(self, last: bool) -> str:
+        old = self._spell(self.token_ids[self._before : self._shown])
+        new = self._spell(self.token_ids[self._before :])
+        if len(new) <= len(old) or (new.endswith("\ufffd") and not last):
+            return ""
+        self._before, self._shown = self._shown, len(self.token_ids)
+        return new[len(old) :]
+
+    def _spell(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
+    """The run's options, with those that were given in their places.
+
+    Raises:
+        ConfigError: a value is none for its option.
+    """
+    options = Options.model_validate(subject.options)
+    for name in Options.model_fields:
+        if (value := given.get(name)) is not None:
+            options = parse_option(options, name, value)
+    return options
+
+
+def parse_option(options: Options, name: str, value: str) -> Options:
+    """``options`` with one of them set from text, ``null`` for none.
+
+    Raises:
+        ConfigError: the value is none for it.
+    """
+    given = None if value == "null" else value
+    try:
+        number = int(value) if re.fullmatch(r"-?[0-9]{1,20}", value) else given
+        return Options.model_validate({**options.model_dump(), name: number})
+    except ValidationError as error:
+        field = Options.model_fields[name]
+        problem = one_line(ValueError(error.errors()[0]["msg"]))
+        raise ConfigError(
+            f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
+            f"{config_file.shown_type(field)}: {config_file.docstring(field)}"
+        ) from error

@@ -1,0 +1,142 @@
+"""What a run shows: lines, and below them on a terminal a live part that ends with the run. The one
+place where logging is set up.
+
+What is shown holds words of others: file names, prompts, errors of rewards. All of it is made
+printable, so that no terminal acts on it, and the environment's secrets are left out.
+"""
+
+import io
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
+from reason_llm.app.screen import Screen
+from reason_llm.errors import printable, without_secrets
+from reason_llm.rollout import Group
+from reason_llm.run.metrics import Record
+
+REFRESHES_PER_SECOND = 2
+
+
+class Console:
+    """Lines, and the live part.
+
+    Args:
+        mode: ``auto`` (live on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
+        errors only).
+    """
+
+    def __init__(self, mode: str) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")
+        self._rich = RichConsole(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self._quiet = mode == "quiet"
+        self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._screen: Screen | None = None
+        handler = _Lines(self._rich)
+        # On import it tells of CPU kernels that are nowhere asked for.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        logger = logging.getLogger("reason_llm")
+        logger.handlers = [handler]
+        logger.setLevel(logging.WARNING if self._quiet else logging.INFO)
+
+    def line(self, text: str) -> None:
+        """One line, unless quiet."""
+        if not self._quiet:
+            self._rich.print(without_secrets(printable(text)))
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Records for the live part alone: those of a run that goes on, and of step 0."""
+        if self._screen is not None:
+            for record in records:
+                self._screen.take(record)
+
+    def step(self, text: str, record: Record, group: Group) -> None:
+        """The line of a step, and what the live part shows of it.
+
+        Args:
+            group: whose last completion is shown.
+        """
+        self.line(text)
+        if self._screen is not None:
+            self._screen.end_step(record, group.completions[-1])
+
+    @contextmanager
+    def screen(self, name: str, step: int, last_step: int) -> Iterator[None]:
+        """Within: the live part, if there is one. What is printed and warned of goes above it.
+
+        Args:
+            step: how many of the ``last_step`` steps are done.
+        """
+        with self._shown(Screen(name, last_step, step)):
+            yield
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
+        """A bar over ``total`` items while the phase lasts, in the live part or, outside of a run,
+        as all of it; call what it yields with (tokens, items) done."""
+        if self._screen is None:
+            with self._shown(Screen("", 0, 0)):
+                yield self._begin(name, total)
+            return
+        yield self._begin(name, total)
+        self._screen.end_phase()
+
+    def _begin(self, name: str, total: int) -> Callable[[int, int], None]:
+        if self._screen is None:
+            return lambda tokens, items: None
+        phase = self._screen.begin_phase(name, total)
+
+        def advance(tokens: int, items: int) -> None:
+            phase.tokens += tokens
+            phase.items += items
+
+        return advance
+
+    @contextmanager
+    def _shown(self, screen: Screen) -> Iterator[None]:
+        if not self._live:
+            yield
+            return
+        self._screen = screen
+        try:
+            with Live(
+                get_renderable=self._renderable,
+                console=self._rich,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+                vertical_overflow="crop",
+            ):
+                yield
+        finally:
+            self._screen = None
+
+    def _renderable(self) -> Text:
+        if self._screen is None:
+            return Text()
+        return self._screen.lines(
+            self._rich.width,
+            time.perf_counter(),
+            plain=self._rich.no_color or self._rich.color_system is None,
+            ascii_only=not self._rich.encoding.startswith("utf"),
+        )
+
+
+class _Lines(logging.Handler):
+    """Records as printable lines, never broken to a width: pipes are searched for them."""
+
+    def __init__(self, console: RichConsole) -> None:
+        super().__init__()
+        self._rich = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """``WARNING  the message``."""
+        style = f"logging.level.{record.levelname.lower()}"
+        text = without_secrets(printable(record.getMessage()))
+        self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))

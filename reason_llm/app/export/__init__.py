@@ -1,0 +1,1 @@
+"""A trained adapter as a model for others."""

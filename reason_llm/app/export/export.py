@@ -1,0 +1,332 @@
+"""A run's adapter becomes something to take home: the adapter alone, or merged into the unquantised
+base, with tokenizer, generation config and card; checked before it takes its place.
+
+The folder is made beside its place and renamed when everything is right; a failed parity check
+leaves nothing. Not here: the merge (``model/merging``), the check (``parity``), the card
+(``model_card``).
+"""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+
+from reason_llm.app.console import Console
+from reason_llm.app.export import merging, model_card, parity
+from reason_llm.app.export.model_card import Card
+from reason_llm.app.export.parity import Parity
+from reason_llm.config import Config
+from reason_llm.data.templates import chat_template
+from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
+from reason_llm.files import check_writable, replacing_folder
+from reason_llm.model import adapters, base
+from reason_llm.model.layout import Rollout
+from reason_llm.run import folder as run_folder
+from reason_llm.run.buffer import read_document
+from reason_llm.run.prepare import quiet_libraries
+from reason_llm.train.preparation import to_rollouts
+
+CONVERTER = "convert_hf_to_gguf.py"
+SENTENCE_PIECES = "tokenizer.model"
+"""What llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+PUSH_ERRORS = (
+    *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
+    *(httpx.HTTPError, OSError, ValueError),
+)
+"""What the Hub's client raises on a bad name, without a login, offline, and on a bad answer."""
+ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for."""
+
+    source: Path
+    """A run's folder or an adapter's."""
+    out: Path
+    base: str | None
+    """None: what the run or the adapter names."""
+    adapter_only: bool
+    dtype: str
+    """A key of ``DTYPES``."""
+    shard_bytes: int
+    rollouts: Path | None
+    """A buffer or an archive of one; None: the run's."""
+    push: str | None
+    """A repository on the Hub."""
+    gguf: str | None
+    """llama.cpp's converter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request that was checked."""
+
+    adapter: Path
+    base: str
+    base_folder: Path
+    run: Path | None
+    config: Config | None
+    tokenizer: Any
+    rollouts: list[Rollout]
+    """Empty if none were found."""
+    converter: Path | None
+
+
+def export(request: Request, console: Console) -> Parity | None:
+    """Write the folder; what the parity check found, None for an adapter alone.
+
+    Raises:
+        ReasonError: anything that the user can mend. Unless it says otherwise nothing was written.
+    """
+    quiet_libraries()
+    job = _prepare(request)
+    found = None
+    with replacing_folder(request.out) as beside:
+        if request.adapter_only:
+            for name in ADAPTER_FILES:
+                shutil.copyfile(job.adapter / name, beside / name)
+        else:
+            found = _merge(request, job, beside, console)
+        job.tokenizer.save_pretrained(beside)
+        if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
+            shutil.copyfile(pieces, beside / SENTENCE_PIECES)
+        _describe(request, job, beside, found)
+    console.line(f"exported {job.adapter} over {job.base} to {request.out}")
+    if job.converter is not None:
+        console.line(f"converted to {_convert(job.converter, request)}")
+    if request.push is not None:
+        console.line(f"pushed to {_push(request.out, request.push)}")
+    return found
+
+
+def _prepare(request: Request) -> _Job:
+    """Everything that can be checked before anything is written."""
+    source, run, config = request.source, None, None
+    if run_folder.is_run(source):
+        run, config, adapter = (
+            source,
+            run_folder.read_config(source),
+            run_folder.find_adapter(source),
+        )
+    elif run_folder.is_adapter(source):
+        adapter = source
+    else:
+        raise ConfigError(f"{source} is neither a run's folder nor an adapter's; name one")
+    name = request.base or (config.model.path if config else adapters.base_of(adapter))
+    if request.gguf is not None and request.adapter_only:
+        raise ConfigError("--gguf contradicts --adapter-only: it converts merged weights")
+    converter = None if request.gguf is None else _find_converter(request.gguf)
+    _check_out(request.out)
+    if request.push is not None:
+        _check_login(request.push)
+    if not (adapter / adapters.WEIGHTS).is_file():
+        raise ModelError(f"{adapter} holds no {adapters.WEIGHTS}; name another adapter")
+    adapters.read_config(adapter)
+    folder = merging.base_folder(name)
+    if not request.adapter_only:
+        _check_room(request, merging.merged_bytes(folder, adapter, DTYPES[request.dtype]))
+    tokenizer = base.load_tokenizer(str(folder))
+    if config is not None:
+        template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
+        if template.jinja is not None:  # the model is to be asked as it was in training
+            tokenizer.chat_template = template.jinja
+    rollouts = [] if request.adapter_only else _rollouts(request, run, config)
+    return _Job(adapter, name, folder, run, config, tokenizer, rollouts, converter)
+
+
+def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parity:
+    dtype = DTYPES[request.dtype]
+    merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes)
+    _write_generation_config(job, beside)
+    rollouts = job.rollouts
+    if not rollouts:
+        console.line("there are no rollouts of it here: the parity check samples its own")
+        rollouts = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
+    rollouts = parity.chosen(rollouts, base.read_config(str(beside)).get_text_config().vocab_size)
+    temperature = job.config.sample.temperature if job.config is not None else 1.0
+    compared = (job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
+    found = parity.check_parity(*compared)
+    console.line(
+        f"parity with base plus adapter in {request.dtype}: {found.gap}; the adapter's own effect: "
+        f"{found.learned}"
+    )
+    found.check(dtype)
+    if found.tells_a_wrong_merge:
+        console.line(
+            f"lost in rounding, of what was learned: {found.lost:.1%} +- {found.lost_error:.1%}"
+        )
+    else:
+        console.line(
+            "the check cannot tell here whether the adapter is in: its effect on these rollouts is "
+            f"too small beside {request.dtype}'s rounding; --dtype float32 or more --rollouts may"
+        )
+    if job.config is not None and job.config.model.quantize == "nf4":
+        of_nf4 = parity.gap_to_nf4(*compared)
+        console.line(f"gap to the policy over the NF4 base, for information: {of_nf4}")
+    return found
+
+
+def _write_generation_config(job: _Job, beside: Path) -> None:
+    """The base's, with every token that ended an answer in training, the tokenizer's included."""
+    file = job.base_folder / "generation_config.json"
+    if file.is_file():
+        config = merging.read_json(file)
+    else:  # Transformers takes these from there, then
+        found = merging.read_json(job.base_folder / "config.json")
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        config = {name: found[name] for name in names if name in found}
+    theirs, ends = config.get("eos_token_id"), base.end_token_ids(str(file.parent), job.tokenizer)
+    if not set(ends) <= set(theirs if isinstance(theirs, list) else [theirs]):
+        content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
+        (beside / file.name).write_bytes(content)
+    elif file.is_file():
+        shutil.copyfile(file, beside / file.name)
+
+
+def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -> None:
+    card = Card(
+        name=request.push or request.out.name,
+        base=job.base,
+        licence=model_card.licence_of(job.base_folder),
+        merged=None if request.adapter_only else request.dtype,
+        parity=None if found is None else str(found.gap),
+        config=job.config,
+        run=job.run,
+        adapter=job.adapter,
+    )
+    (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
+    if job.run is not None:
+        (beside / "training_config.yaml").write_bytes(model_card.training_config(job.run))
+        if (job.run / "curves.png").is_file():
+            shutil.copyfile(job.run / "curves.png", beside / "curves.png")
+
+
+def _rollouts(request: Request, run: Path | None, config: Config | None) -> list[Rollout]:
+    """Those that are named, else the newest that the run kept, else those of its buffer."""
+    found: list[Rollout] = []
+    archives = sorted((run / "buffers").glob("*.json.gz")) if run is not None else []
+    if request.rollouts is not None or archives:
+        document = read_document(request.rollouts or archives[-1])
+        found = to_rollouts(document.groups)
+    elif config is not None and config.run.buffer.exists():
+        try:
+            document = read_document(config.run.buffer)
+        except RolloutBufferError:  # it may be any run's by now
+            return []
+        if document.run.name == config.run.name:
+            found = to_rollouts(document.groups)
+    sample = None if config is None else config.sample
+    if sample is None or sample.top_p < 1 or sample.top_k or sample.min_p:
+        # What was recorded is, or may be, of another distribution than the model's.
+        found = [replace(rollout, sampler_logprobs=()) for rollout in found]
+    return found
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
+    check_writable(out)
+
+
+def _check_room(request: Request, needed: int) -> None:
+    there = next(p for p in (request.out, *request.out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    if free < 1.05 * needed:
+        raise WriteError(
+            f"--out {request.out} needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is "
+            "free there; free or choose another place"
+        )
+
+
+def _find_converter(given: str) -> Path:
+    found = shutil.which(given)
+    path = Path(found) if found else Path(given)
+    if not path.is_file():
+        raise ConfigError(
+            f"--gguf: {given} is neither on PATH nor a file; install llama.cpp and name its "
+            f"{CONVERTER}"
+        )
+    return path
+
+
+def _convert(converter: Path, request: Request) -> Path:
+    """Call llama.cpp's converter on the exported folder."""
+    kind = {"bfloat16": "bf16", "float32": "f32"}[request.dtype]
+    target = request.out / f"{request.out.name}-{kind}.gguf"
+    command = [sys.executable, str(converter), str(request.out), "--outfile", str(target),
+               "--outtype", kind]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0 or not target.is_file():
+        target.unlink(missing_ok=True)
+        last = (ended.stderr.strip().splitlines() or ["it wrote no file"])[-1]
+        raise ModelError(
+            f"{converter} failed on {request.out} ({last[:300]}); the export itself is whole; call "
+            "the converter by hand"
+        )
+    return target
+
+
+def _check_login(repo: str) -> None:
+    """Whether the Hub knows who asks, before anything is made for it."""
+    try:
+        HfApi().whoami()
+    except PUSH_ERRORS as error:
+        raise ConfigError(
+            f"--push {repo}: the Hub does not let you in ({one_line(error)[:200]}); log in with "
+            "`hf auth login`, or leave --push out"
+        ) from error
+
+
+def _push(folder: Path, repo: str) -> str:
+    """Upload the folder to a repository on the Hub, made private if there is none; its address."""
+    api = HfApi()
+    try:
+        url = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(folder_path=str(folder), repo_id=repo, commit_message="Exported model")
+    except PUSH_ERRORS as error:
+        raise WriteError(
+            f"--push {repo} failed ({one_line(error)[:300]}); the export in {folder} is whole; log "
+            "in with `hf auth login` and upload it"
+        ) from error
+    return str(url)
+
+
+def shard_bytes(text: str) -> int:
+    """``--max-shard-gib`` in bytes.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < 1e6:
+        raise ConfigError(f"--max-shard-gib {text} is no size; give a number above 0, such as 5")
+    return max(1, int(size * 2**30))
+
+
+def dtype_name(text: str) -> str:
+    """``--dtype``, checked.
+
+    Raises:
+        ConfigError: it is none of those.
+    """
+    if text not in DTYPES:
+        raise ConfigError(f"--dtype {text} is none of {', '.join(DTYPES)}; give one of these")
+    return text

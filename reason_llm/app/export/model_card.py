@@ -1,0 +1,207 @@
+"""README.md of an exported model: what it is, how it was made, how good it is, as far as is known.
+
+Only what the run's files say; what they do not say is called unknown.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from reason_llm.config import Config
+from reason_llm.config.data import DataSection
+from reason_llm.data.templates import system_prompt
+from reason_llm.errors import printable
+from reason_llm.run import folder as run_folder
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
+_HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card is made of."""
+
+    name: str
+    """Of the exported folder."""
+    base: str
+    """As the user named it."""
+    licence: str | None
+    merged: str | None
+    """The type of merged weights; None for an adapter alone."""
+    parity: str | None
+    """What the parity check found."""
+    config: Config | None
+    """Of the run, where there is one."""
+    run: Path | None
+    adapter: Path
+    """Its folder."""
+
+
+def licence_of(base: Path) -> str | None:
+    """The licence that a model's own card names; None if there is no card, or it names none."""
+    try:
+        header = _HEADER.match((base / "README.md").read_text(encoding="utf-8"))
+        fields = yaml.safe_load(header[1]) if header else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    found = fields.get("license") if isinstance(fields, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def render(card: Card) -> str:
+    """The card as Markdown with the header that the Hub reads."""
+    header: dict[str, Any] = {
+        **({"base_model": card.base} if is_hub_id(card.base) else {}),
+        "library_name": "transformers" if card.merged else "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["reason_llm"],
+    }
+    if card.licence:
+        header["license"] = card.licence
+    if card.config is not None:
+        header["tags"].append(card.config.algorithm.name)
+        if hub := [each for each in _sources(card.config.data) if is_hub_id(each)]:
+            header["datasets"] = [each.partition(":")[0] for each in hub]
+    parts = [f"# {card.name}", _what(card), _use(card)]
+    if card.config is not None:
+        steps = None if card.run is None else run_folder.learned_steps(card.run, card.adapter)
+        parts += [_training(card.config, steps), _prompt(card.config)]
+    if card.run is not None:
+        parts += _evaluation(card.run, card.adapter)
+    parts.append(_licence(card))
+    text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
+    return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source is a name on the Hub and no file."""
+    is_file = source.lower().endswith(_FILE_SUFFIXES) or Path(source).exists()
+    return bool(_HUB_ID.fullmatch(source)) and not is_file
+
+
+def _what(card: Card) -> str:
+    if card.merged is None:
+        text = f"A LoRA adapter in PEFT's form over `{card.base}`."
+    else:
+        text = (
+            f"`{card.base}` with a LoRA adapter merged into its unquantised weights; {card.merged}."
+        )
+    if card.config is not None and card.config.model.quantize == "nf4":
+        text += " It was trained over the base in NF4 (QLoRA)."
+    if card.parity is not None:
+        text += f"\n\nParity with base plus adapter, log-probs of rollouts: {card.parity}."
+    return text + "\n\nMade with reason_llm."
+
+
+def _use(card: Card) -> str:
+    path = card.name
+    if card.merged is None:
+        code = (
+            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+            f'base = AutoModelForCausalLM.from_pretrained("{card.base}")\n'
+            f'model = PeftModel.from_pretrained(base, "{path}")'
+        )
+    else:
+        code = (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("{path}", dtype="auto")\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("{path}")'
+        )
+    return f"## Use\n\n```python\n{code}\n```"
+
+
+def _training(config: Config, steps: int | None) -> str:
+    row, sample, train = config.algorithm.row(), config.sample, config.train
+    rewards = ", ".join(f"{reward.label} * {reward.weight:g}" for reward in config.score.rewards)
+    digest = hashlib.sha256(orjson.dumps(config.model_dump(mode="json"))).hexdigest()[:16]
+    planned = config.run.steps
+    learned = f"{planned}" if steps == planned else f"{steps or 'unknown'} of {planned} planned"
+    lines = [
+        f"- data: {', '.join(_sources(config.data))}",
+        f"- algorithm: {config.algorithm.name}: {row.idea} ({row.source})",
+        f"- rewards: {rewards}",
+        f"- {learned} steps of {sample.prompts_per_step} prompts with "
+        f"{sample.completions_per_prompt} completions each, at most {sample.max_new_tokens} "
+        f"tokens, temperature {sample.temperature:g}",
+        f"- LoRA of rank {config.model.adapter.rank}, alpha {config.model.adapter.alpha:g}; "
+        f"learning rate {train.learning_rate:g}, {train.schedule}; seed {config.run.seed}",
+        f"- config digest (SHA-256, first 16): {digest}; all of it is in training_config.yaml",
+    ]
+    return "## Training\n\n" + "\n".join(map(printable, lines))
+
+
+def _prompt(config: Config) -> str:
+    system = system_prompt(config.data.system_prompt, config.score.rewards[0].label)
+    template = "the model's own" if config.data.template == "auto" else config.data.template
+    text = f"## Prompt\n\nChat template: {printable(template)}."
+    if system is None:
+        return f"{text} No system prompt."
+    quoted = "\n".join(f"> {printable(line)}" for line in system.splitlines())
+    return f"{text} The system prompt of the training:\n\n{quoted}"
+
+
+def _evaluation(run: Path, adapter: Path) -> list[str]:
+    """The run's own held-out numbers, and those of scripts/evaluate.py where it was called; of this
+    adapter alone, which a run that went on since then has left behind."""
+    lines = []
+    summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
+    before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
+    if before is not None and after is not None:
+        lines.append(f"Held-out accuracy, greedy: {before:.1%} before training, {after:.1%} after.")
+    for name, (first, last) in summary.get("accuracy_of_sets", {}).items():
+        lines.append(f"- {name}: {first:.1%} before, {last:.1%} after")
+    asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
+    of_this = {
+        label
+        for label, each in asked.items()
+        if each["sha256"]
+        == run_folder.weights_digest(Path(each["path"]), each["adapter"] and adapter)
+    }
+    results = _read(run / "evaluation" / "summary.json").get("results", {})
+    rows = [
+        f"| {name} | {found['problems']} | {score} | {model} | {100 * each['value']:.1f} | "
+        f"{100 * each['low']:.1f} to {100 * each['high']:.1f} |"
+        for model, sets in results.items()
+        if model in of_this
+        for name, found in sets.items()
+        for score, each in found.items()
+        if isinstance(each, dict) and each["low"] is not None
+    ]
+    if rows:
+        head = (
+            "| set | problems | score | model | value | 95 % interval |\n|---|---|---|---|---|---|"
+        )
+        lines.append("\n" + "\n".join([head, *rows]))
+    body = "\n".join(lines) or "Not evaluated, as far as the run's files say."
+    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
+    return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
+
+
+def _licence(card: Card) -> str:
+    if card.licence:
+        return f"## Licence\n\nThe base's card names `{card.licence}`; its terms apply."
+    return "## Licence\n\nUnknown: the base's folder holds no card that names one. Its terms apply."
+
+
+def _sources(data: DataSection) -> list[str]:
+    return [each.source for each in data.sources]
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        value = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def training_config(run: Path) -> bytes:
+    """The run's whole config as its file has it."""
+    return (run / run_folder.CONFIG).read_bytes()

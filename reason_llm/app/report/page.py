@@ -1,0 +1,93 @@
+"""The report: one HTML file that loads nothing, and shows words of others as words.
+
+Two walls keep a completion from acting. The data are JSON in a script element that is no script,
+with every character escaped that HTML knows, and the page's own code makes text nodes of them. And
+the page's policy allows no script and no style but its own, by their hashes, and no connection.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from reason_llm.app.report.equation import equation
+from reason_llm.app.report.payload import Examined, blobs, examine, to_value
+from reason_llm.app.report.runs import read_runs
+from reason_llm.files import check_writable, write_atomically
+
+SCRIPTS = ("elements.js", "charts.js", "rollouts.js", "group.js", "page.js", "setup.js")
+HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+"""In JSON, what could end the script element or a line of it."""
+
+
+def write_report(folders: list[Path], out: Path) -> list[str]:
+    """Examine the runs in ``folders`` and write their report.
+
+    Returns:
+        The titles of the alarms that are raised.
+
+    Raises:
+        ReasonError: a folder is no run, or ``out`` cannot be written.
+    """
+    runs = read_runs(folders)
+    check_writable(out.parent)
+    examined = [examine(run, 1 / len(runs)) for run in runs]
+    write_atomically(out, page(examined))
+    found = [title for each in examined for title, f in each.findings.items() if f.state == "alarm"]
+    return list(dict.fromkeys(found))
+
+
+def page(examined: Sequence[Examined]) -> bytes:
+    """The file, with all data in it."""
+    packed = "\n".join(
+        f'<script type="text/plain" id="rollouts-{run}-{step}">{base64.b64encode(blob).decode()}'
+        "</script>"
+        for (run, step), blob in blobs(examined).items()
+    )
+    data = as_json(to_value(examined)).decode().translate(HIDDEN)
+    embedded = f'<script type="application/json" id="data">{data}</script>\n{packed}'
+    return _filled(examined, embedded, connect="'none'")
+
+
+def live_page(examined: Sequence[Examined]) -> bytes:
+    """The page without data, which asks its own server for them."""
+    return _filled(examined, "", connect="'self'")
+
+
+def as_json(value: dict[str, Any]) -> bytes:
+    """Bytes of a value of ``to_value``."""
+    return orjson.dumps(value)
+
+
+def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    style = _asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+    templates = "\n".join(
+        f'<template id="equation-{index}">{equation(each.run.config)}</template>'
+        for index, each in enumerate(examined)
+    )
+    title = escape(" · ".join(each.run.label for each in examined))
+    # From the last place to the first, so that nothing that was filled in is searched again.
+    text = _asset("page.html")
+    for name, value in (("script", script), ("data", data), ("templates", templates),
+                        ("style", style), ("title", title), ("policy", policy)):  # fmt: skip
+        before, _, after = text.partition(f"{{{{{name}}}}}")
+        text = before + value + after
+    return text.encode()
+
+
+def _asset(name: str) -> str:
+    return files("reason_llm.app.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

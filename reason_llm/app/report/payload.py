@@ -1,0 +1,170 @@
+"""Runs become what the page shows: one JSON-ready value, and the blobs of rollouts beside it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reason_llm.app.report.alarms import Evidence, Finding, judge
+from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
+from reason_llm.app.report.runs import Run
+from reason_llm.app.report.token_texts import TokenTexts
+from reason_llm.errors import ModelError
+from reason_llm.run.metrics import Record
+
+MOST_RECORDS = 4000
+"""Of a run in a page; those with an evaluation are kept beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A run with its rollouts and what the checks found."""
+
+    run: Run
+    rollouts: Rollouts
+    findings: dict[str, Finding]
+    token_notice: str | None
+    """Why tokens cannot be coloured; None if they can."""
+
+
+def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examined:
+    """Read a run's rollouts and make the checks.
+
+    Args:
+        share: of the page's bounds on rollouts.
+        read: reads one archive; None: ``rollouts.read_step``.
+    """
+    tokens, notice = None, None
+    try:
+        tokens = TokenTexts.load(run.config.model.path)
+    except ModelError as error:
+        notice = f"Tokens cannot be coloured one by one: {error}."
+    rollouts = read_rollouts(run.archives, tokens, share, read)
+    rewards = run.config.score.rewards
+    weights = {reward.label: reward.weight for reward in rewards}
+    groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
+    size = run.config.sample.completions_per_prompt
+    findings = judge(Evidence(run.records, groups, weights, run.num_held_out, size))
+    split = sum(step.num_split for step in rollouts.steps)
+    if notice is None and split < rollouts.num_rollouts:
+        notice = (
+            f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, "
+            "so they cannot be coloured."
+        )
+    return Examined(run, rollouts, findings, notice)
+
+
+def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
+    """All but the blobs."""
+    written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
+    return {"live": False, "written": written, "runs": [_run(each) for each in examined]}
+
+
+def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
+    """The gzipped rollouts by run and step."""
+    return {
+        (index, step.step): step.blob
+        for index, each in enumerate(examined)
+        for step in each.rollouts.steps
+    }
+
+
+def _run(examined: Examined) -> dict[str, Any]:
+    run, rollouts = examined.run, examined.rollouts
+    records, row = _thinned(run.records), run.config.algorithm.row()
+    return {
+        "label": run.label,
+        "algorithm": run.config.algorithm.name,
+        "idea": row.idea,
+        "source": row.source,
+        "model": run.config.model.path,
+        "sources": [each.source for each in run.config.data.sources],
+        "step": int(run.records[-1]["step"]) if run.records else 0,
+        "planned_steps": run.config.run.steps,
+        "finished": run.summary is not None,
+        "rewards": [
+            {"name": reward.label, "weight": reward.weight} for reward in run.config.score.rewards
+        ],
+        "steps": [int(record["step"]) for record in records],
+        "columns": _columns(records),
+        "config": _text(run.folder / "resolved_config.yaml"),
+        "starts": run.starts,
+        "notices": [*run.notices, *rollouts.notices],
+        "checks": _checks(examined),
+        "rollouts": _rollouts(examined),
+    }
+
+
+def _thinned(records: list[Record]) -> list[Record]:
+    if len(records) <= MOST_RECORDS:
+        return records
+    kept = {id(record) for record in evenly(records, MOST_RECORDS)}
+    return [r for r in records if id(r) in kept or any(key.startswith("eval/") for key in r)]
+
+
+def _columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
+    keys = dict.fromkeys(key for record in records for key in record if key != "step")
+    return {key: [_short(record.get(key)) for record in records] for key in keys}
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits, which is more than a chart shows. A number that is not finite is None on disk."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _checks(examined: Examined) -> list[dict[str, Any]]:
+    places = {id(group): index for index, group in enumerate(examined.rollouts.groups)}
+    return [
+        {
+            "title": title,
+            "state": finding.state,
+            "text": finding.text,
+            "advice": finding.advice,
+            "charts": finding.charts,
+            "steps": finding.steps,
+            "groups": [places[id(group)] for group in finding.groups],
+        }
+        for title, finding in examined.findings.items()
+    ]
+
+
+def _rollouts(examined: Examined) -> dict[str, Any]:
+    found, groups = examined.rollouts, examined.rollouts.groups
+    first = examined.run.config.score.rewards[0].label
+    names = list(dict.fromkeys(name for group in groups for name in group.parts))
+    rewards = [reward for group in groups for reward in group.rewards]
+    return {
+        "archives": found.num_archives,
+        "archived": sum(step.num_rollouts for step in found.steps),
+        "steps": len(found.steps),
+        "count": len(rewards),
+        "least": min(rewards, default=0.0),
+        "most": max(rewards, default=0.0),
+        "token_notice": examined.token_notice,
+        "groups": {
+            "step": [group.step for group in groups],
+            "prompt": [group.prompt_id for group in groups],
+            "preview": [group.preview for group in groups],
+            "similarity": [round(group.similarity, 3) for group in groups],
+            "rewards": [_shorts(group.rewards) for group in groups],
+            "first": [_shorts(_part(group, first)) for group in groups],
+            "parts": {name: [_shorts(_part(group, name)) for group in groups] for name in names},
+            "advantages": [_shorts(group.advantages) for group in groups],
+            "lengths": [group.lengths for group in groups],
+            "truncated": [[int(cut) for cut in group.are_truncated] for group in groups],
+        },
+    }
+
+
+def _part(group: GroupFacts, name: str) -> list[float]:
+    """One reward of a group's completions; a group that was scored by others has none of it."""
+    return group.parts.get(name, [0.0] * len(group.rewards))
+
+
+def _shorts(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,260 @@
+"""A run's archived rollouts, as much of them as a page can hold: read archive by archive, so that
+one step's are in memory at a time.
+
+Each step comes to facts about its groups, which the page lists and the alarms judge, and to a
+gzipped blob with all texts and numbers, which the page opens when it is asked for:
+
+    uint32 little-endian: bytes of the header; the header as JSON, padded with spaces to a multiple
+    of 4; then of all tokens of the step, one after the other, uint16 each: the length of its text,
+    the log-prob, the log of the ratio
+"""
+
+import gzip
+import os
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import orjson
+
+from reason_llm.app.report.repetition import repeated_fraction, similarity
+from reason_llm.app.report.token_texts import TokenTexts
+from reason_llm.errors import RolloutBufferError
+from reason_llm.rollout import Completion, Group
+from reason_llm.run.buffer import read_document
+
+T = TypeVar("T")
+MOST_ROLLOUTS = 20_000
+"""In a page."""
+MOST_BLOB_BYTES = 21 * 2**20
+"""In a page, before base64 adds a third."""
+MOST_READ_BYTES = 192 * 2**20
+"""Of archives, as they lie on disk; a few seconds each 50 MiB."""
+MOST_STEPS = 500
+PREVIEW_CHARS = 160
+LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
+"""What 1 means in a blob, in nats."""
+NO_NUMBER = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group as the page lists it and the alarms judge it; lists have an entry per completion."""
+
+    step: int
+    """Learned steps of the policy that sampled it; the record of ``step + 1`` tells of it."""
+    prompt_id: str
+    preview: str
+    rewards: list[float]
+    parts: dict[str, list[float]]
+    """Each reward by name, before weights."""
+    advantages: list[float]
+    lengths: list[int]
+    are_truncated: list[bool]
+    repeated: list[float]
+    """Of each completion, ``repeated_fraction``."""
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """What a page has of one archive."""
+
+    step: int
+    num_rollouts: int
+    """In the archive; the page may hold fewer."""
+    groups: list[GroupFacts]
+    blob: bytes
+    num_split: int
+    """Completions whose tokens could be told apart in the text."""
+    has_ratios: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What a page has of a run's archives."""
+
+    steps: list[StepRollouts]
+    num_archives: int
+    notices: list[str]
+
+    @property
+    def groups(self) -> list[GroupFacts]:
+        """Of all steps, in order."""
+        return [group for each in self.steps for group in each.groups]
+
+    @property
+    def num_rollouts(self) -> int:
+        """In the page."""
+        return sum(len(group.rewards) for group in self.groups)
+
+
+Reader = Callable[[Path, TokenTexts | None, int, int], StepRollouts]
+
+
+def read_rollouts(
+    archives: Sequence[Path], tokens: TokenTexts | None, share: float, read: Reader | None = None
+) -> Rollouts:
+    """Evenly chosen archives, and of each evenly chosen groups, within the bounds above. A damaged
+    archive is passed over with a notice.
+
+    Args:
+        tokens: to tell tokens apart; None: they are not.
+        share: of the bounds, where several runs share a page.
+        read: reads one archive; None: ``read_step``.
+    """
+    chosen = _within(archives, int(share * MOST_READ_BYTES), int(share * MOST_STEPS))
+    steps, notices = [], []
+    for path in chosen:
+        most = (
+            int(share * MOST_ROLLOUTS) // len(chosen),
+            int(share * MOST_BLOB_BYTES) // len(chosen),
+        )
+        try:
+            steps.append((read or read_step)(path, tokens, *most))
+        except RolloutBufferError as error:
+            notices.append(f"{path.name} was passed over: {error}")
+    return Rollouts(steps, len(archives), notices)
+
+
+def _within(archives: Sequence[Path], most_bytes: int, most_steps: int) -> list[Path]:
+    total = sum(path.stat().st_size for path in archives)
+    by_bytes = len(archives) * most_bytes // max(1, total)
+    return evenly(archives, max(2, min(most_steps, by_bytes)))
+
+
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most ``most`` of them, the first and the last included."""
+    if len(items) <= most:
+        return list(items)
+    if most == 1:
+        return [items[-1]]
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def read_step(
+    path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
+) -> StepRollouts:
+    """One archive: all its groups, or as many, evenly chosen, as the bounds allow.
+
+    Raises:
+        RolloutBufferError: it is damaged.
+    """
+    document = read_document(path)
+    if not document.groups:
+        raise RolloutBufferError(f"{path} holds no rollouts")
+    size = max(len(group.completions) for group in document.groups)
+    groups = evenly(document.groups, max(1, most_rollouts // size))
+    split = _split(groups, tokens)
+    blob = _blob(groups, split)
+    while len(blob) > most_bytes and len(groups) > 1:
+        keep = min(len(groups) - 1, max(1, int(0.9 * len(groups) * most_bytes / len(blob))))
+        groups = evenly(groups, keep)
+        split = _split(groups, tokens)
+        blob = _blob(groups, split)
+    completions = [completion for group in groups for completion in group.completions]
+    begin, end = _markers([group.prompt.text for group in document.groups])
+    return StepRollouts(
+        step=document.step,
+        num_rollouts=sum(len(group.completions) for group in document.groups),
+        groups=[_facts(document.step, group, begin, end) for group in groups],
+        blob=blob,
+        num_split=sum(lengths is not None for lengths in split),
+        has_ratios=any(completion.learner_logprobs is not None for completion in completions),
+    )
+
+
+def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
+    completions = group.completions
+    return GroupFacts(
+        step=step,
+        prompt_id=group.prompt.id,
+        preview=_preview(group.prompt.text, begin, end),
+        rewards=[completion.reward or 0.0 for completion in completions],
+        parts={
+            name: [completion.rewards[name] for completion in completions]
+            for name in completions[0].rewards
+        },
+        advantages=[completion.advantage or 0.0 for completion in completions],
+        lengths=[len(completion.token_ids) for completion in completions],
+        are_truncated=[completion.finish_reason == "length" for completion in completions],
+        repeated=[repeated_fraction(completion.token_ids) for completion in completions],
+        similarity=similarity([completion.token_ids for completion in completions]),
+    )
+
+
+def _markers(prompts: Sequence[str]) -> tuple[int, int]:
+    """How many characters at the beginning and at the end of all prompts are the chat template's
+    and the system prompt's: what all share, cut back to the last line or tag that ends there."""
+    if len(set(prompts)) < 2:
+        return 0, 0
+    shared = os.path.commonprefix(prompts)  # noqa: RUF071, characters are meant
+    begin = max(shared.rfind(mark) for mark in "\n>]") + 1
+    reversed_ends = [text[begin:][::-1] for text in prompts]
+    shared = os.path.commonprefix(reversed_ends)[::-1]  # noqa: RUF071
+    starts = [place for mark in "\n<[" if (place := shared.find(mark)) >= 0]
+    return begin, len(shared) - min(starts, default=len(shared))
+
+
+def _preview(text: str, begin: int, end: int) -> str:
+    """The question without what stands in every prompt."""
+    flat = " ".join(text[begin : len(text) - end].split())
+    return flat if len(flat) <= PREVIEW_CHARS else f"{flat[:PREVIEW_CHARS]}…"
+
+
+def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
+    """Of each completion the lengths of its tokens' texts; None where they cannot be told."""
+    return [
+        None if tokens is None else tokens.lengths(completion.token_ids, completion.text)
+        for group in groups
+        for completion in group.completions
+    ]
+
+
+def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
+    completions = [completion for group in groups for completion in group.completions]
+    header = {
+        "groups": [
+            {
+                "prompt": group.prompt.text,
+                "answer": group.prompt.answer,
+                "texts": [completion.text for completion in group.completions],
+            }
+            for group in groups
+        ],
+        "tokens": [len(completion.token_ids) for completion in completions],
+        "split": [lengths is not None for lengths in split],
+        "ratios": [completion.learner_logprobs is not None for completion in completions],
+    }
+    packed = orjson.dumps(header)
+    packed += b" " * (-len(packed) % 4)
+    lengths, logprobs, log_ratios = array("H"), array("H"), array("H")
+    for completion, of_texts in zip(completions, split, strict=True):
+        count = len(completion.token_ids)
+        lengths.extend([0] * count if of_texts is None else [min(n, NO_NUMBER) for n in of_texts])
+        logprobs.extend(_quantized_logprob(value) for value in completion.logprobs)
+        log_ratios.extend(_quantized_log_ratios(completion))
+    if sys.byteorder == "big":
+        for numbers in (lengths, logprobs, log_ratios):
+            numbers.byteswap()
+    planes = b"".join(numbers.tobytes() for numbers in (lengths, logprobs, log_ratios))
+    return gzip.compress(len(packed).to_bytes(4, "little") + packed + planes, 6, mtime=0)
+
+
+def _quantized_logprob(value: float) -> int:
+    """0 to ``NO_NUMBER - 1`` times the unit below 0."""
+    return min(NO_NUMBER - 1, max(0, round(-value / LOGPROB_UNIT)))
+
+
+def _quantized_log_ratios(completion: Completion) -> list[int]:
+    """Of the learner's over the sampler's probability, 0x8000 for 1; ``NO_NUMBER`` where none is
+    known."""
+    if completion.learner_logprobs is None:
+        return [NO_NUMBER] * len(completion.logprobs)
+    return [
+        min(NO_NUMBER - 1, max(0, 0x8000 + round((learner - sampler) / LOG_RATIO_UNIT)))
+        for learner, sampler in zip(completion.learner_logprobs, completion.logprobs, strict=True)
+    ]

@@ -1,0 +1,122 @@
+"""A run's folder, read for its report: config, records, summary, environment, and what of it could
+not be read.
+
+    <run>/resolved_config.yaml, metrics.jsonl, summary.json, environment.json, buffers/
+
+Not here: the rollouts, which ``rollouts`` reads archive by archive.
+"""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from reason_llm.config import Config, file as config_file
+from reason_llm.errors import DataError
+from reason_llm.run import archive, metrics
+from reason_llm.run.metrics import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a folder tells of its run."""
+
+    label: str
+    """Its name; with more of them in a report, enough of its path to tell them apart."""
+    folder: Path
+    config: Config
+    records: list[Record]
+    summary: dict[str, Any] | None
+    """None until the run is finished."""
+    starts: list[dict[str, Any]]
+    """Where it was started and gone on with: ``environment.json``; empty for a run without."""
+    notices: list[str]
+    """What could not be read, and was passed over."""
+
+    @property
+    def archives(self) -> list[Path]:
+        """The archived rollouts by step."""
+        return sorted((self.folder / "buffers").glob(archive.FILES))
+
+    @property
+    def num_held_out(self) -> int | None:
+        """Problems that ``eval/accuracy`` is the mean over; None if nothing tells."""
+        if not self.starts:
+            return None
+        sets = self.starts[-1].get("data", {}).get("held_out", [])
+        return int(sets[0]["prompts"]) if sets else None
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Each run, under a label of its own.
+
+    Raises:
+        DataError: a folder is no run, or its records cannot be read; named twice.
+        ConfigError: its config is not of this version.
+    """
+    real = [folder.resolve() for folder in folders]
+    for folder in folders:
+        if real.count(folder.resolve()) > 1:
+            raise DataError(f"{folder} is named twice; name each run once")
+    names = [folder.name for folder in real]
+    return [
+        read_run(folder, there.name if names.count(there.name) == 1 else str(folder))
+        for folder, there in zip(folders, real, strict=True)
+    ]
+
+
+def read_run(folder: Path, label: str) -> Run:
+    """The run in ``folder``; raises as ``read_runs``."""
+    _check_is_run(folder)
+    config = config_file.load(folder / "resolved_config.yaml")
+    try:
+        records = metrics.read_all(folder)
+    except OSError as error:
+        raise DataError(f"{folder}/metrics.jsonl cannot be read ({error.strerror})") from error
+    notices: list[str] = []
+    summary = _object(folder / "summary.json", notices)
+    if summary is not None and (not records or summary.get("steps") != records[-1]["step"]):
+        summary = None  # of an earlier end, from which the run went on
+    environment = _object(folder / "environment.json", notices)
+    starts = environment.get("starts", []) if environment else []
+    return Run(label, folder, config, records, summary, starts, notices)
+
+
+def _check_is_run(folder: Path) -> None:
+    if not folder.is_dir():
+        around = folder.parent if folder.parent.is_dir() else Path("runs")
+        names = [each.parent.name for each in around.glob("*/metrics.jsonl")]
+        near = difflib.get_close_matches(folder.name, names, n=3, cutoff=0.3)
+        if not near and around != Path("runs"):
+            around = Path("runs")
+            names = [each.parent.name for each in around.glob("*/metrics.jsonl")]
+            near = difflib.get_close_matches(folder.name, names, n=3, cutoff=0.3)
+        fix = " or ".join(str(around / name) for name in near)
+        raise DataError(
+            f"there is no run {folder}; "
+            + (f"did you mean {fix}?" if fix else "name a run's folder, such as runs/quickstart")
+        )
+    for name in ("metrics.jsonl", "resolved_config.yaml"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder} is no run of scripts/train.py: it has no {name}; name a run's folder, "
+                "such as runs/quickstart"
+            )
+
+
+def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
+    """The JSON object in ``path``; None, with a notice unless it is not there, if it cannot be
+    read."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, orjson.JSONDecodeError) as error:
+        notices.append(f"{path.name} cannot be read and was passed over: {error}")
+        return None
+    if not isinstance(value, dict):
+        notices.append(f"{path.name} holds no object and was passed over")
+        return None
+    return value

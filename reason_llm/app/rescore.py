@@ -1,0 +1,73 @@
+"""Saved rollouts get new rewards and advantages: two rewards, or two algorithms, on the very same
+rollouts."""
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from reason_llm.config import Config
+from reason_llm.errors import RolloutBufferError, WriteError
+from reason_llm.files import write_atomically
+from reason_llm.rollout import Group
+from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.score import Scorer
+from reason_llm.train.preparation import with_advantages, without_learner_logprobs
+
+
+def rescore(document: Document, config: Config, source: Path) -> Document:
+    """The rollouts of ``document`` with the rewards of ``config.score`` and the advantages of
+    ``config.algorithm``; all else in it as it was.
+
+    Args:
+        source: where it was read, for errors.
+
+    Raises:
+        RolloutBufferError: a reward asks for a column that the rollouts were saved without, or the
+            groups differ in size.
+        RewardError: a reward raised, unless ``score.on_error`` is zero.
+    """
+    with Scorer(config.score, config.sample.max_new_tokens) as scorer:
+        _check(document.groups, scorer.columns, source)
+        scored = scorer.score(document.groups)
+        groups = with_advantages(scored, config.algorithm.row(), scorer.weights)
+    changed = config.model_dump(mode="json", include={"score", "algorithm"})
+    run = RunIdentity(uuid.uuid4().hex[:12], document.run.name, document.run.config | changed)
+    return replace(
+        document, run=run, complete=True, trained=True, groups=without_learner_logprobs(groups)
+    )
+
+
+def rescore_file(source: Path, target: Path, config: Config) -> Document:
+    """``rescore`` from a file into a new one.
+
+    Raises:
+        WriteError: ``target`` exists or cannot be written.
+    """
+    if os.path.lexists(target):
+        raise WriteError(f"{target} exists and is left as it is; name another file with --out")
+    document = rescore(read_document(source), config, source)
+    write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
+    return document
+
+
+def default_target(source: Path) -> Path:
+    """``buffer.json`` becomes ``buffer.rescored.json``, ``x.json.gz`` ``x.rescored.json.gz``."""
+    suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
+    return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")
+
+
+def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
+    sizes = sorted({len(group.completions) for group in groups})
+    if len(sizes) != 1:
+        raise RolloutBufferError(
+            f"{source} has groups of {sizes} completions, and all must have as many; name another "
+            "buffer"
+        )
+    for group in groups:
+        if missing := sorted(columns - set(group.prompt.extra)):
+            raise RolloutBufferError(
+                f"{source}: {group.prompt.id!r} was saved without the column {missing[0]!r} that a "
+                "reward asks for; take a reward that needs no more than the answer"
+            )

@@ -1,0 +1,290 @@
+"""``python -m reason_llm.app.tracker_process NAME RUN_FOLDER RUN_ID``: one tracker's own process.
+
+It follows ``metrics.jsonl`` until its standard input ends, which is when the run does, and gives
+each record to the tracker once, also when the run was killed and goes on: each tracker says itself
+up to which step it has them. All that it prints is one line, when the tracker cannot be used.
+"""
+
+import math
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import yaml
+
+from reason_llm.errors import BusyError, one_line, printable, without_secrets
+from reason_llm.files import FileLock
+from reason_llm.run import metrics
+
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 9.0
+"""From the run's end to this process's, whatever hangs; less than the run waits for it."""
+PROJECT = "reason_llm"
+
+Values = dict[str, float]
+
+
+class Tracker(Protocol):
+    """Where records go."""
+
+    last_step: int
+    """Of the last record that is there already; -1 for none."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Add a record."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is held back."""
+        ...
+
+
+class TensorBoard:
+    """Event files in ``<run>/tensorboard``, made anew from the records by each process.
+
+    So they hold what metrics.jsonl holds. Wall times are the run's own seconds, and the first
+    records of a process end now.
+    """
+
+    def __init__(self, run_folder: Path, run_id: str, config: dict[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        folder = run_folder / "tensorboard"
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self.last_step = -1
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder), flush_secs=5)
+        self._now = time.time() - sum(
+            float(record.get("time/total_seconds") or 0) for record in metrics.read_all(run_folder)
+        )
+        # A TensorBoard that shows the old files forgets their steps.
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=self._now, step=0, session_log=start))
+        text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
+        shown = Summary.Value(
+            tag="config",
+            tensor=make_tensor_proto([text]),
+            metadata=create_summary_metadata(display_name="config", description=""),
+        )
+        summary = Summary(value=[shown])
+        self._writer.add_event(Event(wall_time=self._now, step=0, summary=summary))
+
+    def write(self, step: int, values: Values) -> None:
+        """One event with all values, whole or not there."""
+        self._now += values.get("time/total_seconds", 0.0)
+        scalars = [self._summary.Value(tag=key, simple_value=v) for key, v in values.items()]
+        summary = self._summary(value=scalars)
+        self._writer.add_event(self._event(wall_time=self._now, step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See ``Tracker.close``."""
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``."""
+
+    def __init__(self, run_folder: Path, run_id: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True,
+            x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
+        )  # fmt: skip
+        old = sorted(run_folder.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb"))
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=run_id,
+            name=run_folder.name,
+            dir=str(run_folder),
+            config=config,
+            resume="allow",
+            settings=settings,
+        )
+        self.last_step = int(self._run.step) - 1  # online, the server knows
+        if self._run.offline:
+            self.last_step = max((step for file in old for step in _wandb_steps(file)), default=-1)
+
+    def write(self, step: int, values: Values) -> None:
+        """See ``Tracker.write``."""
+        self._run.log(values, step=step, commit=True)  # not with the next one
+
+    def close(self) -> None:
+        """See ``Tracker.close``."""
+        self._run.finish()
+
+
+class Trackio:
+    """trackio, in its own folder on this machine, or where its environment variables say."""
+
+    def __init__(self, run_folder: Path, run_id: str, config: dict[str, Any]) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=PROJECT,
+            name=f"{run_folder.name}-{run_id}",
+            config=config,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.last_step = int(self._run._next_step) - 1  # there is no public way to ask for it
+
+    def write(self, step: int, values: Values) -> None:
+        """See ``Tracker.write``."""
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """See ``Tracker.close``."""
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path, str, dict[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+
+
+def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
+    """Give the tracker every record once, until the run has ended and the file too."""
+    while True:
+        is_last = ended.is_set()  # asked first, so that nothing is written after the last look
+        for record in tail.read():
+            if (step := record.pop("step")) > tracker.last_step:
+                tracker.write(step, _numbers(record))
+                tracker.last_step = step
+        if is_last:
+            return
+        ended.wait(POLL_SECONDS)
+
+
+class Tail:
+    """The records of a run as they come, from the first that is kept, over the change from a full
+    file to the next."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path, self._older = metrics.files(run_folder)
+        self._file = (self._older if self._older.exists() else self._path).open("rb")
+        self._rest = b""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Those since the last call."""
+        while True:
+            # Asked first: a file that is the older one by now grows no more.
+            is_older = self._is_older()
+            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+            yield from map(orjson.loads, lines)
+            if not is_older or not self._path.exists():
+                return
+            self._file.close()
+            self._file, self._rest = self._path.open("rb"), b""
+
+    def _is_older(self) -> bool:
+        """By its inode: not when another run has taken the folder."""
+        try:
+            return os.path.samestat(self._older.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+
+def _numbers(record: dict[str, Any]) -> Values:
+    return {
+        key: value
+        for key, value in record.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _wandb_steps(file: Path) -> Iterator[int]:
+    """The steps in W&B's own file of a run: a LevelDB log of protocol buffers behind 7 bytes.
+
+    Source: LevelDB's log_format; the header as wandb 0.31.0 writes it.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:  # too little for a header: padding
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        if kind == 0 or at + 7 + length > len(content):  # it was cut off while being written
+            return
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record.FromString(parts)
+            parts = b""
+            if record.HasField("history"):
+                yield record.history.step.num
+
+
+def main() -> int:
+    """Follow a run; 1 and a line on standard output if the tracker cannot be used."""
+    name, folder, run_id = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    said = os.fdopen(os.dup(1), "w", errors="replace")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)  # the libraries' own words
+    os.dup2(nothing, 2)
+    os.nice(10)
+    ended = threading.Event()
+    threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
+    try:
+        # The tail first: now, and not another run's in the same place.
+        with closing(Tail(folder)) as tail, _alone(folder / f".{name}.lock"):
+            config = yaml.safe_load((folder / "resolved_config.yaml").read_text(encoding="utf-8"))
+            tracker = TRACKERS[name](folder, run_id, config)
+            follow(tracker, tail, ended)
+            tracker.close()
+    except Exception as error:  # noqa: BLE001  anything of a library's is one line to the run
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        said.write(without_secrets(printable(problem))[:500])
+        said.flush()
+        return 1
+    return 0
+
+
+def _await_end(ended: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    ended.set()
+    time.sleep(GRACE_SECONDS)
+    os._exit(3)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """A lock that the process of a run that was killed may hold a while longer."""
+    deadline = time.monotonic() + 2 * GRACE_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(FileLock(path, what=str(path)))
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

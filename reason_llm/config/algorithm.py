@@ -1,0 +1,119 @@
+"""The config's ``algorithm`` section: a row of the table and what to change in it."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reason_llm.config.algorithms import (
+    ALGORITHMS,
+    Aggregation,
+    Algorithm,
+    Baseline,
+    Correction,
+    Keep,
+    KLEstimator,
+    KLPlace,
+    Normalization,
+    Ratio,
+    Scale,
+    Surrogate,
+    Truncated,
+    resolve,
+)
+from reason_llm.config.types import Fraction, NonNegative, Section
+
+
+class AlgorithmSection(Section):
+    """A row of the algorithm table and what to change in it. null: the row's own value."""
+
+    name: str = "grpo"
+    """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
+    gspo, gspo_token, luspo, cispo, sapo, gmpo or vespo."""
+    baseline: Baseline | None = None
+    """What is taken off each reward: the group's mean, the mean of its others (leave_one_out), or
+    nothing."""
+    scale: Scale | None = None
+    """group, batch: advantages are divided by that one's standard deviation; whiten: by their own
+    over the step, their mean taken off; none: they are not."""
+    normalization: Normalization | None = None
+    """total: of the weighted sum of rewards; per_reward: of each reward by itself (GDPO)."""
+    keep: Keep | None = None
+    """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
+    each group with the highest rewards."""
+    top_k: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """How many of a group, for keep: top_k."""
+    ratio: Ratio | None = None
+    """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
+    that value with each token's gradient (sequence_token)."""
+    surrogate: Surrogate | None = None
+    """clip (PPO, GRPO), reinforce, cispo, sapo, gmpo or vespo."""
+    clip_low: NonNegative | None = None
+    """The probability ratio is clipped below at 1 - clip_low (gmpo: its log at -clip_low)."""
+    clip_high: NonNegative | None = None
+    """The probability ratio is clipped above at 1 + clip_high (gmpo: its log at clip_high)."""
+    delta: NonNegative | None = None
+    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
+    dual_clip: NonNegative | None = None
+    """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
+    temperature_positive: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """SAPO's gate for positive advantages."""
+    temperature_negative: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """SAPO's gate for negative advantages."""
+    aggregation: Aggregation | None = None
+    """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
+    max_new_tokens)."""
+    kl: KLEstimator | None = None
+    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward, where
+    only its gradient is the KL's: in the loss it does not depend on the base (arXiv:2501.03262, v9,
+    appendix B.1)."""
+    kl_coefficient: NonNegative | None = None
+    """Weight of that KL (beta)."""
+    kl_place: KLPlace | None = None
+    """loss: added to it; reward: taken off the completion's; token_reward: off each token's."""
+    entropy_coefficient: NonNegative | None = None
+    """Weight of the entropy bonus: the mean entropy of the trained tokens, taken off the loss. 0:
+    none."""
+    top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Train only this part of each optimizer batch's tokens, those with the highest entropy before
+    the step. 1: all. Source: arXiv:2506.01939."""
+    off_policy_threshold: NonNegative | None = None
+    """Leave out completions with a negative advantage whose mean log-ratio to the sampler is above
+    this. 0: none. Source: arXiv:2512.02556 eq. 9."""
+    max_ratio: NonNegative | None = None
+    """Leave out completions with a token whose probability ratio is above this, which is at least
+    1, where a step has several optimizer steps. 0: none."""
+    correction: Correction | None = None
+    """Weights for a sampler that is not quite the policy, from its log-probs in the buffer:
+    token_truncate, token_mask, sequence_truncate, sequence_mask or none. auto: token_truncate with
+    vllm, none with transformers, whose log-probs are the learner's."""
+    correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Largest weight; above it, it is cut down to it (truncate) or to 0 (mask)."""
+    correction_floor: NonNegative | None = None
+    """Smallest weight; below it, it is raised to it (truncate) or set to 0 (mask). 0: none."""
+    dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] | None = None
+    """Groups without signal are dropped and others sampled until the step is full, from up to this
+    many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
+    success_range: tuple[Fraction, Fraction] | None = None
+    """With dynamic sampling, keep only groups whose part of completions with a positive first
+    reward lies in this range, ends included, such as [0.2, 0.8]. A step for which none was found is
+    taken with the last ones that were sampled."""
+    truncated: Truncated | None = None
+    """Completions cut off by max_new_tokens: train, or leave_out of the loss (DAPO's overlong
+    filtering)."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_row(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            raise ValueError(f"is not in the algorithm table ({', '.join(ALGORITHMS)})")
+        return name
+
+    def row(self) -> Algorithm:
+        """The table's row with this section's overrides; ValueError if one of them would be
+        ignored."""
+        return resolve(self.name, self.model_dump(exclude={"name"}, exclude_none=True))
+
+    @model_validator(mode="after")
+    def _row_uses_every_override(self) -> Self:
+        self.row()
+        return self

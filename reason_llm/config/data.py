@@ -1,0 +1,122 @@
+"""The data section: what is trained and evaluated on, what is left out, how it is asked."""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from reason_llm.config.types import Count, Section
+
+
+class ColumnsSection(Section):
+    """Which columns of the data hold what. null: found by their usual names."""
+
+    prompt: str | None = None
+    """Column of the question: text, one message or a list of messages. null: messages, question,
+    problem or prompt."""
+    answer: str | None = None
+    """Column of the gold answer; for a code reward, of the tests. null: gt_answer, answer, solution
+    or reward_model; what follows #### counts where there is one, else the last \\boxed{}."""
+
+
+class PassRateSection(Section):
+    """Training on problems of a certain difficulty, by a number that stands in each row."""
+
+    column: str | None = None
+    """Column with the share of earlier attempts that were right, or any other measure. null: all
+    rows are taken."""
+    min: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Rows below are left out, in the column's own unit."""
+    max: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Rows above are left out, in the column's own unit."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(
+                f"data.pass_rate.min={self.min:g} is above data.pass_rate.max={self.max:g}; "
+                "swap them"
+            )
+        if self.column is None and (self.min, self.max) != (0.0, 1.0):
+            raise ValueError(
+                "data.pass_rate has a range and no column; set data.pass_rate.column to the one "
+                "that holds the rate"
+            )
+        return self
+
+
+class WeightedSource(Section):
+    """One of several training sets."""
+
+    source: str
+    """A file or a Hub id."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Its share of the prompts is this over the sum of all weights, whatever its size."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_a_name(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+
+def _branch(value: object) -> str:
+    # With a dash these are no identifiers, so an error's key does not name them.
+    return "many-sources" if isinstance(value, list) else "one-source"
+
+
+Sources = Annotated[
+    Annotated[str, Tag("one-source")]
+    | Annotated[list[WeightedSource], Field(min_length=1), Tag("many-sources")],
+    Discriminator(_branch),
+]
+
+
+class DataSection(Section):
+    """What is trained and evaluated on."""
+
+    train: Sources
+    """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight} with several
+    of them."""
+    form: Literal["problems", "prompts", "demonstrations", "preferences"] = "problems"
+    """What the training rows are. problems: a prompt and a gold answer (or tests). prompts: a
+    prompt alone, for rewards that need no gold answer. demonstrations {prompt, completion} and
+    preferences {prompt, chosen, rejected}: read by --data-check only, so far."""
+    split: str = "train"
+    """Split of a Hub data set to train on; evaluation takes its test split."""
+    columns: ColumnsSection = ColumnsSection()
+    """Column names."""
+    system_prompt: str = "auto"
+    """auto (by the first reward), a name in reason_llm/templates.yaml (boxed, think_answer_tags,
+    think_boxed, code), none, or any other text, which is taken as it is."""
+    template: str = "auto"
+    """How messages become text. auto: the model's own chat template. A name in
+    reason_llm/templates.yaml (plain_chat, r1_zero, question_only), for models that have none. Or a
+    .jinja file."""
+    eval: str | None = None
+    """Held-out set of problems. null: none but those of eval.sets."""
+    max_prompt_tokens: Count | None = None
+    """Training rows with a longer prompt are left out and counted. null: a prompt that the context
+    has no room for is an error."""
+    pass_rate: PassRateSection = PassRateSection()
+    """Difficulty."""
+    deduplicate: bool = False
+    """Leave out training rows whose question stood before, in any of the training sets; letter
+    case, white space, punctuation and LaTeX's layout make no difference."""
+    contamination: Literal["warn", "drop", "ignore"] = "warn"
+    """What is done about training rows whose question stands in an evaluation set, compared as for
+    deduplicate. warn: tell how many; drop: leave them out."""
+
+    @property
+    def sources(self) -> list[WeightedSource]:
+        """The training sets."""
+        return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
+
+    @model_validator(mode="after")
+    def _sources_differ(self) -> Self:
+        names = [each.source for each in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"data.train names {name} twice; give it one weight")
+        if not math.isfinite(sum(each.weight for each in self.sources)):
+            raise ValueError("data.train: the weights are too large to be added; lower them")
+        return self

@@ -1,0 +1,229 @@
+"""The config as a file: read, overridden, written, compared; every mistake in it as one line."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from reason_llm.config import CHANGES, Config, yaml_text
+from reason_llm.errors import ConfigError, one_line
+from reason_llm.reading import read_bounded
+
+MOST_CONFIG_BYTES = 1 << 18
+MOST_SHOWN_CHARACTERS = 200
+"""Of a value in an error."""
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """The config in the YAML file ``path`` with dotted ``overrides``, e.g.
+    ``{"train.learning_rate": 1e-4}``.
+
+    Raises:
+        ConfigError: one line with the key, the value and the fix.
+    """
+    return build(_read_yaml(path), path, overrides or {})
+
+
+def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config:
+    """The config that ``tree`` holds, with dotted ``overrides``.
+
+    Args:
+        path: what to call it in an error; its stem is the run's name, unless there is one.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    for section in Config.model_fields:
+        if section in tree and tree[section] is None:
+            tree[section] = {}  # an empty section is one of defaults
+    for key, value in overrides.items():
+        _place(tree, key, value)
+    if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
+        tree["run"]["name"] = path.stem
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, str(path), overrides)) from error
+
+
+def to_yaml(config: Config) -> str:
+    """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs."""
+
+    refused: list[str]
+    """They would make it another run."""
+    warned: list[str]
+    """They may be made and change what is learned."""
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
+    """What differs, by the table ``CHANGES``; what may change freely is left out.
+
+    ``run.steps`` is among the warned where a schedule depends on it.
+    """
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
+    for key in sorted(before | after):
+        if before.get(key) == after.get(key):
+            continue
+        rule = next((rule for prefix, rule in CHANGES.items() if key.startswith(prefix)), "never")
+        if key == "run.steps" and after.get("train.schedule") != "constant":
+            rule = "warn"
+        found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
+    return Changes(found["never"], found["warn"])
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml_text.parse(read_bounded(path, MOST_CONFIG_BYTES).decode())
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(
+            path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
+        )
+        hint = f"; did you mean {path.parent / near[0]}.yaml?" if near else "; name a YAML file"
+        raise ConfigError(f"config file {path} does not exist{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
+        ) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'"
+        )
+    return tree
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(
+                f"{key} cannot be set: {name} is {_shown(tree)} in the config file; make it a "
+                "section"
+            )
+    tree[leaf] = value
+
+
+def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """``("train.learning_rate", its field)`` for every option."""
+    for name, option in section.model_fields.items():
+        if isinstance(option.annotation, type) and issubclass(option.annotation, BaseModel):
+            yield from leaves(option.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", option
+
+
+def docstring(option: FieldInfo) -> str:
+    """An option's docstring on one line."""
+    return " ".join((option.description or "").split())
+
+
+def shown_type(option: FieldInfo) -> str:
+    """An option's type for a reader: ``none|k1|k2|k3``, ``INT|null``, ``PATH``."""
+
+    def show(annotation: Any) -> str:
+        origin, args = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return show(args[0])
+        if origin is Literal:
+            return "|".join(map(str, args))
+        if origin in (Union, UnionType):
+            return "|".join(map(show, args))
+        if origin is list or annotation is type(None):
+            return "LIST" if origin is list else "null"
+        if origin is dict:
+            return "MAPPING"
+        return {Path: "PATH", str: "TEXT"}.get(annotation) or str(annotation.__name__).upper()
+
+    return show(option.annotation)
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
+    """The first problem of a failed validation: where, key, value, fix."""
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    # Parts such as "constrained-int" name a branch of a union, not a key.
+    key = ".".join(
+        str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
+    )
+    if any(f"{key}.".startswith(f"{name}.") for name in overrides):
+        path = "command line"
+    # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
+    options = dict(leaves(Config))
+    option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
+    hint = (
+        f"; {option} takes {shown_type(options[option])}: {docstring(options[option])}"
+        if option
+        else ""
+    )
+    if first["type"] == "extra_forbidden":
+        problem = f"{path}: unknown key {key!r}"
+        return f"{problem}{hint}" if option else unknown_key(key, problem)
+    if first["type"] == "missing":
+        return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return f"{path}: {problem}"
+    if problem == first["msg"]:
+        problem = problem[0].lower() + problem[1:]
+    elif key != option:  # a check of a whole section, which names its keys itself
+        return f"{path}: {problem}"
+    return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
+
+
+def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
+    """``problem``, with the option that ``key`` may have meant.
+
+    Args:
+        others: what may be meant beside the config's options.
+    """
+    keys = [*others, *(name for name, _ in leaves(Config))]
+    inside = [name for name in keys if name.startswith(f"{key}.")]
+    if dashes and inside:
+        return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
+    if not dashes and "." not in key:
+        keys += list(Config.model_fields)
+    # By the last part alone, and only what is nearly the same: whoever has another trainer's name
+    # in mind is led astray by a far guess.
+    by_name: dict[str, str] = {}
+    for candidate in keys:
+        by_name.setdefault(_last_part(candidate), candidate)
+    near = [name for name in keys if key.startswith(f"{name}.")] or [
+        by_name[name]
+        for name in difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
+    ]
+    return f"{problem}; " + (
+        f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
+    )
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2].replace("-", "_")

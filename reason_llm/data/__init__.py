@@ -1,0 +1,1 @@
+"""Data files and Hub sets become rows, and rows become prompts."""

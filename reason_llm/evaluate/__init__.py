@@ -1,0 +1,1 @@
+"""Accuracy with intervals on problems that are not trained on."""

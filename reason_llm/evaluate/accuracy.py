@@ -1,0 +1,174 @@
+"""The outcomes of an evaluation become scores with intervals, comparisons, and a table.
+
+Scores, each a mean over problems: ``greedy``; ``mean@k`` of k samples; ``pass@j``, the chance that
+one of j is right, estimated from all k; ``maj@k``, whether the answer that most of the k gave is
+right. Intervals and tests are in ``statistics``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from reason_llm.evaluate.outcomes import Outcome
+from reason_llm.evaluate.statistics import (
+    Comparison,
+    Estimate,
+    compare,
+    mean,
+    pass_at_k,
+    proportion,
+)
+from reason_llm.score.math.boxed_math import majority
+
+Values = dict[str, list[float]]
+"""The value of each problem by the score's name."""
+
+
+def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -> Values:
+    """The value of each problem for every score that can be had.
+
+    Args:
+        num_samples: k; 0 for greedy alone.
+        with_majority: the first reward finds answers that can be compared.
+    """
+    values: Values = {"greedy": [each["greedy"]["reward"] for each in outcomes]}
+    if not num_samples:
+        return values
+    samples = [[sample["reward"] for sample in each["samples"]] for each in outcomes]
+    values[f"mean@{num_samples}"] = [fmean(each) for each in samples]
+    if all(_is_binary(each) for each in samples):
+        rights = [round(sum(each)) for each in samples]
+        for k in _ladder(num_samples):
+            values[f"pass@{k}"] = [pass_at_k(num_samples, right, k) for right in rights]
+    if with_majority and num_samples > 1:
+        values[f"maj@{num_samples}"] = [_majority_reward(each) for each in outcomes]
+    return values
+
+
+def estimates(values: Values, num_samples: int) -> dict[str, Estimate]:
+    """Each score with its interval."""
+    found = {}
+    for name, each in values.items():
+        if min(each) < 0 or max(each) > 1:
+            found[name] = mean(each)
+        elif name.startswith("mean@"):
+            found[name] = proportion(each, num_samples)
+        elif name.startswith("pass@"):
+            found[name] = proportion(each, num_samples // int(name.partition("@")[2]))
+        else:
+            found[name] = proportion(each)
+    return found
+
+
+def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Comparison]:
+    """Ours minus theirs, for each score that both have, on the same problems in the same order."""
+    found = {}
+    for name in (name for name in ours if name in theirs):
+        unit = 1 / num_samples if name.startswith("mean@") else 1.0
+        both = (*ours[name], *theirs[name])
+        has_unit = all(abs(value / unit - round(value / unit)) < 1e-9 for value in both)
+        found[name] = compare(ours[name], theirs[name], unit if has_unit else 0.0, seed=0)
+    return found
+
+
+def summarize(
+    outcomes: Sequence[Outcome], num_samples: int, with_majority: bool, compared: bool
+) -> dict[str, Any]:
+    """What ``summary.json`` tells: ``results`` by model and set, and of two models the
+    ``comparisons`` by set, the first model minus the second."""
+    grouped: dict[str, dict[str, list[Outcome]]] = {}
+    for each in outcomes:
+        grouped.setdefault(each["model"], {}).setdefault(each["set"], []).append(each)
+    values = {
+        model: {name: scores(of_set, num_samples, with_majority) for name, of_set in sets.items()}
+        for model, sets in grouped.items()
+    }
+    results = {
+        model: {
+            name: {"problems": len(of_set)}
+            | {
+                score: asdict(each)
+                for score, each in estimates(values[model][name], num_samples).items()
+            }
+            | _lengths(of_set)
+            for name, of_set in sets.items()
+        }
+        for model, sets in grouped.items()
+    }
+    if not compared:
+        return {"results": results, "comparisons": {}}
+    ours, theirs = values.values()
+    return {
+        "results": results,
+        "comparisons": {
+            name: {
+                score: asdict(each)
+                for score, each in comparisons(ours[name], theirs[name], num_samples).items()
+            }
+            for name in ours
+        },
+    }
+
+
+def table(summary: Mapping[str, Any]) -> list[str]:
+    """The summary as lines of text."""
+    models = list(summary["results"])
+    rows = []
+    for model, sets in summary["results"].items():
+        for name, found in sets.items():
+            for score, each in found.items():
+                if isinstance(each, dict):
+                    shown = f"{_percent(each['value'])}   {_interval(each)}"
+                    rows.append((name, f"{found['problems']}", score, model, shown))
+    sets_in_order = list(dict.fromkeys(row[0] for row in rows))
+    scores_in_order = list(dict.fromkeys(row[2] for row in rows))
+    rows.sort(key=lambda row: (sets_in_order.index(row[0]), scores_in_order.index(row[2])))
+    rows.insert(0, ("set", "problems", "score", "model", "value   95 % interval"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
+    for name, of_set in summary["comparisons"].items():
+        for score, each in of_set.items():
+            difference = each["difference"]
+            lines.append(
+                f"{name} {score}: {models[0]} - {models[1]} = {100 * difference['value']:+.1f} "
+                f"{_interval(difference)}, p = {each['p_value']:.2g} (better on {each['better']}, "
+                f"worse on {each['worse']})"
+            )
+    return lines
+
+
+def _is_binary(values: Sequence[float]) -> bool:
+    return all(value in (0.0, 1.0) for value in values)
+
+
+def _ladder(most: int) -> list[int]:
+    """2, 4, 8 and so on up to ``most``, which is among them; of 1 sample there is none."""
+    powers = [2**i for i in range(1, most.bit_length()) if 2**i < most]
+    return [*powers, most] if most > 1 else []
+
+
+def _majority_reward(outcome: Outcome) -> float:
+    """What the reward gave for the majority's answer, in the spelling that came first."""
+    answers = [sample["answer"] for sample in outcome["samples"]]
+    chosen = majority(answers)
+    if chosen is None:
+        return 0.0
+    return float(outcome["samples"][answers.index(chosen)]["reward"])
+
+
+def _lengths(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    answers = [a for each in outcomes for a in ([each["greedy"]] + each["samples"])]
+    return {
+        "completion_tokens": fmean(answer["tokens"] for answer in answers),
+        "truncated_fraction": fmean(answer["finish_reason"] == "length" for answer in answers),
+    }
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:5.1f}"
+
+
+def _interval(each: Mapping[str, float]) -> str:
+    low, high = (100 * each[side] for side in ("low", "high"))
+    return f"[{low:.1f}, {high:.1f}]"

@@ -1,0 +1,328 @@
+"""An evaluation on its own, beside training: models, sets, waves; on disk after each wave.
+
+Everything is checked before a weight is read. Each wave's seed is a function of the run's seed, the
+set and the wave's place in it, so an evaluation that was killed goes on to the same file, and two
+models are asked with the same random numbers. What is sampled is judged by the first reward.
+
+Not here: the evaluation within training (``evaluate``), scores and intervals (``accuracy``).
+"""
+
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from reason_llm.app.console import Console
+from reason_llm.config import Config
+from reason_llm.data.load import LoadedSet, load_evaluation
+from reason_llm.errors import ConfigError, printable
+from reason_llm.evaluate import accuracy
+from reason_llm.evaluate.held_out import prove_sampler_is_policy
+from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
+from reason_llm.evaluate.request import Request, Target
+from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
+from reason_llm.model import adapters, base
+from reason_llm.model.base import Model
+from reason_llm.model.plan import backends, memory
+from reason_llm.model.plan.machine import Machine
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.shape import Shape
+from reason_llm.rollout import Group, Prompt
+from reason_llm.run import folder as run_folder
+from reason_llm.run.prepare import quiet_libraries
+from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
+from reason_llm.score import Scorer
+
+MOST_WAVE_PROMPTS = 64
+"""A kill loses what was sampled of at most so many problems."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Targets that share one base copy."""
+
+    config: Config
+    targets: list[Target]
+    tokenizer: Any
+    sets: list[LoadedSet]
+    plan: Plan
+
+    def waves(self) -> Iterator[tuple[Target, Wave]]:
+        """Fixed by the config and the plan, so that a resumed evaluation has the same ones."""
+        size = self.config.sample.prompts_per_wave or self._wave_prompts
+        for target in self.targets:
+            for each in self.sets:
+                for start in range(0, len(each.prompts), size):
+                    part = each.prompts[start : start + size]
+                    yield target, Wave(target.label, each.name, start, part)
+
+    @property
+    def _wave_prompts(self) -> int:
+        rows = self.plan.cache_tokens // self.plan.context_tokens
+        at_once = rows // self.config.sample.completions_per_prompt
+        return MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
+
+
+def run_evaluation(request: Request, console: Console) -> dict[str, Any]:
+    """Evaluate and return the summary, which is also written to ``<out>/summary.json``, last of
+    all.
+
+    Raises:
+        ReasonError: anything that the user can mend; whole waves are kept.
+    """
+    quiet_libraries()
+    scoring = request.config.score
+    scoring = scoring.model_copy(update={"rewards": scoring.rewards[:1]})
+    with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
+        stages, lines = _prepare(request, scorer)
+        check_writable(request.out)
+        lock = FileLock(
+            request.out.parent / f".{request.out.name}.lock",
+            f"the evaluation {request.out}",
+            "give this one another --out",
+        )
+        with lock:
+            log = _open(request, stages)
+            for line in (*lines, *scorer.descriptions):
+                console.line(line)
+            ahead = [list(stage.waves()) for stage in stages]
+            done = log.resume([wave for each in ahead for _, wave in each])
+            if done:
+                console.line(f"{len(log.outcomes)} problems are done already")
+            for stage, waves in zip(stages, ahead, strict=True):
+                skipped = min(done, len(waves))
+                done -= skipped
+                if skipped < len(waves):
+                    _run_stage(request, stage, waves[skipped:], log, scorer, console)
+        if request.generate_only:
+            summary = {"prompts": len(log.outcomes), "k": request.num_samples}
+            write_atomically(request.out / "summary.json", orjson.dumps(summary))
+            console.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
+            return summary
+        with_majority = scorer.rewards[0].reward.answer is not None
+    return _finish(request, log, with_majority, console)
+
+
+def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
+    """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
+    stages, lines = [], []
+    device = base.default_device()
+    for targets in _by_base(request):
+        config = _config_for(request, targets)
+        path, trusted = config.model.path, config.model.trust_remote_code
+        tokenizer = base.load_tokenizer(path, trusted)
+        text_config = base.read_config(path, trusted).get_text_config(decoder=True)
+        config, why = backends.choose(config, text_config, device)
+        policy = base.check_model(config.model)
+        for adapter in (target.adapter for target in targets if target.adapter is not None):
+            adapters.check_fits(policy, adapter, config.model.path)
+        context = base.context_limit(config.model)
+        answers = not request.generate_only
+        sets = load_evaluation(config, tokenizer, context, scorer.columns, answers)
+        longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
+        machine = Machine.here(config, device)
+        plan = memory.plan(config, Shape.of(policy), machine, context, longest, learns=False)
+        stages.append(_Stage(config, targets, tokenizer, sets, plan))
+        problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
+        labels = " and ".join(target.label for target in targets)
+        lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
+        lines += why[:-1]  # the last is of learning
+    return stages, lines
+
+
+def _by_base(request: Request) -> list[list[Target]]:
+    """One group for all targets, if one base with one shape of adapter serves them."""
+    targets = list(request.targets)
+    shapes = [adapters.section_of(each.adapter) for each in targets if each.adapter is not None]
+    if all(t.path == targets[0].path for t in targets) and all(s == shapes[0] for s in shapes):
+        return [targets]
+    return [[each] for each in targets]
+
+
+def _config_for(request: Request, targets: list[Target]) -> Config:
+    config, num = request.config, max(1, request.num_samples)
+    section = next((adapters.section_of(t.adapter) for t in targets if t.adapter), None)
+    model = {"path": targets[0].path, "adapter": section or config.model.adapter}
+    sample = {
+        "prompts_per_step": MOST_WAVE_PROMPTS,
+        "completions_per_prompt": num,
+        "max_new_tokens": config.eval_max_new_tokens,
+    }
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=model),
+            "sample": config.sample.model_copy(update=sample),
+        }
+    )
+
+
+def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
+    """The log, its folder made; everything before this leaves the disk as it was.
+
+    Raises:
+        ConfigError: the folder holds another evaluation.
+    """
+    name = "completions.jsonl" if request.generate_only else "problems.jsonl"
+    log, header = OutcomeLog(request.out / name), request.out / "evaluation.json"
+    identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
+    is_other = log.path.exists() and not (header.exists() and header.read_bytes() == identity)
+    is_finished = (request.out / "summary.json").exists()
+    if request.afresh or (is_other and is_finished and request.may_move_aside):
+        move_aside(request.out)
+    elif is_other:
+        raise ConfigError(
+            f"{request.out} holds an evaluation with other options, data, weights or reward; set "
+            "another --out, or --run.resume never, which moves it aside"
+        )
+    write_atomically(header, identity)
+    return log
+
+
+def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
+    """All that the lines depend on."""
+    kept = ("model", "data", "sample", "score", "eval", "memory")
+    first = stages[0].config.model_dump(mode="json")
+    judge = request.config.score.rewards[0].custom
+    content = [
+        [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
+        for stage in stages
+        for each in stage.sets
+    ]
+    return {
+        "config": {name: first[name] for name in kept},
+        "seed": request.config.run.seed,
+        "k": request.num_samples,
+        "sets": dict(request.config.eval.sets),
+        "reward_sha256": None if judge is None else _file_digest(judge.rpartition(":")[0]),
+        "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
+        "models": {
+            target.label: {
+                "path": target.path,
+                "adapter": None if target.adapter is None else str(target.adapter),
+                "sha256": run_folder.weights_digest(Path(target.path), target.adapter),
+            }
+            for target in request.targets
+        },
+    }
+
+
+def _file_digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def _run_stage(
+    request: Request,
+    stage: _Stage,
+    waves: Sequence[tuple[Target, Wave]],
+    log: OutcomeLog,
+    scorer: Scorer,
+    console: Console,
+) -> None:
+    """Sample and judge these waves, one target's after another's."""
+    config, plan = stage.config, stage.plan
+    with Model(config.model, stage.tokenizer, config.run.seed, plan.engine) as model:
+        for target in stage.targets:
+            todo = [wave for of, wave in waves if of is target]
+            if not todo:
+                continue
+            if target.adapter is None:
+                adapters.clear(model.policy)
+            else:
+                adapters.load_as_is(model.policy, target.adapter, target.path)
+            total = sum(len(wave.prompts) for wave in todo) * _completions_each(request)
+            with (
+                sampling(model, plan.cache_tokens) as sampler,
+                console.phase(target.label, total) as progress,
+            ):
+                if model.engine is not None:
+                    prove_sampler_is_policy(sampler, model, todo[0].prompts)
+                for wave in todo:
+                    log.append(_wave_outcomes(request, config, wave, sampler, scorer, progress))
+    for name, count in scorer.take_counts().items():
+        if count:
+            logger.warning("%s: %.0f", name, count)
+
+
+def _completions_each(request: Request) -> int:
+    if request.generate_only:
+        return max(1, request.num_samples)
+    return 1 + request.num_samples
+
+
+def _wave_outcomes(
+    request: Request,
+    config: Config,
+    wave: Wave,
+    sampler: Sampler,
+    scorer: Scorer,
+    progress: Progress,
+) -> list[Outcome]:
+    section, k = config.sample, request.num_samples
+    seed = random.Random(f"{config.run.seed}/evaluate/{wave.set}/{wave.start}").getrandbits(63)
+    greedy = SamplingParams(1, section.max_new_tokens, temperature=0.0)
+    drawn = replace(
+        greedy, num_completions=k, temperature=section.temperature, top_k=section.top_k,
+        top_p=section.top_p, min_p=section.min_p,
+    )  # fmt: skip
+    find = None if request.generate_only else scorer.rewards[0].reward.answer
+
+    def ask(params: SamplingParams) -> list[list[dict[str, Any]]]:
+        """Answers of each problem."""
+        groups = sampler.sample(wave.prompts, params, seed=seed, progress=progress)
+        if not request.generate_only:
+            groups = scorer.score(groups, only_first=True)
+        return [_answers(group, find) for group in groups]
+
+    none: list[list[dict[str, Any]]] = [[] for _ in wave.prompts]
+    with_greedy = not (request.generate_only and k)
+    first = ask(greedy) if with_greedy else none
+    samples = ask(drawn) if k else none
+    return [
+        _outcome(wave, prompt, one[0] if one else None, many)
+        for prompt, one, many in zip(wave.prompts, first, samples, strict=True)
+    ]
+
+
+def _answers(group: Group, find: Callable[[str], str | None] | None) -> list[dict[str, Any]]:
+    return [answer_of(c, find(c.text) if find else None) for c in group.completions]
+
+
+def _outcome(
+    wave: Wave, prompt: Prompt, greedy: dict[str, Any] | None, samples: Sequence[dict[str, Any]]
+) -> Outcome:
+    return {
+        "model": wave.model,
+        "set": wave.set,
+        "id": prompt.id,
+        "prompt": prompt.text,
+        "gold": prompt.answer,
+        "greedy": greedy,
+        "samples": samples,
+    }
+
+
+def _finish(
+    request: Request, log: OutcomeLog, with_majority: bool, console: Console
+) -> dict[str, Any]:
+    k, config = request.num_samples, request.config
+    summary = {
+        "models": {t.label: str(t.adapter or t.path) for t in request.targets},
+        "judged_by": config.score.rewards[0].label,
+        "k": k,
+        "temperature": config.sample.temperature if k else 0.0,
+        "max_new_tokens": config.eval_max_new_tokens,
+        **accuracy.summarize(log.outcomes, k, with_majority, len(request.targets) > 1),
+    }
+    content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
+    write_atomically(request.out / "summary.json", content)
+    for line in accuracy.table(summary):
+        console.line(line)
+    console.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
+    return summary

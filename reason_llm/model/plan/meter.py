@@ -1,0 +1,63 @@
+"""Measured memory, phase by phase, to stand beside the plan."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from reason_llm.model.plan.machine import GIB
+
+
+@dataclass(slots=True)
+class Peak:
+    """What a phase came to; 0 until it ends."""
+
+    gib: float = 0.0
+
+
+class Meter:
+    """Measured peak memory of this process, phase by phase: the GPU's, or without one the host's.
+
+    On a GPU, what the driver says is in use on the whole card, as the budget is of the whole card,
+    read where a phase ends and before its memory is given back: torch keeps a phase's peak
+    reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in. So is
+    what other programs take.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @contextmanager
+    def phase(self) -> Iterator["Peak"]:
+        """The peak within; to be left before anything is given back."""
+        peak = Peak()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            self._forget()
+        yield peak
+        peak.gib = self._peak_bytes() / GIB
+
+    def _forget(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again: man 5 proc
+        except OSError:
+            return  # then the peak is that of the whole process
+
+    def _peak_bytes(self) -> int:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            return total - free
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_rss_mib() -> float:
+    """The largest resident memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,138 @@
+"""The sizes of a model and its adapter, counted on the model itself, built without storage."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from reason_llm.model import nf4
+from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.vllm.shared_weights import attention_for
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What memory depends on. Counts of elements unless said otherwise."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    """Query heads times their size."""
+    key_value: int
+    """Key heads times their size; values take as much again."""
+    heads: int
+    vocabulary: int
+    packable: tuple[int, ...]
+    """Weights of each linear layer but the head, which NF4 packs."""
+    dense: int
+    """All other base parameters; tied ones count once."""
+    adapter: int
+    """Trained parameters."""
+    adapter_lines: int
+    """Inputs and outputs of all adapted layers: a rank more costs so many parameters."""
+    adapted: tuple[str, ...]
+    """Last names of the adapted layers."""
+    adapter_outputs: int
+    """Sum of the ranks over the adapted layers of one decoder layer."""
+    has_eager_attention: bool
+    """All attention scores of a layer exist at once."""
+    has_softcap: bool
+    """The logits are soft-capped."""
+
+    @classmethod
+    def of(cls, policy: PeftModel) -> "Shape":
+        """Count a model with its adapter, which may be on the meta device."""
+        base: Any = policy.get_base_model()
+        config = base.config.get_text_config(decoder=True)
+        head = base.get_output_embeddings()
+        lora = {n: m for n, m in base.named_modules() if isinstance(m, LoraLayer)}
+        linear = {
+            id(m.weight): m.weight.numel()
+            for m in base.modules()
+            if isinstance(m, nn.Linear)
+            and m.weight is not head.weight
+            and not m.weight.requires_grad
+        }
+        frozen = {id(p): p.numel() for p in base.parameters() if not p.requires_grad}
+        trained = [p for p in base.parameters() if p.requires_grad]
+        heads = config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        rank = sum(m.r["default"] for m in lora.values())
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            query=heads * head_size,
+            key_value=key_heads * head_size,
+            heads=heads,
+            vocabulary=head.weight.shape[0],
+            packable=tuple(linear.values()),
+            dense=sum(frozen.values()) - sum(linear.values()),
+            adapter=sum(p.numel() for p in trained),
+            adapter_lines=sum(m.in_features + m.out_features for m in lora.values()),
+            adapted=tuple(sorted({name.rpartition(".")[2] for name in lora})),
+            adapter_outputs=rank // config.num_hidden_layers,
+            has_eager_attention=attention_for(config) == "eager",
+            has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
+        )
+
+    def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
+        """The base as it lies in memory."""
+        if quantize == "none":
+            return (sum(self.packable) + self.dense) * element_bytes
+        packed = sum(nf4.packed_bytes(count, nested=not under_vllm) for count in self.packable)
+        return packed + self.dense * element_bytes
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Keys and values of one token in every layer."""
+        return 2 * self.layers * self.key_value * element_bytes
+
+    def activation_bytes(
+        self,
+        tokens: int,
+        row_tokens: int,
+        element_bytes: int,
+        checkpointing: bool | str,
+        is_packed: bool = False,
+    ) -> int:
+        """What a forward and backward pass over so many tokens holds at its largest.
+
+        Fitted to what torch allocates for Qwen2, Llama, Gemma 2 and Phi-3 with LoRA on every linear
+        layer (``tests/test_memory.py``).
+
+        Args:
+            row_tokens: of the longest row, for attention that holds all its scores.
+            checkpointing: ``train.gradient_checkpointing``.
+            is_packed: a shared prompt's keys and values are copied for its completions.
+        """
+        one_layer = (
+            4 * self.intermediate
+            + 6 * self.hidden
+            + 2 * self.query
+            + 2 * self.key_value
+            + self.adapter_outputs
+        ) * element_bytes
+        # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
+        passing = (1.5 * self.intermediate + 3 * self.hidden) * element_bytes
+        if element_bytes < 4:
+            one_layer += 8 * self.hidden  # the norms' inputs in float32
+        if is_packed:
+            one_layer += 2 * MOST_KEYS_PER_TOKEN * self.key_value * element_bytes
+        if self.has_eager_attention:
+            one_layer += 12 * self.heads * row_tokens
+            passing += 2 * self.heads * row_tokens
+        if checkpointing == "offload":
+            kept = one_layer
+        elif checkpointing:
+            kept = self.kept_bytes_per_token(element_bytes) + one_layer
+        else:
+            kept = self.layers * one_layer
+        return int(tokens * (kept + passing))
+
+    def kept_bytes_per_token(self, element_bytes: int) -> int:
+        """The input of each layer, which gradient checkpointing keeps."""
+        return self.layers * self.hidden * element_bytes

@@ -1,0 +1,1 @@
+"""The base copy that vLLM owns and the learner shares."""

@@ -1,0 +1,194 @@
+"""vLLM owns the base weights; the model that learns is made of views of them.
+
+vLLM keeps q, k and v (gate and up) of a layer in one fused tensor. A Transformers model is built
+without storage, and each of its parameters becomes a view of the right rows; 4-bit layers are
+shared the same way, through ``nf4``. Nothing is copied: a layer that cannot be shared is refused by
+name.
+
+Not here: mixtures of experts.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from reason_llm.errors import ModelError
+from reason_llm.model import decode_attention, nf4
+from reason_llm.model.vllm.engine import Engine, on_default_stream
+
+VERIFIED_ROWS = 8192
+"""Rows of a checkpoint tensor that are compared at once."""
+
+
+def model_over(engine: Engine, dtype: torch.dtype) -> Any:
+    """A Transformers causal LM whose every parameter is a view of vLLM's storage.
+
+    Raises:
+        ModelError: a layer that cannot be shared, with its name and why.
+    """
+    config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=attention_for(config),
+            trust_remote_code=False,
+        )
+    model.tie_weights()  # init_empty_weights unties
+    theirs = dict(engine.module.named_modules(remove_duplicate=False))
+    packed: dict[str, list[str]] = getattr(engine.module, "packed_modules_mapping", {})
+    device = next(engine.module.parameters()).device
+    for name, parameter in list(model.named_parameters(remove_duplicate=True)):
+        owner, _, attribute = name.rpartition(".")
+        module, part = find_owner(theirs, packed, name)
+        if attribute == "weight" and nf4.is_packed(module.weight):
+            _replace_linear(model, owner, module.weight, part or 0, dtype)
+        else:
+            view = shared_view(module, part, name, parameter.shape)
+            own = nn.Parameter(view, requires_grad=False)
+            setattr(model.get_submodule(owner), attribute, own)
+    model.tie_weights()
+    if any(isinstance(module, nf4.Linear4bit) for module in model.modules()):
+        model.is_loaded_in_4bit = True  # PEFT asks for it
+    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if left:
+        raise ModelError(f"model.path={engine.path}: {left[0]} has no storage after sharing")
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.to(device), persistent=False)
+    return model.eval()
+
+
+def attention_for(config: PretrainedConfig) -> str:
+    """Which attention to ask Transformers for: its SDPA with what is ours around it, or eager.
+
+    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with.
+    """
+    softcap = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return decode_attention.register() if softcap is None else "eager"
+
+
+def find_owner(
+    theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
+) -> tuple[Any, int | None]:
+    """vLLM's module that holds parameter ``name`` of the Transformers model, and which part of it.
+
+    Args:
+        theirs: vLLM's modules by name.
+        packed: which layers are fused into which, ``{"qkv_proj": ["q_proj", "k_proj", "v_proj"]}``.
+
+    Returns:
+        The module under vLLM's LoRA wrapper; None as part if it holds that parameter alone.
+
+    Raises:
+        ModelError: there is none.
+    """
+    owner = name.rpartition(".")[0]
+    if (module := theirs.get(owner)) is not None:
+        return _without_lora(module), None
+    parent, _, leaf = owner.rpartition(".")
+    for fused, parts in packed.items():
+        if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
+            return _without_lora(module), parts.index(leaf)
+    raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
+
+
+def shared_view(module: Any, part: int | None, name: str, shape: torch.Size) -> Tensor:
+    """The view of vLLM's storage that is parameter ``name`` of the Transformers model.
+
+    Raises:
+        ModelError: vLLM's module has no such tensor, or it has another shape.
+    """
+    attribute = name.rpartition(".")[2]
+    tensor = getattr(module, attribute, None)
+    if tensor is None:
+        raise ModelError(
+            f"{name} cannot be shared: vLLM's {type(module).__name__} has no {attribute}"
+        )
+    view: Tensor = tensor.data
+    if part is not None:
+        sizes = list(module.output_sizes)
+        view = view.narrow(0, sum(sizes[:part]), sizes[part])
+    elif view.dim() > 0 and view.shape[1:] == shape[1:] and view.shape[0] > shape[0]:
+        view = view.narrow(0, 0, shape[0])  # vLLM pads the vocabulary
+    if view.shape != shape:
+        raise ModelError(
+            f"{name} cannot be shared: vLLM holds {tuple(tensor.shape)}, {tuple(shape)} is needed"
+        )
+    return view
+
+
+def _replace_linear(model: Any, owner: str, weight: Any, part: int, dtype: torch.dtype) -> None:
+    """Put a 4-bit layer over vLLM's bytes in the place of a linear layer without storage."""
+    linear = model.get_submodule(owner)
+    layer = nf4.linear_over(weight, part, linear.weight.shape, linear.bias, dtype)
+    if layer is None:
+        raise ModelError(
+            f"{owner}.weight cannot be shared: vLLM holds NF4 blocks of another shape than "
+            f"{tuple(linear.weight.shape)}"
+        )
+    model.set_submodule(owner, layer)
+
+
+def verify(model: nn.Module, path: str) -> int:
+    """Compare every parameter with the checkpoint, bit by bit; the number of tensors compared.
+
+    4-bit layers are compared with the checkpoint's tensor quantised once more.
+
+    Raises:
+        ModelError: the first tensor that differs: vLLM repacked or changed it; or one that the
+            checkpoint does not hold.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    left = {id(parameter): name for name, parameter in parameters.items()}
+    compared = 0
+    with on_default_stream():
+        for file in checkpoint_files(path):
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a dict
+                    if name in parameters:
+                        if not _is_stored(model, name, parameters[name], opened):
+                            raise ModelError(f"{name} differs from {file}: it cannot be shared")
+                        left.pop(id(parameters[name]), None)
+                        compared += 1
+    if left:
+        raise ModelError(
+            f"model.path={path}: {next(iter(left.values()))} is not in its checkpoint, so sharing "
+            "it cannot be verified; set sample.engine to transformers"
+        )
+    return compared
+
+
+def _is_stored(model: nn.Module, name: str, found: nn.Parameter, opened: Any) -> bool:
+    layer = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(layer, nf4.Linear4bit) and found is layer.weight:
+        return nf4.matches(layer, opened.get_tensor(name))
+    stored = opened.get_slice(name)
+    if tuple(stored.get_shape()) != tuple(found.shape):
+        return False
+    return all(
+        torch.equal(
+            stored[row : row + VERIFIED_ROWS].to(found.device, found.dtype),
+            found.data[row : row + VERIFIED_ROWS],
+        )
+        for row in range(0, len(found), VERIFIED_ROWS)
+    )
+
+
+def checkpoint_files(path: str) -> list[Path]:
+    """The safetensors of a folder, or of a Hub id that was downloaded by now."""
+    folder = Path(path)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _without_lora(module: nn.Module) -> Any:
+    """The layer that holds the weights, under vLLM's LoRA wrapper."""
+    return getattr(module, "base_layer", module)

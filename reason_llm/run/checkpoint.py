@@ -1,0 +1,328 @@
+"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed, by a
+thread; the last n are kept.
+
+    <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
+    optimizer.safetensors, state.json}
+
+Between two optimizer steps of step 12, ``step-00000012.0003`` is the state after three of them,
+with what else the learner needs in ``learning.safetensors``; the next one takes its place.
+
+Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
+own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
+randomness of a run is a function of its seed and the step, so there is no generator state to keep.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reason_llm.config import file as config_file
+from reason_llm.errors import CheckpointError, WriteError, one_line
+from reason_llm.files import replacing_folder
+from reason_llm.model import adapters
+from reason_llm.reading import MIB, open_regular, read_bounded
+from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
+from reason_llm.run.writer import BackgroundWriter
+from reason_llm.train import optim
+
+FORMAT = 2
+MOST_STATE_BYTES = 64 * MIB
+OPTIMIZER, LEARNING = "optimizer.safetensors", "learning.safetensors"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run stands: ``step`` steps are learned."""
+
+    run: RunIdentity
+    step: int
+    folder: Path | None
+    """The checkpoint it was read from; None for a run that has not begun."""
+    drawn: int = 0
+    """Prompts taken from the order so far, those of dropped groups included."""
+    updates: int = 0
+    """Optimizer steps taken inside step ``step``."""
+    micro_batch_tokens: int | None = None
+    """What out of memory left of the plan's; None while it holds."""
+
+
+def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
+    """The newest whole state of the run in ``run_folder``, or the beginning of a new one. Writes
+    nothing; a damaged one is named and passed over.
+
+    Raises:
+        CheckpointError: the run there has another config, or none of its states is whole.
+    """
+    folders = listing(run_folder)
+    if not folders and (run_folder / "summary.json").exists():
+        raise CheckpointError(
+            f"{run_folder} holds a finished run without its checkpoints; give this run "
+            "a --run.name of its own, or start with --run.resume never, which moves the old run "
+            "aside"
+        )
+    if not folders:
+        return fresh(name, config)
+    state = _newest_whole(folders)
+    if state.updates and state.step >= config["run"]["steps"]:  # they were lowered
+        state = _newest_whole([each for each in folders if not _is_inside(each)])
+    changes = config_file.changes(state.run.config, config)
+    if changes.refused:
+        raise CheckpointError(
+            f"{run_folder} holds a run with another config ({'; '.join(changes.refused)}); set "
+            "that back, give this run a --run.name of its own, or start with --run.resume never, "
+            "which moves the old run aside"
+        )
+    for line in changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+    return replace(state, run=RunIdentity(state.run.id, name, config))
+
+
+def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
+    """The beginning of a new run with the adapter and the optimizer of a checkpoint.
+
+    Its id follows from the checkpoint's run and step and from ``name``, so that the run can be told
+    from others when it goes on.
+
+    Args:
+        path: a checkpoint's folder, or a run's, whose newest whole checkpoint is meant.
+
+    Raises:
+        CheckpointError: there is none, or its adapter or optimizer is of another kind.
+    """
+    folders = []
+    if os.path.lexists(path / "state.json"):
+        folders = [path.resolve()]
+    elif os.path.lexists(path):
+        folders = [each for each in listing(path) if not _is_inside(each)]
+    if not folders:
+        raise CheckpointError(
+            f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
+            "such as runs/quickstart/checkpoints/step-00000060"
+        )
+    source = _newest_whole(folders)
+    same = ("model.path", "model.adapter.", "train.optimizer")
+    if source.updates:
+        raise CheckpointError(
+            f"run.resume={path} stands inside a step, whose rollouts are its run's; name the "
+            "checkpoint of a whole step"
+        )
+    changed = [
+        line
+        for line in config_file.changes(source.run.config, config).refused
+        if line.startswith(same) and not line.startswith("train.optimizer_steps")
+    ]
+    if changed:
+        raise CheckpointError(
+            f"run.resume={path} is of another kind ({'; '.join(changed)}); set that back"
+        )
+    if source.step >= config["run"]["steps"]:
+        raise CheckpointError(
+            f"run.resume={path} has learned {source.step} steps and run.steps="
+            f"{config['run']['steps']}: none is left; raise run.steps"
+        )
+    origin = f"{source.run.id}/{source.step}/{name}".encode()
+    run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
+    return replace(source, run=run, micro_batch_tokens=None)
+
+
+def listing(run_folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; not what a user put beside them, such as copies."""
+    found = _checkpoints(run_folder).glob("step-*")
+    return sorted(each for each in found if re.fullmatch(r"step-\d{8}(\.\d{4,})?", each.name))
+
+
+def needed_from(run_folder: Path) -> int:
+    """The first step whose rollouts may be needed again: that of the checkpoint before the newest,
+    from which a run goes on where the newest is damaged."""
+    whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
+    return min((int(folder.name.removeprefix("step-")) for folder in whole[-2:]), default=0)
+
+
+def read(folder: Path) -> RunState:
+    """The state in one checkpoint, its files compared with their checksums.
+
+    Raises:
+        CheckpointError: a file is missing or is not what was written.
+    """
+    try:
+        if folder.is_symlink():
+            raise ValueError("it is a link")
+        value = orjson.loads(read_bounded(folder / "state.json", MOST_STATE_BYTES))
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
+        if value.pop("sha256") != _digest(value):
+            raise ValueError("state.json is not what was written")
+        needed = {adapters.WEIGHTS, OPTIMIZER} | ({LEARNING} if value["updates"] else set())
+        if missing := needed - value["files"].keys():
+            raise ValueError(f"{min(missing)} is missing")
+        for file, expected in value["files"].items():
+            if Path(file).name != file or _file_entry(folder / file) != expected:
+                raise ValueError(f"{file} is not what was written")
+        tokens = value["micro_batch_tokens"]
+        return RunState(
+            identity_from_json(value["run"]),
+            count_from_json(value, "step"),
+            folder,
+            count_from_json(value, "drawn"),
+            count_from_json(value, "updates"),
+            None if tokens is None else count_from_json(value, "micro_batch_tokens"),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
+
+
+def _newest_whole(folders: list[Path]) -> RunState:
+    for folder in reversed(folders):
+        try:
+            return read(folder)
+        except CheckpointError as error:
+            logger.warning("%s; it is passed over", error)
+    raise CheckpointError(
+        f"{folders[-1].parent} holds no checkpoint that is whole; restore one, or start with "
+        "--run.resume never, which moves the old run aside"
+    )
+
+
+def fresh(name: str, config: dict[str, Any]) -> RunState:
+    """The beginning of a new run."""
+    return RunState(RunIdentity(uuid.uuid4().hex[:12], name, config), step=0, folder=None)
+
+
+def save(
+    run_folder: Path,
+    state: RunState,
+    policy: PeftModel,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+    writer: BackgroundWriter,
+    learning: dict[str, Tensor] | None = None,
+) -> RunState:
+    """Have ``state`` written with the adapter and the optimizer as they are now; whole or not at
+    all. The state, with its folder.
+
+    Args:
+        keep: how many of whole steps are kept.
+        learning: the learner's tensors inside a step.
+
+    ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
+    then as they were.
+    """
+    inside = f".{state.updates:04d}" if state.updates else ""
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}{inside}"
+    adapter = adapters.snapshot(policy)
+    tensors = {OPTIMIZER: optim.state_tensors(optimizer)}
+    if learning is not None:
+        tensors[LEARNING] = learning
+    copies = {
+        file: {name: _copy(value) for name, value in of_file.items()}
+        for file, of_file in tensors.items()
+    }
+
+    def write() -> None:
+        for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
+            shutil.rmtree(half, ignore_errors=True)
+        with replacing_folder(target) as folder:
+            adapter.write(folder)
+            for file, of_file in copies.items():
+                save_file(of_file, str(folder / file))
+            value: dict[str, Any] = {
+                "format": FORMAT,
+                "step": state.step,
+                "drawn": state.drawn,
+                "updates": state.updates,
+                "micro_batch_tokens": state.micro_batch_tokens,
+                "run": asdict(state.run),
+                "files": {file.name: _file_entry(file) for file in sorted(folder.iterdir())},
+            }
+            value["sha256"] = _digest(value)
+            (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+        whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
+        for old in listing(run_folder):
+            if old != target and (_is_inside(old) or old in whole[:-keep]):
+                _remove(old)
+
+    writer.submit(write)
+    return replace(state, folder=target)
+
+
+def restore(
+    state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor] | None:
+    """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
+    not begun.
+
+    Returns:
+        The learner's tensors, if it is a state inside a step.
+
+    Raises:
+        CheckpointError: its files are damaged or of another adapter.
+    """
+    if state.folder is None:
+        return None
+    try:
+        adapters.load(policy, state.folder)
+        optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
+        return load_file(str(state.folder / LEARNING)) if state.updates else None
+    except CheckpointError:
+        raise  # a ValueError, too
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(
+            f"{state.folder} is damaged ({one_line(error)}); remove it to go on from the one before"
+        ) from error
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In host memory, and safe from the next optimizer step."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _file_entry(file: Path) -> dict[str, Any]:
+    if file.is_symlink():
+        raise ValueError(f"{file.name} is a link")
+    with open_regular(file) as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": digest}
+
+
+def _remove(folder: Path) -> None:
+    """A link alone, never what it leads to.
+
+    Raises:
+        WriteError: it cannot be removed.
+    """
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder} cannot be removed ({error.strerror}); remove it and run again"
+        ) from error
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _is_inside(folder: Path) -> bool:
+    return "." in folder.name
+
+
+def _checkpoints(run_folder: Path) -> Path:
+    return run_folder / "checkpoints"

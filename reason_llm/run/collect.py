@@ -1,0 +1,195 @@
+"""The scored groups of a step: prompts drawn, sampled and scored wave by wave. A wave is saved when
+it is sampled, and scored while the next one is: whatever ends the run, what was sampled is there.
+
+With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped, and further
+prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
+"""
+
+import random
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Self
+
+from reason_llm.app.console import Console
+from reason_llm.config import Config
+from reason_llm.config.algorithms import Algorithm
+from reason_llm.data.render import order
+from reason_llm.rollout import Group, Prompt
+from reason_llm.run import metrics
+from reason_llm.run.buffer import RolloutBuffer
+from reason_llm.run.metrics import Record, timed
+from reason_llm.run.prepare import Job
+from reason_llm.run.stopping import StopSignal
+from reason_llm.sample import Sampler, SamplingParams
+
+
+def collect(
+    job: Job,
+    sampler: Sampler,
+    buffer: RolloutBuffer,
+    step: int,
+    start: int,
+    record: Record,
+    console: Console,
+    stop: StopSignal,
+) -> tuple[list[Group], int, dict[str, float]]:
+    """The groups to train on, how many prompts were sampled for them, how often a reward failed.
+
+    Args:
+        start: how many prompts were taken from the order before this step.
+
+    Raises:
+        Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
+        RewardError: a reward failed; the waves so far are in the buffer.
+
+    Where no group has a signal, or too few have within the bound, the step is taken with what
+    there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
+    rewards do not vary; groups that only ``success_range`` dropped are then trained.
+    """
+    config, sample = job.config, job.config.sample
+    algorithm = config.algorithm.row()
+    wanted, most = sample.prompts_per_step, sample.prompts_per_step * algorithm.dynamic_sampling
+    prompts = _prompts(job, start, most)
+    params = sampling_params(config)
+    wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
+    state = _Collected.of(buffer, step)
+    fresh_tokens = 0  # without those of an interrupted run
+
+    def finish(sampled: list[Group]) -> None:
+        """Score a wave; in a thread, while the next one is sampled."""
+        with timed(record, "scoring"):
+            scored = job.scorer.score(sampled)
+        weights = job.scorer.weights
+        kept = [group for group in scored if is_kept(group, algorithm, weights)]
+        state.take(scored, kept, job.scorer.take_counts())
+
+    def save() -> None:
+        with timed(record, "buffer"):
+            buffer.write_part(step, *state.together())
+
+    with (
+        console.phase("sampling", wanted * sample.completions_per_prompt) as progress,
+        ThreadPoolExecutor(1) as scoring,
+    ):
+        progress(0, len(state.together()[0]) * sample.completions_per_prompt)
+        under_way = scoring.submit(finish, list(state.waiting)) if state.waiting else None
+        if under_way is not None and algorithm.dynamic_sampling > 1:
+            under_way.result()
+        groups, drawn, _ = state.together()
+        asked = len(groups), drawn
+        while asked[0] < wanted and asked[1] < most:
+            size, first = min(wave, wanted - asked[0], most - asked[1]), asked[1]
+            seed = random.Random(f"{config.run.seed}/sample/{step}/{first}").getrandbits(63)
+            with timed(record, "sampling"):
+                sampled = sampler.sample(
+                    prompts[first : first + size], params, seed=seed, progress=progress
+                )
+            fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
+            state.add(sampled)
+            save()
+            if under_way is not None:
+                under_way.result()
+            under_way = scoring.submit(finish, sampled)
+            asked = asked[0] + size, asked[1] + size
+            if algorithm.dynamic_sampling > 1:  # how many more are wanted, its scores say
+                under_way.result()
+                asked = len(state.groups), state.drawn
+            if stop.requested and asked[0] < wanted and asked[1] < most:
+                under_way.result()
+                save()
+                stop.check()
+        if under_way is not None:
+            under_way.result()
+    if seconds := record.get("time/sampling_seconds"):
+        record["sample/tokens_per_second"] = fresh_tokens / seconds
+    return state.groups or state.last, state.drawn, state.counts
+
+
+def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
+    data = job.data
+    indices = order(data.sizes, data.weights, job.config.run.seed, start, count)
+    all_prompts = data.prompts
+    return [all_prompts[index] for index in indices]
+
+
+@dataclass(slots=True)
+class _Collected:
+    """The groups of a step so far: one thread samples them, another one scores them."""
+
+    groups: list[Group]
+    """Scored and kept."""
+    drawn: int
+    """Prompts that were sampled and scored, those of dropped groups included."""
+    waiting: list[Group]
+    """Sampled and not scored."""
+    counts: dict[str, float]
+    """Of errors and time limits in scoring, by metric."""
+    last: list[Group] = field(default_factory=list)
+    """The last wave as it was scored."""
+    lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def of(cls, buffer: RolloutBuffer, step: int) -> Self:
+        """What was saved before."""
+        saved = buffer.groups(step)
+        waiting = [group for group in saved if group.completions[0].reward is None]
+        scored = [group for group in saved if group.completions[0].reward is not None]
+        document = buffer.document(step)
+        counts = dict(document.counts) if document else {}
+        return cls(scored, buffer.drawn(step) - len(waiting), waiting, counts)
+
+    def add(self, sampled: list[Group]) -> None:
+        """A wave was sampled."""
+        with self.lock:
+            self.waiting = self.waiting + sampled
+
+    def take(self, scored: list[Group], kept: list[Group], counts: dict[str, float]) -> None:
+        """The groups that wait longest are scored, and some of them kept."""
+        with self.lock:
+            self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
+            self.waiting, self.last = self.waiting[len(scored) :], scored
+            self.counts = metrics.added(self.counts, counts)
+
+    def together(self) -> tuple[list[Group], int, dict[str, float]]:
+        """All groups in the order they were drawn, how many prompts were sampled for them, and the
+        counts."""
+        with self.lock:
+            return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
+
+
+def sampling_params(config: Config) -> SamplingParams:
+    """How completions to train on are drawn."""
+    sample = config.sample
+    return SamplingParams(
+        sample.completions_per_prompt,
+        sample.max_new_tokens,
+        sample.temperature,
+        sample.top_k,
+        sample.top_p,
+        sample.min_p,
+    )
+
+
+def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
+    """Whether dynamic sampling leaves the group in: its rewards vary, and its success rate is in
+    range.
+
+    Args:
+        weights: of each reward; positive values of the first one are successes.
+    """
+    if algorithm.dynamic_sampling == 1:
+        return True
+    totals: list[object] = [completion.reward for completion in group.completions]
+    if algorithm.normalization == "per_reward":  # totals may tie where each reward has a signal
+        counted = [name for name, weight in weights.items() if weight]
+        totals = [[c.rewards[name] for name in counted] for c in group.completions]
+    if all(total == totals[0] for total in totals):
+        return False
+    if algorithm.success_range is None:
+        return True
+    low, high = algorithm.success_range
+    first = next(iter(weights))
+    successes = sum(completion.rewards[first] > 0 for completion in group.completions)
+    return low <= successes / len(group.completions) <= high

@@ -1,0 +1,249 @@
+"""A run before it is run: everything that can be checked before a weight is read, and its locks."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from reason_llm.app import trackers
+from reason_llm.app.console import Console
+from reason_llm.config import Config, file as config_file
+from reason_llm.data.load import Data, load_data
+from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
+from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
+from reason_llm.model import base
+from reason_llm.model.plan import backends, memory
+from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.shape import Shape
+from reason_llm.reading import MIB, read_bounded
+from reason_llm.run import checkpoint, environment, saved_rollouts
+from reason_llm.run.archive import Archive
+from reason_llm.run.buffer import Document, RolloutBuffer
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.metrics import MetricsLog
+from reason_llm.run.writer import BackgroundWriter
+from reason_llm.score import Scorer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that was checked and has not loaded a weight yet."""
+
+    config: Config
+    folder: Path
+    state: RunState
+    tokenizer: PreTrainedTokenizerBase
+    data: Data
+    scorer: Scorer
+    plan: Plan
+    archive: Archive
+    checkpoints: list[Path]
+    """Those that were there."""
+    saved_buffers: list[Path]
+    """What run.from_buffer names, step by step; empty without it."""
+    room: tuple[int, int]
+    """Longest prompt plus completion in tokens, and how many token ids the model has."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the run has no checkpoint of its own."""
+        return self.state.folder not in self.checkpoints
+
+    @contextmanager
+    def held(self) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
+        """The run's buffer, with the run and the buffer locked against other processes, and the
+        thread that writes into the run's folder."""
+        run, never = self.config.run, self.config.run.resume == "never"
+        run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
+        writer = BackgroundWriter()
+        buffer = RolloutBuffer(run.buffer, self.state.run, discard=never, settle=writer.wait)
+        with buffer, run_lock, writer:
+            # Another process may have gone on since ``prepare`` looked.
+            if not never and checkpoint.listing(self.folder) != self.checkpoints:
+                raise BusyError(f"another process has just gone on with {self.folder}; call again")
+            yield buffer, writer
+
+    def saved(self, step: int) -> Document | None:
+        """The rollouts of this step that are on disk beside the buffer: those to learn from without
+        sampling, or those that a killed run had learned from since its last checkpoint.
+
+        Raises:
+            RolloutBufferError: they are damaged or do not fit the model.
+        """
+        if self.saved_buffers:
+            return saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
+        return self.archive.read(step, self.state.run)
+
+    def begin(self, started: float) -> MetricsLog:
+        """Make the first changes on disk, now that everything is known to be good.
+
+        Args:
+            started: ``time.perf_counter()`` from which the first record's seconds count.
+        """
+        if self.config.run.resume == "never":
+            if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
+                move_aside(self.folder)
+            move_aside(self.config.run.buffer)
+        resolved = config_file.to_yaml(self.config).encode()
+        write_atomically(self.folder / "resolved_config.yaml", resolved)
+        step = 0 if self.is_new else self.state.step
+        environment.record_start(self.folder, step, self.data, self.plan)
+        return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that is finished where it stands; a run writes it last."""
+        try:
+            summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
+        except (OSError, orjson.JSONDecodeError):
+            return None
+        is_current = isinstance(summary, dict) and summary.get("steps") == self.state.step
+        return summary if is_current else None
+
+
+def prepare(config: Config, console: Console) -> Job:
+    """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
+    quiet_libraries()
+    device = base.default_device()
+    trackers.check_installed(config.log.trackers)
+    scorer = Scorer(config.score, config.sample.max_new_tokens)
+    trusted = config.model.trust_remote_code
+    tokenizer = base.load_tokenizer(config.model.path, trusted)
+    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
+    config, why = backends.choose(config, text_config, device)
+    shape = Shape.of(base.check_model(config.model))
+    context = base.context_limit(config.model)
+    if config.data.form in ("demonstrations", "preferences"):
+        raise ConfigError(
+            f"data.form={config.data.form} can be checked with --data-check and not trained on "
+            "yet; take rows of the form problems or prompts"
+        )
+    data = load_data(config, tokenizer, context, extra_columns=scorer.columns)
+    folder = config.run.directory / str(config.run.name)
+    config, saved = _with_saved_buffers(config, folder)
+    room = context, text_config.vocab_size
+    if saved:
+        saved_rollouts.read(saved[0], config, *room)
+    check_writable(folder)
+    check_writable(config.run.buffer.parent)
+    identity = config.model_dump(mode="json")
+    identity["data"]["prompts_sha256"] = _digest(data)
+    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
+        identity["run"]["first_buffer"] = saved[0].name
+    state = _state(config, folder, identity)
+    if config.run.resume != "never":
+        found = RolloutBuffer(config.run.buffer, state.run).check()
+        if found is not None and found.run.id == state.run.id:
+            saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
+    where = f"goes on after step {state.step}" if state.folder else "begins"
+    console.line(
+        f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
+        f"{len(data.held_out_prompts)} held out, model {config.model.path}"
+    )
+    for line in data.notes():
+        console.line(line)
+    if warning := data.contamination_warning():
+        logger.warning("%s", warning)
+    for line in (*why, *scorer.descriptions):
+        console.line(line)
+    longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
+    plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
+    archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
+    return Job(
+        config, folder, state, tokenizer, data, scorer, plan,
+        archive, checkpoint.listing(folder), saved, room,
+    )  # fmt: skip
+
+
+def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
+    """The buffers that run.from_buffer names; the config then takes as many steps as there are, and
+    leaves data/buffer.json to the runs that sample.
+
+    Raises:
+        RolloutBufferError: there is none, or starting afresh would move them away.
+    """
+    run = config.run
+    if run.from_buffer is None:
+        return config, []
+    files = saved_rollouts.files(run.from_buffer)
+    if run.resume == "never" and folder.resolve() in files[0].resolve().parents:
+        raise RolloutBufferError(
+            f"run.from_buffer={run.from_buffer} is in {folder}, which --run.resume never moves "
+            "aside; give this run a --run.name of its own"
+        )
+    if run.steps < len(files):
+        logger.warning(
+            "run.steps=%d does not count: run.from_buffer=%s holds %d steps; for fewer, name a "
+            "folder with fewer", run.steps, run.from_buffer, len(files),
+        )  # fmt: skip
+    changed = run.model_copy(update={"steps": len(files), "buffer": folder / "buffer.json"})
+    return config.model_copy(update={"run": changed}), files
+
+
+def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
+    """Where the run stands, by ``run.resume``.
+
+    Raises:
+        CheckpointError: it cannot go on from there.
+    """
+    name, resume = str(config.run.name), config.run.resume
+    if resume == "never":
+        return checkpoint.fresh(name, identity)
+    if resume == "auto":
+        return checkpoint.find(folder, name, identity)
+    has_begun = bool(checkpoint.listing(folder))
+    try:
+        begun = checkpoint.begin_from(Path(resume), name, identity)
+    except CheckpointError as error:
+        if has_begun:
+            way_on = f"or leave --run.resume out to go on with the run in {folder}"
+            raise CheckpointError(f"{error}; {way_on}") from error
+        raise
+    if not has_begun and not (folder / "summary.json").exists():
+        return begun
+    found = checkpoint.find(folder, name, identity)
+    if found.run.id != begun.run.id:
+        raise CheckpointError(
+            f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
+            "--run.name of its own, or leave --run.resume out to go on with that run"
+        )
+    return found
+
+
+def plan_only(config: Config) -> Plan:
+    """The memory plan from the model's config alone: on any machine, for any budget.
+
+    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
+    """
+    quiet_libraries()
+    device = base.default_device()
+    machine = Machine.imagined(config, device)
+    if config.sample.engine == "auto":
+        engine = "vllm" if machine.kind == "cuda" and config.model.dtype != "float32" else None
+        sample = config.sample.model_copy(update={"engine": engine or "transformers"})
+        config = config.model_copy(update={"sample": sample})
+    shape = Shape.of(base.meta_model(config.model))
+    return memory.plan(config, shape, machine, base.context_limit(config.model))
+
+
+def _digest(data: Data) -> str:
+    """Changes with any prompt or gold answer, so that a run is not resumed on other data."""
+    content = [
+        [(prompt.token_ids, prompt.answer) for prompt in each.prompts] for each in data.training
+    ]
+    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]
+
+
+def quiet_libraries() -> None:
+    """Let no library print beside the console."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

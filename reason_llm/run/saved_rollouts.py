@@ -1,0 +1,99 @@
+"""``run.from_buffer``: rollouts that were sampled before, learned from without sampling.
+
+Their rewards are as they stand there; advantages are computed anew, by this run's algorithm.
+"""
+
+import os
+from pathlib import Path
+
+from reason_llm.config import Config
+from reason_llm.errors import RolloutBufferError
+from reason_llm.run.archive import FILES
+from reason_llm.run.buffer import Document, read_document
+
+
+def files(source: Path) -> list[Path]:
+    """The buffers that ``source`` stands for, one for each step: itself, or those in a run's folder
+    ``buffers``.
+
+    Raises:
+        RolloutBufferError: there is none.
+    """
+    if not os.path.lexists(source):
+        raise RolloutBufferError(
+            f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
+            "'buffers'"
+        )
+    if not source.is_dir():
+        return [source]
+    found = sorted(source.glob(FILES)) or sorted(source.glob(f"buffers/{FILES}"))
+    if not found:
+        raise RolloutBufferError(
+            f"run.from_buffer={source} holds no {FILES}; name a run's folder 'buffers', or "
+            "a saved buffer"
+        )
+    return found
+
+
+def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Document:
+    """The rollouts in ``path``, fit to be learned from under ``config``.
+
+    Args:
+        context_tokens: the longest prompt plus completion.
+        vocabulary: how many token ids the model has.
+
+    Raises:
+        RolloutBufferError: they are damaged, or too long, or of another model.
+    """
+    document = read_document(path, "name another buffer")
+    if not document.complete:
+        raise RolloutBufferError(
+            f"{path} was cut off while step {document.step} was sampled: its completions have no "
+            "advantages; go on with its run, or name another buffer"
+        )
+    sizes = {len(group.completions) for group in document.groups}
+    if len(sizes) != 1:
+        raise RolloutBufferError(
+            f"{path} has groups of {sorted(sizes)} completions, and all must have as many; name "
+            "another buffer"
+        )
+    for group in document.groups:
+        for completion in group.completions:
+            tokens = len(completion.token_ids)
+            if tokens > config.sample.max_new_tokens:
+                raise RolloutBufferError(
+                    f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
+                    f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
+                )
+            if len(group.prompt.token_ids) + tokens > context_tokens:
+                raise RolloutBufferError(
+                    f"{path}: a rollout of {group.prompt.id!r} has "
+                    f"{len(group.prompt.token_ids) + tokens} tokens and the context is "
+                    f"{context_tokens}; raise model.context_tokens"
+                )
+    check_vocabulary(path, document, vocabulary)
+    names = [reward.label for reward in config.score.rewards]
+    there = list(document.groups[0].completions[0].rewards)
+    if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
+        raise RolloutBufferError(
+            f"{path} has the rewards {', '.join(there)} and algorithm.normalization=per_reward "
+            f"needs those of score.rewards, {', '.join(names)}; give it those by scripts/rescore.py"
+        )
+    return document
+
+
+def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
+    """Whether the model has all token ids of the document, which was read from ``path``.
+
+    Raises:
+        RolloutBufferError: it was sampled by another model.
+    """
+    for group in document.groups:
+        largest = max(
+            max(ids) for ids in (group.prompt.token_ids, *(c.token_ids for c in group.completions))
+        )
+        if largest >= vocabulary:
+            raise RolloutBufferError(
+                f"{path}: {group.prompt.id!r} has the token id {largest} and the model "
+                f"{vocabulary} tokens: it was sampled by another model; name that one"
+            )

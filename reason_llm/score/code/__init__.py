@@ -1,0 +1,1 @@
+"""Programs run against tests, in a sandbox."""

@@ -1,0 +1,285 @@
+"""Runs Python programs that a model wrote, and that are hostile until shown otherwise.
+
+Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/test_sandbox.py``:
+- the network: there is none, and no socket but local ones can be opened
+- the host's files: a program sees the system's libraries, this Python and a few packages, all
+  read-only, and an empty folder in memory that is gone afterwards; no project, no home, no /proc
+- the host's processes: it sees and reaches none; whatever it started ends with it
+- the environment: it has a fixed one of its own; nothing of the host's
+- privileges: no user of the host, no capability, no way to gain one, no tracing, no new namespace
+- limits on CPU time, wall time, memory (of one process and of all together), processes, size of
+  files and of output
+
+Not covered: holes in the kernel itself; timing and other side channels; the speed of the machine
+(a program may use the CPU time that it is given on as many cores as it has processes, until the
+wall time ends). ``/tmp`` (``file_bytes``) comes on top of ``memory_bytes``.
+
+With ``limits_only`` there is no wall: programs can read every file that this user can, reach local
+services (where there is no seccomp filter, the network too), and run as this user, with all that
+this user can write, delete and signal. (Where this user is root, they run as a user of their own:
+they read all, but write only what anybody can.) Limits, environment, seccomp filter, and the end of
+all their processes are as above. It is for machines where isolation cannot be had, and for programs
+that are trusted.
+
+A program never learns more than what it is given: what its output is compared with stays outside.
+"""
+
+import json
+import os
+import queue
+import select
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from reason_llm.errors import ConfigError
+from reason_llm.score.code.jail import seccomp
+
+Mode = Literal["auto", "limits_only"]
+Limit = Literal["time", "cpu", "memory", "processes", "output"]
+
+PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "networkx",
+            "sortedcontainers")  # fmt: skip
+"""Of the installed packages, these are visible to programs, where they are installed."""
+
+_FIRST_USER, _NUM_USERS = 61184, 4096  # a range that systemd hands out too, for moments
+_GRACE_SECONDS = 10.0
+_BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); " + (
+    "from reason_llm.score.code.jail.launcher import main; main()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use."""
+
+    cpu_seconds: int = 6
+    """CPU time of one process, in whole seconds."""
+    wall_seconds: float = 12.0
+    """From start to end."""
+    memory_bytes: int = 1 << 30
+    """Address space of one process, and resident memory of all together."""
+    processes: int = 32
+    """Processes and threads at once."""
+    file_bytes: int = 64 << 20
+    """One file, and ``/tmp`` as a whole."""
+    output_bytes: int = 16 << 20
+    """Standard output and error together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a program ended."""
+
+    status: int
+    """Exit code; the negative number of the signal that ended it."""
+    stdout: str
+    """What is not UTF-8 is replaced by U+FFFD."""
+    stderr: str
+    """Its last 64 KiB."""
+    seconds: float
+    """Wall time."""
+    limit: Limit | None
+    """The limit at which the program was ended from outside; None if it ended by itself. (A
+    program that is refused memory, files or processes gets an error from its system calls and goes
+    on.)"""
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, twice; nothing is known of the program."""
+
+
+class Sandbox:
+    """A supervised pool of ``num_workers`` launchers; ``run`` may be called from many threads.
+
+    ``with Sandbox("auto") as sandbox: sandbox.run("print(1)").stdout == "1\\n"``
+
+    Raises:
+        ConfigError: with ``auto``, where isolation cannot be had.
+    """
+
+    def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
+        self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
+        self._setup = _setup(mode)
+        self._is_closed = False
+        self._idle: queue.LifoQueue[_Launcher] = queue.LifoQueue()
+        for _ in range(self.num_workers):
+            self._idle.put(_Launcher(self._setup))
+        self.description = self._check(mode)
+
+    def run(
+        self,
+        program: str,
+        *,
+        stdin: str = "",
+        arguments: Sequence[str] = (),
+        files: Mapping[str, str] | None = None,
+        limits: Limits = Limits(),
+    ) -> Finished:
+        """Run a Python program as ``python program.py ARGUMENTS`` in an empty folder and wait for
+        its end, and for the end of all that it started. Blocks while all workers are busy.
+
+        Args:
+            stdin: its standard input; one that is not read does no harm.
+            files: further files in that folder, by plain name.
+
+        Raises:
+            SandboxError: it could not be run.
+        """
+        arguments = ("-c", _RUN_PROGRAM, *arguments)
+        request = {
+            "files": {**(files or {}), "program.py": program},
+            "arguments": ["-s", "-S", *arguments],
+            "stdin": stdin,
+            "limits": asdict(limits),
+        }
+        launcher = self._idle.get()
+        try:
+            return launcher.run(request)
+        finally:
+            self._idle.put(launcher)
+
+    def close(self) -> None:
+        """End the workers and whatever runs in them."""
+        for _ in range(self.num_workers):
+            self._idle.get().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check(self, mode: Mode) -> str:
+        """One line on what protects the host."""
+        try:
+            ended = self.run("print('ready')")
+            problem = "" if ended.stdout == "ready\n" else f"{ended.stderr.strip()[-200:]}"
+        except SandboxError as error:
+            problem = str(error)
+        if problem or not sys.platform.startswith("linux"):
+            self.close()
+            raise ConfigError(
+                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); allow user "
+                "namespaces on Linux 5.12 or later (sysctl -a | grep userns), or set score.sandbox"
+                "=limits_only if every program is trusted"
+            )
+        filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
+        if mode == "limits_only":
+            return f"code sandbox: limits only, {filtered}; programs can reach the host's files"
+        return f"code sandbox: namespaces, {filtered}, {self.num_workers} workers"
+
+
+# A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames.
+_RUN_PROGRAM = (
+    "__import__('sys').setrecursionlimit(10_000); "
+    "exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))"
+)
+
+
+def _setup(mode: Mode) -> dict[str, Any]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    base = Path(sys.base_prefix)
+    python = base / "bin" / version
+    if not python.exists():
+        python = Path(sys.executable)
+    packages = Path(sysconfig.get_path("purelib"))
+    shown = [packages / name for name in PACKAGES if (packages / name).exists()]
+    return {
+        "isolated": mode == "auto",
+        "python": str(python.resolve()),
+        "packages": [str(packages)] if shown else [],
+        "visible": [str(path) for path in (python.resolve(), base / "lib", *shown)],
+    }
+
+
+class _Launcher:
+    """One launcher process, started when first needed and again whenever it fails."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, request: dict[str, Any]) -> Finished:
+        """The answer to a request; the launcher is replaced and asked again once if it fails."""
+        try:
+            return self._ask(request)
+        except (SandboxError, OSError):
+            self.close()
+        try:
+            return self._ask(request)
+        except OSError as error:
+            raise SandboxError(f"the launcher cannot be reached: {error}") from error
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _ask(self, request: dict[str, Any]) -> Finished:
+        wait = request["limits"]["wall_seconds"] + _GRACE_SECONDS
+        if self._process is None:
+            self._start()
+        if self._setup["isolated"]:
+            return _finished(self._exchange(request, wait))
+        with tempfile.TemporaryDirectory(
+            prefix="reason_llm-", ignore_cleanup_errors=True
+        ) as folder:
+            return _finished(self._exchange({**request, "folder": folder}, wait))
+
+    def _start(self) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP.format(root=root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the run to handle
+        )
+        user = _FIRST_USER + self._process.pid % _NUM_USERS
+        _raise_error(self._exchange({**self._setup, "user": user}, _GRACE_SECONDS))
+
+    def _exchange(self, message: dict[str, Any], wait_seconds: float) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdin and self._process.stdout
+        body = json.dumps(message).encode()
+        unsent = memoryview(struct.pack("<Q", len(body)) + body)
+        while unsent:
+            unsent = unsent[self._process.stdin.write(unsent) :]
+        deadline = time.monotonic() + wait_seconds
+        descriptor = self._process.stdout.fileno()
+        size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
+        answer: dict[str, Any] = json.loads(_read_exactly(descriptor, size, deadline))
+        return answer
+
+
+def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
+    data = bytearray()
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    while len(data) < size:
+        ready = poller.poll(1000 * max(0.0, deadline - time.monotonic()))
+        part = os.read(descriptor, min(size - len(data), 1 << 20)) if ready else b""
+        if not part:
+            raise SandboxError("the launcher ended" if ready else "the launcher does not answer")
+        data += part
+    return bytes(data)
+
+
+def _finished(answer: dict[str, Any]) -> Finished:
+    _raise_error(answer)
+    return Finished(**answer)
+
+
+def _raise_error(answer: dict[str, Any]) -> None:
+    if "error" in answer:
+        raise SandboxError(answer["error"])

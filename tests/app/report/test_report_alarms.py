@@ -1,0 +1,272 @@
+"""Each check by itself: raised by what it is for, with its evidence, and by nothing near it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reason_llm.app.report import alarms
+from reason_llm.app.report.alarms import Evidence, Finding
+from reason_llm.app.report.rollouts import GroupFacts
+from report_runs import record
+
+
+def facts(step: int, **options: Any) -> GroupFacts:
+    values: dict[str, Any] = {
+        "step": step, "prompt_id": f"p{step}", "preview": "", "rewards": [0.0, 1.0],
+        "parts": {"boxed": [0.0, 1.0]}, "advantages": [-1.0, 1.0], "lengths": [10, 10],
+        "are_truncated": [False, False], "repeated": [0.0, 0.0], "similarity": 0.2,
+    }  # fmt: skip
+    return GroupFacts(**values | options)
+
+
+def seen(
+    records: Sequence[dict[str, float]], groups: Sequence[GroupFacts] = (), **options: Any
+) -> Evidence:
+    return Evidence(records, groups, options.get("weights", {"boxed": 1.0}), 256, 2)
+
+
+def rising(count: int, **options: float) -> list[dict[str, float]]:
+    """Steps 0 to count whose reward goes from 0.2 to 0.8, with a little noise."""
+    found = []
+    for step in range(count + 1):
+        reward = 0.2 + 0.6 * step / count + 0.005 * (-1) ** step
+        found.append(record(step, **{"score/reward": reward, "score/boxed": reward} | options))
+    return found
+
+
+def with_accuracy(records: list[dict[str, float]], *points: tuple[int, float]) -> None:
+    for step, accuracy in points:
+        records[step]["eval/accuracy"] = accuracy
+
+
+def raised(finding: Finding) -> bool:
+    assert finding.text
+    assert finding.state != "alarm" or (finding.advice and finding.charts and finding.steps)
+    return finding.state == "alarm"
+
+
+def test_a_reward_that_rises_with_accuracy_is_clear_and_without_it_is_not() -> None:
+    groups = [facts(step, rewards=[step, step]) for step in range(12)]
+    honest, flat, fallen = rising(12), rising(12), rising(12)
+    with_accuracy(honest, (0, 0.2), (6, 0.5), (12, 0.8))
+    with_accuracy(flat, (0, 0.2), (6, 0.21), (12, 0.22))
+    with_accuracy(fallen, (0, 0.2), (6, 0.7), (12, 0.5))
+    assert not raised(alarms.reward_without_accuracy(seen(honest, groups)))
+    found = alarms.reward_without_accuracy(seen(flat, groups))
+    assert raised(found)
+    assert found.steps == (0, 12)
+    assert found.groups[0].rewards == [11, 11]  # what earned most
+    found = alarms.reward_without_accuracy(seen(fallen, groups))
+    assert raised(found)
+    assert found.steps == (6, 12)
+
+
+def test_a_fall_from_the_best_accuracy_is_told_from_there() -> None:
+    records = rising(24)
+    with_accuracy(records, (0, 0.2), (8, 0.75), (16, 0.5), (24, 0.45))
+    found = alarms.reward_without_accuracy(seen(records))
+    assert raised(found)
+    assert found.steps == (8, 24)
+
+
+def test_accuracy_that_is_only_slow_to_show_is_clear() -> None:
+    """Training's own judge has risen by no more than held-out noise could hide."""
+    records = [
+        record(step, **{"score/reward": 0.3 + 0.004 * step, "score/boxed": 0.3 + 0.004 * step})
+        for step in range(13)
+    ]
+    with_accuracy(records, (0, 0.35), (12, 0.36))
+    assert not raised(alarms.reward_without_accuracy(seen(records)))
+    shaped = [{**r, "score/boxed": 0.3} for r in records]  # the judge itself did not rise
+    with_accuracy(shaped, (0, 0.35), (12, 0.36))
+    assert raised(alarms.reward_without_accuracy(seen(shaped)))
+
+
+@pytest.mark.parametrize("parts", [[-1.0, 1.0], [0.0, 10.0]])
+def test_a_judge_of_another_range_has_noise_that_nobody_knows(parts: list[float]) -> None:
+    """128 problems of -1 or 1 have a standard error of 0.09 in the mean, not of 0.04."""
+    records = rising(12)
+    with_accuracy(records, (0, 0.5), (12, 0.3))
+    assert raised(alarms.reward_without_accuracy(seen(records)))
+    groups = [facts(step, parts={"boxed": parts}) for step in range(12)]
+    assert alarms.reward_without_accuracy(seen(records, groups)).state == "unknown"
+    with_accuracy(records, (0, 5.0), (12, 4.5))
+    assert alarms.reward_without_accuracy(seen(records)).state == "unknown"
+
+
+def test_without_a_held_out_set_nothing_is_judged() -> None:
+    assert alarms.reward_without_accuracy(seen(rising(12))).state == "unknown"
+
+
+@pytest.mark.parametrize("direction", [1.0, -0.5])
+def test_length_that_drifts(direction: float) -> None:
+    records = [
+        record(step, **{"sample/completion_tokens": 20 + direction * step + 0.1 * (step % 2)})
+        for step in range(1, 16)
+    ]
+    groups = [facts(step, lengths=[step, step]) for step in range(15)]
+    found = alarms.length_drift(seen(records, groups))
+    assert raised(found)
+    assert found.groups[0].step == (14 if direction > 0 else 10)  # of the last steps
+    # The same length with a gain in accuracy is earned.
+    earned = [record(0, **{"eval/accuracy": 0.2}), *records]
+    earned[-1] = {**earned[-1], "eval/accuracy": 0.6}
+    assert not raised(alarms.length_drift(seen(earned)))
+
+
+def test_truncation_that_drifts_is_not_earned_by_accuracy() -> None:
+    records = [record(0, **{"eval/accuracy": 0.2})] + [
+        record(step, **{"sample/truncated_fraction": 0.02 * step}) for step in range(1, 16)
+    ]
+    records[-1]["eval/accuracy"] = 0.9
+    assert raised(alarms.length_drift(seen(records)))
+    steady = [record(s, **{"sample/truncated_fraction": 0.3 + 0.01 * (s % 2)}) for s in range(16)]
+    assert not raised(alarms.length_drift(seen(steady)))
+
+
+def test_a_drift_in_the_middle_of_a_long_run_is_found() -> None:
+    lengths = [20.0] * 30 + [20.0 + 2 * i for i in range(10)] + [40.0] * 60
+    records = [
+        record(s + 1, **{"sample/completion_tokens": v + 0.1 * (s % 2)})
+        for s, v in enumerate(lengths)
+    ]
+    found = alarms.length_drift(seen(records))
+    assert raised(found)
+    assert found.steps is not None
+    assert 15 <= found.steps[0] <= 40 <= found.steps[1] <= 60
+
+
+def test_reward_by_form() -> None:
+    weights = {"boxed": 1.0, "format": 2.0}
+
+    def records(boxed: float) -> list[dict[str, float]]:
+        found = []
+        for step in range(1, 13):
+            noise = 0.004 * (-1) ** step
+            right, form = 0.2 + boxed * step / 12 + noise, 0.1 + 0.8 * step / 12 + noise
+            values = {"score/boxed": right, "score/format": form, "score/reward": right + 2 * form}
+            found.append(record(step, **values))
+        return found
+
+    found = alarms.form_alone(seen(records(0.0), weights=weights))
+    assert raised(found)
+    assert "format" in found.text
+    assert set(found.charts) == {"score/reward", "score/boxed", "score/format"}
+    assert not raised(alarms.form_alone(seen(records(0.3), weights=weights)))
+    # A second reward of rightness is no form.
+    tests = {"code_tests": 1.0, "code_tests_fraction": 1.0}
+    renamed = [
+        {
+            key.replace("boxed", "code_tests").replace("format", "code_tests_fraction"): value
+            for key, value in r.items()
+        }
+        for r in records(0.0)
+    ]
+    assert not raised(alarms.form_alone(seen(renamed, weights=tests)))
+    assert not raised(alarms.form_alone(seen(rising(12))))
+
+
+def test_a_run_that_is_paid_for_form_and_nothing_else() -> None:
+    records = [{**r, "score/format": r["score/reward"]} for r in rising(12)]
+    assert raised(alarms.form_alone(seen(records, weights={"format": 1.0})))
+
+
+def test_completions_that_repeat_themselves() -> None:
+    groups = [facts(step) for step in range(10)] + [facts(10, repeated=[0.9, 0.1])]
+    found = alarms.repeating(seen([record(11)], groups))
+    assert raised(found)  # one in ten of the last five steps
+    assert found.groups[0].step == 10
+    assert not raised(alarms.repeating(seen([record(10)], groups[:-1])))
+    assert not raised(alarms.repeating(seen([record(20)], [*groups, *map(facts, range(12, 20))])))
+    assert alarms.repeating(seen([record(1)])).state == "unknown"
+
+
+def test_groups_of_one_text_are_told_unless_they_are_all_right() -> None:
+    same = [facts(step, similarity=0.95) for step in range(5)]
+    assert raised(alarms.alike(seen([record(5)], same)))
+    right = [replace(each, parts={"boxed": [1.0, 1.0]}) for each in same]
+    assert not raised(alarms.alike(seen([record(5)], right)))
+    assert not raised(alarms.alike(seen([record(5)], [facts(step) for step in range(5)])))
+    # Programs that pass some tests are not right yet.
+    weights = {"code_tests_fraction": 1.0}
+    partly = [replace(each, parts={"code_tests_fraction": [0.5, 0.5]}) for each in same]
+    assert raised(alarms.alike(seen([record(5)], partly, weights=weights)))
+    weights = {"mine": 1.0}
+    own = [replace(each, parts={"mine": [0.5, 0.5]}) for each in same]
+    assert not raised(alarms.alike(seen([record(5)], own, weights=weights)))
+
+
+def test_groups_without_variance() -> None:
+    key = "score/groups_without_signal_fraction"
+    groups = [facts(step, rewards=[0.0, 0.0], parts={"boxed": [0.0, 0.0]}) for step in range(8)]
+    found = alarms.no_variance(seen([record(s, **{key: 0.9}) for s in range(9)], groups))
+    assert raised(found)
+    assert "100% all wrong" in found.text
+    assert {group.step for group in found.groups} == {3, 4, 5, 6, 7}
+    assert not raised(alarms.no_variance(seen([record(s, **{key: 0.7}) for s in range(9)])))
+
+
+def test_groups_that_dynamic_sampling_dropped_count_as_flat() -> None:
+    key = "score/groups_without_signal_fraction"
+    usual = {key: 0.0, "sample/completion_tokens": 20.0, "sample/tokens": 20.0 * 2 * 64}
+    for groups in ([], [facts(step) for step in range(5)]):  # of the 64, the report holds one
+        few = [record(s, **usual, **{"sample/groups_dropped": 64.0}) for s in range(6)]
+        found = alarms.no_variance(seen(few, groups))
+        assert not raised(found)
+        assert "In 50% of the groups" in found.text
+        many = [record(s, **usual, **{"sample/groups_dropped": 64.0 * 9}) for s in range(6)]
+        assert raised(alarms.no_variance(seen(many, groups)))
+
+
+@pytest.mark.parametrize(
+    ("key", "usual", "jumped"),
+    [
+        ("train/kl", 0.02, 0.3),
+        ("train/sampler_kl", 1e-5, 0.01),
+        ("train/sampler_mismatch_max", 0.05, 1.0),
+    ],
+)
+def test_a_jump(key: str, usual: float, jumped: float) -> None:
+    records = [record(step, **{key: usual * (1 + step / 20)}) for step in range(1, 21)]
+    groups = [facts(11), facts(12)]
+    assert not raised(alarms.jump(seen(records, groups)))
+    records[11][key] = jumped
+    found = alarms.jump(seen(records, groups))
+    assert raised(found)
+    assert (found.steps, found.charts) == ((12, 12), (key,))
+    assert [group.step for group in found.groups] == [11]  # the rollouts that led to step 12
+
+
+def test_a_kl_that_grows_from_nothing_is_no_jump() -> None:
+    records = [record(step, **{"train/kl": 1e-6 * 3.0**step}) for step in range(1, 12)]
+    assert not raised(alarms.jump(seen(records)))
+
+
+@pytest.mark.parametrize("key", ["score/errors", "score/timeouts"])
+def test_scoring_errors(key: str) -> None:
+    records = [record(step) for step in range(1, 6)]
+    assert not raised(alarms.scoring_errors(seen(records)))
+    records[2][key] = 2.0
+    found = alarms.scoring_errors(seen(records, [facts(1), facts(2)]))
+    assert raised(found)
+    assert (found.steps, found.charts) == ((3, 3), (key,))
+    assert [group.step for group in found.groups] == [2]
+
+
+def test_a_run_of_one_step_raises_nothing() -> None:
+    found = alarms.judge(seen([record(0), record(1)], [facts(0)]))
+    assert set(found) == set(alarms.CHECKS)
+    assert not any(raised(each) for each in found.values())
+
+
+@pytest.mark.parametrize("key", [key for key in record(1) if key != "step"])
+def test_records_that_somebody_left_incomplete_are_no_traceback(key: str) -> None:
+    records = [record(step) for step in range(12)]
+    for value in (0.0, -1.0, 1e99):
+        changed = [each | {key: value} for each in records]
+        assert set(alarms.judge(seen(changed, [facts(0)]))) == set(alarms.CHECKS)
+    without = [{name: each[name] for name in each if name != key} for each in records]
+    for some in (without, [*records[:6], *without[6:]]):
+        assert set(alarms.judge(seen(some, [facts(0)]))) == set(alarms.CHECKS)

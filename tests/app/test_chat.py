@@ -1,0 +1,220 @@
+"""A chat: the run's prompts, the sampler's tokens, base and adapter; what reaches a terminal."""
+
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, TINY
+from hostile import HOSTILE
+from reason_llm.app.chat import Chat, Detokenizer, Options, find_subject, options_of
+from reason_llm.app.chat_terminal import DIM, PLAIN, AnswerWriter, ChatTerminal, read_message
+from reason_llm.config import Config
+from reason_llm.config.file import to_yaml
+from reason_llm.data.load import load_data
+from reason_llm.errors import ConfigError, DataError, ModelError
+from reason_llm.model import adapters
+from reason_llm.model.base import Model
+from reason_llm.rollout import Prompt
+from reason_llm.sample import SamplingParams
+from reason_llm.sample.transformers_sampler import TransformersSampler, stream
+
+
+@pytest.fixture
+def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -> Path:
+    """What a run leaves, with an adapter that changes the answers."""
+    for parameter in model.policy.parameters():
+        if parameter.requires_grad:
+            parameter.data *= 3
+    folder = tmp_path / "runs" / "small"
+    adapters.save(model.policy, folder / "adapter")
+    (folder / "resolved_config.yaml").write_text(to_yaml(small_run()))
+    return folder
+
+
+@pytest.fixture
+def chat(run_folder: Path) -> Chat:
+    return Chat(find_subject(str(run_folder), None), Options(temperature=0, max_new_tokens=24))
+
+
+def said(chat: Chat, text: str) -> str:
+    return "".join(chat.answer(text))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_stream_is_the_sampler_s_completion(model: Model, temperature: float) -> None:
+    ids = tuple(
+        model.tokenizer.encode("<|im_start|>user\nWhat is 3 + 4?", add_special_tokens=False)
+    )
+    prompt = Prompt("p", "", ids, "")
+    params = SamplingParams(1, 20, temperature, top_k=50, top_p=0.95)
+    whole = TransformersSampler(model, 1000).sample([prompt], params, 7, lambda *_: None)
+    assert tuple(stream(model, prompt, params, 7)) == whole[0].completions[0].token_ids
+
+
+def test_it_asks_as_the_run_asks(chat: Chat, small_run: Callable[..., Config]) -> None:
+    config = small_run(data__system_prompt="Answer with care.")
+    trained_on = load_data(config, chat.renderer.tokenizer, 4096).prompts[0]
+    subject = find_subject(str(ROOT / "configs" / "quickstart.yaml"), None)
+    assert subject.system_prompt == "none"
+    assert options_of(subject, {"top_k": "5"}).max_new_tokens == 32
+    (folder := config.run.directory / "small").mkdir(exist_ok=True)
+    (folder / "resolved_config.yaml").write_text(to_yaml(config))
+    again = Chat(find_subject(str(folder), None), Options())
+    question = json.loads(Path(config.data.sources[0].source).read_text().splitlines()[0])
+    messages = [{"role": "user", "content": question["question"]}]
+    assert again.renderer.prompt("", messages, "").token_ids == trained_on.token_ids
+    assert "Answer with care." in trained_on.text
+
+
+def test_the_base_and_the_adapter_answer_by_turns(chat: Chat, model: Model) -> None:
+    def expected() -> str:
+        prompt = chat.renderer.prompt("", [{"role": "user", "content": "What is 3 + 4?"}], "")
+        group = TransformersSampler(model, 1000).sample(
+            [prompt], SamplingParams(1, 24, 0.0), 0, lambda *_: None
+        )[0]
+        return group.completions[0].text
+
+    assert chat.who == "adapter"
+    tuned = said(chat, "What is 3 + 4?")
+    chat.messages, chat.uses_adapter = [], False
+    plain = said(chat, "What is 3 + 4?")
+    assert tuned == expected()
+    with adapters.reference(model.policy):
+        assert plain == expected()
+    assert tuned != plain
+
+
+def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Chat) -> None:
+    first = said(chat, "What is 1 + 2?")
+    with closing(chat.answer("And 2 + 2?")) as answer:
+        start = next(answer) + next(answer)
+    assert chat.messages == [
+        {"role": "user", "content": "What is 1 + 2?"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "And 2 + 2?"},
+        {"role": "assistant", "content": start},
+    ]
+    with pytest.raises(DataError, match="begin a new one with /new"):
+        said(chat, "1" * 5000)
+    assert len(chat.messages) == 4
+
+
+def test_again_without_room_keeps_the_conversation(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = ChatTerminal(chat)
+    terminal.answer_once("What is 1 + 2?")
+    before = list(chat.messages)
+    chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
+    with pytest.raises(DataError, match="leaves none for an answer"):
+        terminal._again("again", "")
+    assert chat.messages == before
+
+
+def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: Path) -> None:
+    checkpoints = run_folder / "checkpoints"
+    shutil.copytree(run_folder / "adapter", checkpoints / "step-00000002")
+    shutil.move(run_folder / "adapter", checkpoints / "step-00000010")
+    # And an adapter's own folder says which base it is for.
+    assert find_subject(str(checkpoints / "step-00000010"), None).model.path == str(TINY)
+    assert find_subject(str(run_folder), None).adapter == checkpoints / "step-00000010"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_p": "0"}, "top_p='0': input should be greater than 0"),
+        ({"temperature": "warm"}, "temperature='warm': input should be a valid number"),
+        ({"top_k": "\u00b2"}, "top_k='\u00b2': input should be a valid integer"),
+        ({"top_k": "--5"}, "top_k='--5': input should be a valid integer"),
+        ({"seed": "7" * 5000}, f"seed='{'7' * 59}: unable to parse"),
+        ({"max_new_tokens": "1.5"}, "max_new_tokens='1.5': input should be a valid integer"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        options_of(find_subject(str(TINY), None), options)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "no plain LoRA adapter: use_dora=True"),
+        ({"r": 4}, "is damaged or no adapter of"),
+        (None, "adapter_config.json cannot be read"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(
+    run_folder: Path, change: dict[str, Any] | None, message: str
+) -> None:
+    file = run_folder / "adapter" / "adapter_config.json"
+    if change is None:
+        file.write_text("{")
+    else:
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError, match=message):
+        Chat(find_subject(str(run_folder), run_folder / "adapter"), Options())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<think>1+2=3</think><answer>3</answer>", "a é € 😀 👩‍💻 日本語", "  \n\n x", "\udcff", ""],
+    ids=["tags", "several bytes", "spaces", "no character", "empty"],
+)
+def test_pieces_add_up_to_the_text(tokenizer: Any, text: str) -> None:
+    raw = text.encode("utf-8", "surrogateescape")
+    if text == "\udcff":  # a byte that no character begins with, many times: nothing waits for ever
+        ids = tokenizer.convert_tokens_to_ids(["ÿ"]) * 40
+    else:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.add(token) for token in ids]
+    assert "\ufffd" not in "".join(pieces) or raw == b"\xff"
+    assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids) == detokenizer.text
+    assert sum(map(bool, pieces)) >= len(text.strip()) / 4
+
+
+def written(pieces: list[str], thinking: bool = False, styled: bool = True) -> str:
+    out = io.StringIO()
+    writer = AnswerWriter(out, styled, thinking)
+    for piece in pieces:
+        writer.write(piece)
+    writer.end()
+    return out.getvalue()
+
+
+def test_the_thinking_part_is_dim_wherever_the_pieces_end() -> None:
+    text = "<think>a < b</think><answer>3</answer> <thin <think>x"
+    expected = f"{DIM}<think>a < b</think>{PLAIN}<answer>3</answer> <thin {DIM}<think>x{PLAIN}"
+    generator = random.Random(0)
+    for _ in range(200):
+        cuts = sorted(generator.choices(range(len(text) + 1), k=8))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert written(pieces) == expected
+    assert written(["ab</think>c"], thinking=True) == f"{DIM}ab</think>{PLAIN}c{PLAIN}"
+    assert written([text], styled=False) == text
+
+
+def test_nothing_that_a_terminal_acts_on_is_written() -> None:
+    for pieces in (list(HOSTILE), [HOSTILE], [HOSTILE[:3], HOSTILE[3:]]):
+        shown = written(pieces, styled=False)
+        assert shown.isprintable()
+        assert shown.startswith("\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\u2066<script>")
+    assert written(["x" * 1000] * 1000, styled=False) == "x" * 1_000_000
+    assert written(["1\n\t日 😀"], styled=False) == "1\n\t日 😀"
+
+
+def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = iter(["one\\", "two\\", "three", '"""', "a", "", 'b"', '"""', "plain"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert [read_message("> ") for _ in range(3)] == ["one\ntwo\nthree", 'a\n\nb"', "plain"]

@@ -1,0 +1,86 @@
+"""The table: rows, overrides, refusals."""
+
+import re
+
+import pytest
+
+from reason_llm.config import AlgorithmSection
+from reason_llm.config.algorithms import ALGORITHMS, columns, resolve
+
+
+def test_grpo_with_equal_clips_is_the_dapo_row_with_sequence_mean() -> None:
+    dapo = resolve("dapo", {"clip_high": 0.2, "aggregation": "sequence_mean",
+                            "dynamic_sampling": 1})  # fmt: skip
+    grpo = resolve("grpo", {"kl": "none"})
+    assert [getattr(dapo, c) for c in columns()] == [getattr(grpo, c) for c in columns()]
+
+
+def test_the_config_has_every_column_and_documents_every_row() -> None:
+    options = AlgorithmSection.model_fields
+    assert set(options) == {"name", *columns()}
+    assert all(option.description for option in options.values())
+    named = (options["name"].description or "").replace(".", "").replace(" or ", ", ")
+    assert {name.strip() for name in named.partition(":")[2].split(",")} == set(ALGORITHMS)
+
+
+def test_overrides_replace_their_column_only() -> None:
+    row = resolve("grpo", {"clip_high": 0.3})
+    assert row.clip_high == 0.3
+    assert row.clip_low == ALGORITHMS["grpo"].clip_low
+
+
+def test_kl_none_takes_its_coefficient_along() -> None:
+    assert resolve("grpo", {"kl": "none"}).kl_coefficient == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "named"),
+    [
+        ("dapo", {"kl_coefficient": 0.1}, "kl_coefficient=0.1"),
+        ("grpo", {"kl": "none", "kl_coefficient": 0.1}, "kl_coefficient=0.1"),
+        ("dapo", {"kl": "k3"}, "kl=k3"),
+        ("grpo", {"kl_coefficient": 0.0}, "kl=k3"),
+        ("pg", {"clip_low": 0.1}, "clip_low=0.1"),
+        ("sapo", {"clip_high": 0.1}, "clip_high=0.1"),
+        ("grpo", {"temperature_negative": 2.0}, "temperature_negative=2.0"),
+        ("cispo", {"dual_clip": 3.0}, "dual_clip=3.0"),
+        ("gmpo", {"ratio": "sequence"}, "ratio=sequence"),
+        ("grpo", {"top_k": 2}, "top_k=2"),
+        ("grpo", {"success_range": (0.2, 0.8)}, "success_range"),
+        ("dapo", {"correction": "none", "correction_cap": 3.0}, "correction_cap=3.0"),
+        ("dapo", {"correction": "none", "correction_floor": 0.5}, "correction_floor=0.5"),
+        ("dapo", {"kl_place": "reward"}, "kl_place=reward"),
+    ],
+)
+def test_an_ignored_override_is_an_error(name: str, overrides: dict, named: str) -> None:
+    with pytest.raises(ValueError, match="would be ignored") as caught:
+        resolve(name, overrides)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "first", "second"),
+    [
+        ("grpo", {"keep": "top_k"}, "keep=top_k", "top_k"),
+        ("gdpo", {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"}, "kl_place=reward",
+         "normalization=per_reward"),
+        ("gdpo", {"baseline": "leave_one_out"}, "baseline=leave_one_out", "normalization=per_rew"),
+        ("gdpo", {"scale": "batch"}, "scale=batch", "normalization=per_reward"),
+        ("dr_grpo", {"normalization": "per_reward"}, "scale=none", "normalization=per_reward"),
+        ("grpo", {"max_ratio": 0.5}, "max_ratio=0.5", "above 1"),
+        ("rloo", {"kl_place": "token_reward"}, "kl_place=token_reward", "baseline=leave_one_out"),
+        ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5", "above 1"),
+        ("grpo", {"correction_floor": 2.0}, "correction_floor=2.0", "correction_cap=2.0"),
+        ("dapo", {"delta": 1.1}, "delta=1.1", "clip_high=0.28"),
+        ("grpo", {"clip_low": 1.5}, "clip_low=1.5", "1 or less"),
+        ("dapo", {"success_range": (0.8, 0.2)}, "success_range=[0.8, 0.2]", "empty"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both(name: str, overrides: dict, first: str, second: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(first)) as caught:
+        resolve(name, overrides)
+    assert second in str(caught.value)
+
+
+def test_every_row_names_its_paper() -> None:
+    assert all("arXiv:" in row.source or "doi:" in row.source for row in ALGORITHMS.values())

@@ -1,0 +1,239 @@
+"""Options: files, overrides, and every kind of mistake as one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reason_llm.config import CHANGES, Config, file as config_file
+from reason_llm.config.command_line import parse_command_line
+from reason_llm.config.file import changes, leaves, load, to_yaml
+from reason_llm.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "my_run.yaml"
+    path.write_text(text)
+    return path
+
+
+def parse(*arguments: str) -> Config:
+    quickstart = ROOT / "configs" / "quickstart.yaml"
+    return parse_command_line("train.py", "", quickstart, arguments, {})[0]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_loads_and_comes_back_the_same(path: Path, tmp_path: Path) -> None:
+    config = load(path)
+    assert config.run.name == path.stem
+    again = load(write(tmp_path, to_yaml(config)))
+    assert again == config
+
+
+def test_overrides_win_and_are_read_as_yaml(tmp_path: Path) -> None:
+    config = parse("--train.learning_rate", "1e-4", "--run.steps=7", "--data.eval", "null",
+                   "--eval.every", "10", "--model.adapter.targets", "[q_proj, v_proj]")  # fmt: skip
+    assert config.train.learning_rate == 1e-4
+    assert config.run.steps == 7
+    assert config.data.eval is None
+    assert config.model.adapter.targets == ["q_proj", "v_proj"]
+
+
+def test_positional_config_path(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {train: x.jsonl}\nrun: {steps: 3}\n")
+    assert parse(str(path)).run.steps == 3
+    assert parse(str(path), "--run.steps", "4").run.steps == 4
+
+
+def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for key, option in leaves(Config):
+        assert option.description, key
+        assert f"--{key} " in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("data: {train: x}\ntrain: {lerning_rate: 1}\n", ["lerning_rate", "train.learning_rate"]),
+        ("data: {train: x}\nsteps: 3\n", ["'steps'", "run.steps"]),
+        ("run: {steps: 3}\n", ["data", "missing"]),
+        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "integer"]),
+        ("data: {train: x}\nrun: {steps: 2.5}\n", ["run.steps=2.5"]),
+        ("data: {train: x}\nrun: {steps: true}\n", ["run.steps=True"]),
+        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "greater than or equal to 1"]),
+        ("data: {train: x}\ntrain: {learning_rate: -1}\n", ["learning_rate=-1", "0"]),
+        ("data: {train: x}\ntrain: {learning_rate: .nan}\n", ["learning_rate=nan"]),
+        ("data: {train: x}\nsample: {top_p: 1.5}\n", ["sample.top_p=1.5"]),
+        ("data: {train: x}\ntrain: {micro_batch_tokens: lots}\n", ["micro_batch_tokens='lots'"]),
+        ("data: {train: x}\nrun: {name: ../up}\n", ["run.name='../up'", "folder name"]),
+        ("data: {train: x}\nalgorithm: {name: grpoo}\n", ["algorithm.name='grpoo'", "grpo, dapo"]),
+        ("data: {train: x}\nscore: {rewards: []}\n", ["score.rewards"]),
+        ("data: {train: x}\nscore: {rewards: [{name: boxed}, {name: boxed}]}\n", ["twice"]),
+        (
+            "data: {train: x}\nscore: {rewards: [{custom: 'my.py:reward'}]}\n",
+            ["score.rewards", "score/reward is a metric of its own; rename the function reward"],
+        ),
+        (
+            "data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n",
+            ["score.rewards.0.nam", "score.rewards takes LIST: List of {name, weight, options}"],
+        ),
+        (
+            "data: {train: x}\nscore: {rewards: [boxed]}\n",
+            ["score.rewards.0='boxed'", "List of {name, weight, options}"],
+        ),
+        (
+            "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
+            ["kl_coefficient=0.1", "algorithm.kl"],
+        ),
+        (
+            "data: {train: x}\nsample: {completions_per_prompt: 1}\n",
+            ["sample.completions_per_prompt=1", "algorithm.name=grpo"],
+        ),
+        (
+            "data: {train: x}\nsample: {prompts_per_step: 1, completions_per_prompt: 1}\n"
+            "algorithm: {name: pg, scale: batch}\n",
+            ["algorithm.scale=batch", "completions_per_prompt = 1"],
+        ),
+        (
+            "data: {train: x}\nalgorithm: {max_ratio: 2}\n",
+            ["algorithm.max_ratio=2", "train.optimizer_steps=1", "train.epochs=1"],
+        ),
+        (
+            "data: {train: x}\ntrain: {optimizer_steps: 1000}\n",
+            ["train.optimizer_steps=1000", "128 rollouts"],
+        ),
+        (
+            "data: {train: x}\nmodel: {context_tokens: 512}\n",
+            ["sample.max_new_tokens=512", "model.context_tokens=512"],
+        ),
+        ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval", "eval.sets"]),
+        ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
+        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "string"]),
+        ("data: {train: 5}\n", ["data.train=5", "string", "{source, weight}"]),
+        ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
+        ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "greater than 0"]),
+        ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
+        (
+            "data: {train: [{source: a, wieght: 1}]}\n",
+            ["data.train.0.wieght", "a list of {source, weight}"],
+        ),
+        ("data: {train: [a, {source: a}]}\n", ["names a twice"]),
+        ("data: {train: x, pass_rate: {column: r, min: 2}}\n", ["min=2", "pass_rate.max=1"]),
+        ("data: {train: x, pass_rate: {min: 0.5}}\n", ["data.pass_rate.column"]),
+        ("data: {train: x, contamination: no}\n", ["data.contamination", "warn"]),
+        ("data: {train: x, form: sft}\n", ["data.form='sft'", "demonstrations"]),
+        ("data: {train: x}\nrun: {steps: 5}\ntrain: {warmup_steps: 5}\n", ["warmup_steps=5"]),
+        ("data: [\n", ["not valid YAML", "my_run.yaml"]),
+        ("- 1\n", ["holds list"]),
+        ("", ["holds NoneType"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_key_and_value(
+    text: str, named: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in named:
+        assert part in message
+
+
+def test_a_config_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.yaml"):
+        load(ROOT / "configs" / "quickstrat.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--train.lerning_rate", "1"], "--train.learning_rate"),
+        (["--learning_rate", "1"], "--train.learning_rate"),
+        (["--run.steps"], "expected one argument"),
+        (["--run.steps", "["], "not valid YAML"),
+        (["a.yaml", "b.yaml"], "b.yaml"),
+        (["--run.steps", "ten"], "command line: run.steps='ten'"),
+        (["--score.rewards", "[{nam: boxed}]"], "command line: unknown key 'score.rewards.0.nam'"),
+        # Names of other trainers, for which nothing here is nearly the same.
+        (["--num_generations", "8"], "unknown argument '--num_generations'; see --help"),
+        (["--algorithm.beta", "0"], "unknown argument '--algorithm.beta'; see --help"),
+        (["--train.lr", "1"], "unknown argument '--train.lr'; see --help"),
+        (["--max_steps", "1"], "did you mean --run.steps?"),
+        (["--eval.sets.mine", "x"], "did you mean --eval.sets?"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: list[str], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_training_and_evaluation_sets(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "data: {train: [a.jsonl, {source: b.jsonl, weight: 3}], eval: c.jsonl}\n"
+        "eval: {sets: {aime: d.jsonl, math-500: e.jsonl}}\n",
+    )
+    config = load(path)
+    assert [(s.source, s.weight) for s in config.data.sources] == [("a.jsonl", 1), ("b.jsonl", 3)]
+    assert list(config.evaluation_sets.items()) == [
+        ("", "c.jsonl"), ("aime", "d.jsonl"), ("math-500", "e.jsonl"),
+    ]  # fmt: skip
+    assert load(write(tmp_path, to_yaml(config))) == config
+
+
+def test_what_may_change_on_resuming_is_a_table() -> None:
+    def dump(**options: Any) -> dict[str, Any]:
+        return Config.model_validate({"data": {"train": "x"}, **options}).model_dump(mode="json")
+
+    def changed(**options: Any) -> tuple[list[str], list[str]]:
+        found = changes(dump(), dump(**options))
+        return found.refused, found.warned
+
+    free: list[dict[str, Any]] = [
+        {"run": {"steps": 9, "keep_buffers": 3, "resume": "x"}, "log": {"console": "quiet"}},
+        {"data": {"train": "x", "contamination": "drop", "eval": "y"}, "eval": {"every": 3}},
+    ]
+    assert [changed(**options) for options in free] == [([], []), ([], [])]
+    assert changed(train={"learning_rate": 0.5}, memory={"budget_gib": 9.0}) == (
+        [],
+        ["memory.budget_gib: 'auto' -> 9.0", "train.learning_rate: 1e-05 -> 0.5"],
+    )
+    assert changed(run={"seed": 3, "from_buffer": "b"}, model={"adapter": {"rank": 4}}) == (
+        ["model.adapter.rank: 32 -> 4", "run.from_buffer: None -> 'b'", "run.seed: 0 -> 3"],
+        [],
+    )
+    assert changed(data={"train": "x", "template": "r1_zero"}) == (
+        ["data.template: 'auto' -> 'r1_zero'"],
+        [],
+    )
+
+
+def test_more_steps_stretch_a_schedule_and_are_told() -> None:
+    def dump(steps: int, schedule: str) -> dict[str, Any]:
+        tree = {"data": {"train": "x"}, "run": {"steps": steps}, "train": {"schedule": schedule}}
+        return Config.model_validate(tree).model_dump(mode="json")
+
+    assert changes(dump(5, "constant"), dump(9, "constant")).warned == []
+    assert changes(dump(5, "cosine"), dump(9, "cosine")).warned == ["run.steps: 5 -> 9"]
+
+
+def test_every_line_of_the_table_is_an_option() -> None:
+    keys = [key for key, _ in leaves(Config)]
+    assert all(any(key.startswith(prefix) for key in keys) for prefix in CHANGES)
+
+
+def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        config_file.load(path)
+    assert all(yaml.safe_load(path.read_text()) for path in CONFIGS)

@@ -1,0 +1,188 @@
+"""The program in an answer, the forms of its tests, and what counts as the same output."""
+
+import json
+from typing import Any
+
+import pytest
+
+from reason_llm.data.code_cases import (
+    AssertTests,
+    CallTests,
+    ProgramTests,
+    answer_of_row,
+    read_tests,
+    same_output,
+    same_value,
+    tests_of_row as read_row,
+)
+from reason_llm.score.code.code_tests import last_code_block
+
+ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
+
+
+# --- the block
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("a\n```python\nx = 1\n```\nb", "x = 1"),
+        ("```python\nx = 1\n```\n```python\nx = 2\n```", "x = 2"),
+        ("```python\nx = 1\n```\nwhich prints\n```\n7\n```", "x = 1"),
+        ("```python\nx = 1\n```\n```text\n7\n```", "x = 1"),
+        ("```\nx = 1\n```", "x = 1"),
+        ("```\nx = 1\n```\n```\nx = 2\n```", "x = 2"),
+        ("```py\nx = 1\n```", "x = 1"),
+        ("```Python3 \r\nx = 1\n```", "x = 1"),
+        ('``` python title="a.py"\nx = 1\n```', "x = 1"),
+        ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
+        ("```python\nx = 1", "x = 1"),
+        ("```python\nx = \n```python\nx = 2\n```", "x = 2"),
+        ("```python\n```", ""),
+        ("```cpp\nint x;\n```", None),
+        ("x = 1", None),
+        ("use `x = 1`", None),
+        ("", None),
+    ],
+)
+def test_the_last_python_block_counts(text: str, block: str | None) -> None:
+    assert last_code_block(text) == block
+
+
+def test_a_long_line_is_read_at_once() -> None:
+    assert last_code_block("```" + " " * 10**6 + "`") is None
+
+
+# --- reading tests
+
+
+@pytest.mark.parametrize(
+    ("row", "tests"),
+    [
+        (
+            {"test_cases": {"inputs": ["1"], "outputs": ["2"]}},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"test_cases": '{"inputs": ["1"], "outputs": ["2"]}', "checker": "exact"},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.1,
+             "checker": "case-insensitive yes/no"},
+            ProgramTests(("1",), ("2",), 0.1, True),
+        ),
+        (
+            {"input_output": '{"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}'},
+            CallTests("f", ((1, 2),), (3,)),
+        ),
+        (
+            {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]}},
+            CallTests("f", ((1,), (2,)), ([1], [2, 2])),
+        ),
+        (
+            {"tests": {"fn_name": "f", "inputs": ["[1]\n2"], "outputs": ["3"]}},
+            CallTests("f", (([1], 2),), (3,)),
+        ),
+        (
+            {"tests": [{"input": "1", "output": "2", "type": "stdin"}]},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"tests": [{"input": "1\n2", "output": "3", "metadata": {"func_name": "f"}}]},
+            CallTests("f", ((1, 2),), (3,)),
+        ),
+        (
+            {"verification_info": {"test_cases": [{"input": "1", "output": "2"}]}},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"reward_model": {"ground_truth": '{"inputs": [["1", "2"]], "outputs": ["3"]}'}},
+            ProgramTests(("1\n2",), ("3",)),
+        ),
+        ({"test": "assert f(1)", "entry_point": "f"}, AssertTests("assert f(1)", "f")),
+        ({"test_list": ["assert f(1)", "assert f(2)"]}, AssertTests("assert f(1)\nassert f(2)")),
+        ({"test_cases": {"assert_code": "assert f(1)"}}, AssertTests("assert f(1)")),
+    ],
+)  # fmt: skip
+def test_the_forms_of_tests(row: dict[str, Any], tests: Any) -> None:
+    assert read_row(row) == tests
+    assert read_tests(json.dumps(row)) == tests
+
+
+def test_a_tests_object_stands_for_a_row_of_it() -> None:
+    assert read_tests(json.dumps(ADD)) == read_row({"test_cases": ADD})
+    assert read_tests(json.dumps([{"input": "1", "output": "2"}])) == ProgramTests(("1",), ("2",))
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"question": "x"}, ["lacks tests", "test_cases"]),
+        ({"test_cases": "{"}, ["'test_cases'", "no valid JSON"]),
+        ({"test_cases": 3}, ["'test_cases' is 3"]),
+        ({"test_cases": []}, ["inputs", "at least one"]),
+        ({"test_cases": {"inputs": ["1"]}}, ["'outputs' is None"]),
+        ({"test_cases": {"inputs": [], "outputs": []}}, ["0 inputs"]),
+        ({"test_cases": {"inputs": ["1"], "outputs": ["1", "2"]}}, ["1 inputs and 2 outputs"]),
+        ({"test_cases": {"inputs": [1], "outputs": ["1"]}}, ["case 1 is 1", "fn_name"]),
+        ({"test_cases": {"fn_name": "a b", "inputs": [[1]], "outputs": [1]}}, ["'a b'"]),
+        ({"test_cases": {"fn_name": "f", "inputs": [1], "outputs": [1]}}, ["case 1: 1 -> 1"]),
+        ({"test_cases": {"fn_name": "f", "inputs": ["x"], "outputs": [1]}}, ["case 1: 'x'"]),
+        ({"test_cases": [{"input": "1"}]}, ["case 1", "output"]),
+        ({"test_cases": {"assert_code": 3}}, ["'assert_code' is 3"]),
+        ({"test": "assert f("}, ["'test' is no valid Python"]),
+        ({"test": ""}, ["'test' is ''"]),
+        ({"test": "assert f(1)", "entry_point": 3}, ["'entry_point' is 3"]),
+        ({"test_cases": ADD, "atol": "x"}, ["the tolerance is 'x'"]),
+        ({"test_cases": ADD, "atol": -1}, ["the tolerance is -1"]),
+    ],
+)
+def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_row(row)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in named:
+        assert part in message
+
+
+def test_a_row_becomes_an_answer_and_comes_back() -> None:
+    row = {"question": "q", "solution": "x", "test_cases": ADD, "atol": 0.1, "other": object()}
+    assert read_tests(answer_of_row(row)) == read_row(row)
+    with pytest.raises(ValueError, match="lacks tests"):
+        answer_of_row({"question": "q"})
+
+
+# --- comparing
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "same"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("1 \n2", "1\r\n2 \n\n", True),
+        ("1\n2", "1 2", False),
+        ("1 2", "1  2", False),
+        ("1\n2", "\n1\n2", False),
+        ("a", "A", False),
+        ("1.0", "1", False),
+        ("", "\n", True),
+    ],
+)
+def test_lines_are_compared_without_trailing_space(expected: str, actual: str, same: bool) -> None:
+    assert same_output(expected, actual) == same
+
+
+def test_numbers_may_differ_where_that_is_asked() -> None:
+    assert same_output("x 1.0\n2", "x 1.0000001\n2", tolerance=1e-6)
+    assert same_output("1000000", "1000000.5", tolerance=1e-6)
+    assert not same_output("x 1.0", "x 1.1", tolerance=1e-6)
+    assert not same_output("x 1.0", "y 1.0", tolerance=1e-6)
+    assert not same_output("nan 1", "1 1", tolerance=1e-6)
+    assert not same_output("1", "1 1", tolerance=1e-6)
+    assert same_output("YES\nno", "yes\nNo", ignore_case=True)
+    assert same_value([1.0, {"a": 2}], [1.05, {"a": 2}], 0.1)
+    assert not same_value(1.0, 1.05)
+    assert not same_value(1.0, True)
+    assert not same_value(10**400, float("inf"))

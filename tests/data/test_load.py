@@ -1,0 +1,321 @@
+"""Rows become prompts: every documented form, every fault with its line, an order that resumes."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from reason_llm.config import Config
+from reason_llm.data.code_cases import ProgramTests, read_tests
+from reason_llm.data.forms import gold_answer
+from reason_llm.data.load import Data, load_data
+from reason_llm.errors import DataError
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document
+
+ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
+
+
+@pytest.fixture
+def read(load: Callable[..., Data]) -> Callable[..., list[Prompt]]:
+    def read(path: Path, system: str = "none", room: int = 4000, **columns: str) -> Any:
+        return load(path, room, data__system_prompt=system, data__columns=columns).prompts
+
+    return read
+
+
+def lines(folder: Path, *rows: Any) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS, indent=1))
+    (tmp_path / "rows.csv").write_text('question,answer\nWhat is 1 + 2?,3\n"Two\nlines",4\n')
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    from_lines = read(lines(tmp_path, *ROWS))
+    assert [p.answer for p in from_lines] == ["3", "4"]
+    assert from_lines[0].id.endswith("rows.jsonl:1")
+    for name in ("rows.json", "rows.csv", "rows.parquet"):
+        found = read(tmp_path / name)
+        assert [(p.text, p.answer, p.token_ids) for p in found] == [
+            (p.text, p.answer, p.token_ids) for p in from_lines
+        ]
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer"),
+    [
+        ({"messages": {"role": "user", "content": "Q"}, "gt_answer": 7}, "Q", "7"),
+        ({"messages": [{"role": "user", "content": "Q"}], "gt_answer": "7"}, "Q", "7"),
+        ({"question": "Q", "answer": "9 * 2 = 18.\n#### 18"}, "Q", "18"),
+        ({"question": "Q", "answer": "#### 1,018"}, "Q", "1018"),
+        ({"problem": "Q", "answer": "\\frac{1}{2}"}, "Q", "\\frac{1}{2}"),
+        ({"prompt": "Q", "answer": 2.5}, "Q", "2.5"),
+        (
+            {"problem": "Q", "solution": "so \\boxed{1}, not \\boxed{\\frac{1}{2}}."},
+            "Q",
+            "\\frac{1}{2}",
+        ),
+        ({"problem": "Q", "answer": "204", "solution": "\\boxed{7}"}, "Q", "204"),
+        ({"problem": "Q", "answer": ["$1,3$"]}, "Q", "$1,3$"),
+        (
+            {"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": "34"}},
+            "Q",
+            "34",
+        ),
+        ({"question": "Q", "answer": "10 \\boxed{} presents\n#### 10"}, "Q", "10"),
+    ],
+)
+def test_known_forms(row: dict, question: str, answer: str, tmp_path: Path, read: Callable) -> None:
+    (prompt,) = read(lines(tmp_path, row))
+    expected = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    assert (prompt.text, prompt.answer) == (expected, answer)
+
+
+def test_token_ids_spell_the_rendered_text(tmp_path: Path, read: Callable, tokenizer: Any) -> None:
+    (prompt,) = read(lines(tmp_path, {"question": "Zoë: 3 × 4 = ?", "answer": "12"}))
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, *ROWS)
+    plain = [p.text for p in read(path)]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [p.text for p in read(path)] == plain
+
+
+def test_integers_of_any_length_stay_what_they_are(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, {"question": "Q", "answer": 2**70 + 1})
+    assert read(path)[0].answer == str(2**70 + 1)
+    path.write_text(json.dumps([{"question": "Q", "answer": 10**400 + 1}]))
+    path = path.rename(tmp_path / "rows.json")
+    assert read(path)[0].answer == str(10**400 + 1)
+
+
+def test_columns_are_mapped(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, {"q": "Q", "a": "7", "question": "other", "answer": "other"})
+    (prompt,) = read(path, prompt="q", answer="a")
+    assert "Q<" in prompt.text
+    assert prompt.answer == "7"
+
+
+def test_system_prompt_goes_first_unless_the_row_has_one(tmp_path: Path, read: Callable) -> None:
+    own = [{"role": "system", "content": "mine"}, {"role": "user", "content": "Q"}]
+    path = lines(tmp_path, ROWS[0], {"messages": own, "answer": "1"})
+    first, second = read(path, system="be yours")
+    assert first.text.startswith("<|im_start|>system\nbe yours<|im_end|>\n<|im_start|>user")
+    assert second.text.startswith("<|im_start|>system\nmine<|im_end|>")
+
+
+def test_gold_answer_takes_the_last_mark() -> None:
+    assert gold_answer("a #### 1\n#### -2,500 ") == "-2500"
+    assert gold_answer(" 1,5 ") == "1,5"
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "named"),
+    [
+        ('{"question": "a", "answer": "1"}\n{"question": "b", "ans', ":2", "cut short"),
+        ('{"question": "a", "answer": "1"}\n\n[1]\n', ":3", "object"),
+        ('{"question": "a", "reply": "1"}\n', ":1", "reply"),
+        ('{"body": "a", "answer": "1"}\n', ":1", "data.columns.prompt"),
+        ('{"question": "", "answer": "1"}\n', ":1", "'question'"),
+        ('{"question": 3, "answer": "1"}\n', ":1", "'question'"),
+        ('{"question": "a", "answer": null}\n', ":1", "gold answer"),
+        ('{"question": "a", "answer": " "}\n', ":1", "gold answer"),
+        ('{"question": "a", "answer": "because ####"}\n', ":1", "gold answer"),
+        ('{"question": "a", "solution": "so \\\\boxed{1"}\n', ":1", "gold answer"),
+        ('{"question": "a", "answer": ["1", "2"]}\n', ":1", "in a list of one"),
+        ('{"prompt": "a", "reward_model": {"style": "rule"}}\n', ":1", "ground_truth"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, '
+            '{"role": "assistant", "content": "1"}], "answer": "1"}\n',
+            ":1",
+            "ends with a user message",
+        ),
+        ('{"messages": [{"role": "user"}], "answer": "1"}\n', ":1", "'messages'"),
+        ('{"question": "a\\ud800", "answer": "1"}\n', ":1", "surrogates"),
+        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is no JSON"),
+        ("[" * 100_000 + "\n", ":1", "not valid JSON"),
+        ("\n\n", "rows.jsonl", "no rows"),
+        ("", "rows.jsonl", "empty"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(
+    content: str, where: str, named: str, tmp_path: Path, read: Callable
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "rows.jsonl" in message
+    assert where in message
+    assert named in message
+    assert "\n" not in message
+
+
+def test_faults_of_other_kinds_of_file(tmp_path: Path, read: Callable) -> None:
+    cases = {
+        "rows.json": b'[{"question": "a"',
+        "one.json": b'{"question": "a"}',
+        "rows.csv": b"question,answer\na\n",
+        "rows.parquet": b"PAR1 and no more",
+        "latin.jsonl": '{"question": "é", "answer": "1"}\n'.encode("latin-1"),
+        "rows.txt": b"hello",
+    }
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name) as caught:
+            read(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_missing_named_column(tmp_path: Path, read: Callable) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl does not exist"):
+        read(tmp_path / "nowhere.jsonl")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: lacks column 'q'"):
+        read(lines(tmp_path, *ROWS), prompt="q")
+
+
+def test_a_prompt_beyond_the_context_names_both_lengths(tmp_path: Path, read: Callable) -> None:
+    path = lines(tmp_path, ROWS[0], {"question": "long " * 50, "answer": "1"})
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: the prompt has \d+ tokens and .* 60"):
+        read(path, room=60)
+
+
+# --- code rows
+
+
+CODE = {"score__rewards": [{"name": "code_tests"}]}
+
+
+def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
+    cases = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    path = lines(
+        tmp_path,
+        {"messages": {"role": "user", "content": "Q"}, "test_cases": cases, "answer": "no"},
+        {"prompt": "Q", "reward_model": {"ground_truth": json.dumps(cases)}},
+    )
+    found = [read_tests(prompt.answer) for prompt in load(path, **CODE).prompts]
+    assert found == [ProgramTests(("1\n",), ("2\n",))] * 2
+    path = lines(tmp_path, {"prompt": "Q", "mine": cases, "fn_name": "f", "tests": "broken"})
+    (prompt,) = load(path, data__columns={"answer": "mine"}, **CODE).prompts
+    assert prompt.answer == json.dumps({"tests": cases, "fn_name": "f"})
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"prompt": "Q", "answer": "7"}, "lacks tests"),
+        ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+        ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
+    ],
+)
+def test_a_bad_code_row_is_named(row: dict, named: str, tmp_path: Path, load: Callable) -> None:
+    with pytest.raises(DataError, match=named) as caught:
+        load(lines(tmp_path, ROWS[0] | {"tests": "assert True"}, row), **CODE)
+    assert "rows.jsonl:2: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- other forms
+
+
+def test_prompts_alone(tmp_path: Path, load: Callable) -> None:
+    (prompt,) = load(lines(tmp_path, {"prompt": "Q"}), data__form="prompts").prompts
+    assert ("Q<" in prompt.text, prompt.answer) == (True, "")
+
+
+def test_demonstrations_and_preferences(tmp_path: Path, load: Callable) -> None:
+    reply = [{"role": "assistant", "content": "abc"}]
+    path = lines(
+        tmp_path, {"prompt": "Q", "completion": "abc"}, {"prompt": "Q", "completion": reply}
+    )
+    (loaded,) = load(path, data__form="demonstrations").training
+    assert len(loaded.prompts) == 2
+    assert loaded.targets_tokens[0] == loaded.targets_tokens[1] > 0
+    path = lines(tmp_path, {"prompt": "Q", "chosen": "abc", "rejected": "abc abc"})
+    (loaded,) = load(path, data__form="preferences").training
+    assert len(loaded.targets_tokens) == 2
+    assert loaded.targets_tokens[0] < loaded.targets_tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "named"),
+    [
+        ("demonstrations", {"prompt": "Q", "answer": "1"}, "lacks column 'completion'"),
+        ("demonstrations", {"prompt": "Q", "completion": " "}, "'completion' is ' '"),
+        ("preferences", {"prompt": "Q", "chosen": "a"}, "lacks column 'rejected'"),
+        ("preferences", {"prompt": "Q", "chosen": "a", "rejected": "a"}, "the same text"),
+        ("prompts", {"answer": "1"}, "data.columns.prompt"),
+    ],
+)
+def test_a_bad_row_of_another_form(
+    form: str, row: dict, named: str, tmp_path: Path, load: Callable
+) -> None:
+    with pytest.raises(DataError, match=named) as caught:
+        load(lines(tmp_path, row), data__form=form)
+    assert "rows.jsonl:1: " in str(caught.value)
+
+
+# --- data sets as they are shipped, in small
+
+
+def test_gsm8k_math_500_and_aime_load_with_the_default_columns(
+    tmp_path: Path, read: Callable
+) -> None:
+    gsm8k = {"question": "Ann has 9 hens …", "answer": "9 * 2 = $<<9*2=18>>18.\n#### 1,018",
+             "final_answer": "1018"}  # fmt: skip
+    math_500 = {"problem": "Convert $(0,3)$", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
+                "solution": "Therefore \\boxed{\\left( 3, \\frac{\\pi}{2} \\right)}", "level": 2,
+                "subject": "Precalculus", "unique_id": "test/precalculus/807.json"}  # fmt: skip
+    aime = {"problem": "Every morning Aya …", "answer": "204", "solution": "… \\boxed{205}",
+            "url": "…"}  # fmt: skip
+    answers = {"gsm8k": gsm8k, "math": math_500, "aime": aime}
+    found = {name: read(lines(tmp_path, row))[0].answer for name, row in answers.items()}
+    assert found == {"gsm8k": "1018", "math": math_500["answer"], "aime": "204"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_kept"),
+    [
+        ({"cases": [[1.0, 2.5], [None]], "text": "½"}, True),
+        (datetime(2026, 1, 2, tzinfo=UTC), False),
+        (b"bytes", False),
+        (Decimal("1.50"), False),
+        (float("nan"), False),
+        (1 << 70, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_custom_reward_s_column_must_outlive_the_buffer(
+    value: object, is_kept: bool, tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    """What was sampled could not be saved, or would be scored otherwise after a resumption."""
+    path = tmp_path / "rows.parquet"
+    if isinstance(value, int):
+        path = lines(tmp_path, {**ROWS[0], "unit": value})
+    else:
+        table = pyarrow.Table.from_pylist([{**ROWS[0], "unit": value}])
+        pyarrow.parquet.write_table(table, path)
+    config = small_run(data__train=str(path))
+    if not is_kept:
+        with pytest.raises(DataError, match=r"1: column 'unit'.* cannot keep; write it as text"):
+            load_data(config, tokenizer, 4000, extra_columns=["unit"])
+        return
+    found = load_data(config, tokenizer, 4000, extra_columns=["unit"]).prompts
+    prompts = [Group(found[0], (Completion((5,), "a", (-0.5,), "stop"),))]
+    buffer_path = tmp_path / "buffer.json"
+    with RolloutBuffer(buffer_path, RunIdentity("a", "b", {})) as buffer:
+        buffer.write_part(0, prompts)
+    assert read_document(buffer_path).groups[0].prompt.extra == {"unit": value}

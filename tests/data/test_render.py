@@ -1,0 +1,71 @@
+"""The order of prompts: shuffled, mixed by weight, and drawn from anywhere."""
+
+from collections import Counter
+
+import pytest
+
+from reason_llm.data.render import order
+
+
+def test_order_is_a_function_of_seed_and_position() -> None:
+    whole = order([10], [1.0], seed=1, start=0, count=35)
+    assert sorted(whole[:10]) == list(range(10))
+    assert sorted(whole[10:20]) == list(range(10))
+    assert whole[:10] != whole[10:20]
+    assert order([10], [1.0], seed=1, start=7, count=6) == whole[7:13]
+    assert order([10], [0.3], seed=1, start=0, count=35) == whole
+    assert order([10], [1.0], seed=2, start=0, count=10) != whole[:10]
+
+
+MIXES = [
+    ([10, 30], [1.0, 1.0]),
+    ([10, 3, 40], [0.7, 0.2, 0.1]),
+    ([5, 5, 5], [1.0, 1.0, 1.0]),
+    ([7, 4], [1000.0, 1.0]),
+    ([4, 7, 9, 2], [1e-3, 3.0, 1 / 3, 2.0]),
+]
+
+
+def set_of(index: int, sizes: list[int]) -> int:
+    return next(k for k in range(len(sizes)) if index < sum(sizes[: k + 1]))
+
+
+@pytest.mark.parametrize(("sizes", "weights"), MIXES)
+def test_any_slice_of_a_mix_is_drawn_alone(sizes: list[int], weights: list[float]) -> None:
+    whole = order(sizes, weights, seed=3, start=0, count=300)
+    for start in (0, 1, 17, 150, 299):
+        assert order(sizes, weights, 3, start, 300 - start) == whole[start:]
+    assert [order(sizes, weights, 3, p, 1)[0] for p in range(300)] == whole
+
+
+@pytest.mark.parametrize(("sizes", "weights"), MIXES)
+def test_every_stretch_holds_the_proportions(sizes: list[int], weights: list[float]) -> None:
+    whole = [set_of(i, sizes) for i in order(sizes, weights, seed=3, start=0, count=3000)]
+    for start, count in ((0, 3000), (0, 16), (1234, 16), (1500, 701)):
+        found = Counter(whole[start : start + count])
+        for number, weight in enumerate(weights):
+            share = weight / sum(weights)
+            assert abs(found[number] - count * share) < len(sizes)
+
+
+@pytest.mark.parametrize(("sizes", "weights"), MIXES)
+def test_each_pass_over_a_set_is_a_fresh_permutation(
+    sizes: list[int], weights: list[float]
+) -> None:
+    whole = order(sizes, weights, seed=3, start=0, count=3000)
+    for number, size in enumerate(sizes):
+        mine = [i - sum(sizes[:number]) for i in whole if set_of(i, sizes) == number]
+        passes = [mine[i : i + size] for i in range(0, len(mine) - size, size)]
+        assert all(sorted(one) == list(range(size)) for one in passes)
+        assert len(passes) < 8 or len({tuple(one) for one in passes}) > 1
+
+
+def test_sets_of_one_size_are_shuffled_differently() -> None:
+    both = order([50, 50], [1.0, 1.0], seed=0, start=0, count=100)
+    first, second = ([i % 50 for i in both if i // 50 == k] for k in (0, 1))
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_a_far_position_costs_no_more() -> None:
+    assert len(order([10, 20], [0.1, 0.9], seed=0, start=10**12, count=5)) == 5

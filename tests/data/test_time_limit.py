@@ -1,0 +1,40 @@
+"""Calls with a time limit: what they give and raise, and that an endless one burns no processor."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from reason_llm.data.time_limit import within
+
+
+def test_a_call_s_result_and_its_exception_come_through() -> None:
+    assert within(60, "it", lambda: 7) == 7
+    with pytest.raises(KeyError, match="x"):
+        within(60, "it", lambda: {}["x"])
+
+
+def test_an_endless_call_is_ended_and_takes_no_time_from_what_follows() -> None:
+    running: list[threading.Thread] = []
+
+    def endless() -> None:
+        running.append(threading.current_thread())
+        while True:
+            with contextlib.suppress(Exception):  # as a careless reward does
+                sum(range(1000))
+
+    with pytest.raises(TimeoutError, match=r"my_reward took longer than 0\.1 s"):
+        within(0.1, "my_reward", endless)
+    (thread,) = running
+    thread.join(30)
+    assert not thread.is_alive()
+    assert within(60, "it", lambda: 8) == 8  # by another thread
+
+
+def test_one_that_ends_late_is_not_taken_for_the_next_one_s_result() -> None:
+    with pytest.raises(TimeoutError):
+        within(0.05, "it", lambda: time.sleep(0.3) or "late")
+    assert [within(60, "it", lambda n=n: n) for n in range(3)] == [0, 1, 2]
+    time.sleep(0.4)
+    assert [within(60, "it", lambda n=n: n) for n in range(3)] == [0, 1, 2]

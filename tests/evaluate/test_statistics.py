@@ -1,0 +1,164 @@
+"""Scores and their intervals, against the exact formulas, against every case counted, and against
+what scipy 1.17.1 and statsmodels 0.15.0 gave for the same numbers."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from reason_llm.evaluate import statistics
+from reason_llm.evaluate.statistics import (
+    compare,
+    exact_sign_flip,
+    mean,
+    pass_at_k,
+    proportion,
+    sign_flip,
+    wilson,
+)
+
+OURS = [7, 7, 8, 8, 8, 2, 2, 5, 7, 7, 0, 6, 5, 6, 1, 0, 6, 8, 4, 2, 7, 6, 1, 0, 0, 6, 7, 4, 2, 1,
+        0, 0, 8, 2, 0, 8, 8, 7, 8, 8]  # fmt: skip
+THEIRS = [4, 7, 7, 8, 2, 8, 6, 4, 8, 0, 5, 8, 8, 3, 0, 3, 8, 7, 6, 8, 6, 0, 1, 2, 5, 5, 8, 7, 8, 4,
+          7, 8, 2, 1, 8, 8, 6, 1, 2, 2]  # fmt: skip
+"""Right ones of 8 samples of each of 40 problems."""
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 5, 16, 200])
+def test_pass_at_k_is_the_exact_formula(num_samples: int) -> None:
+    for k in {1, 2, num_samples // 2, num_samples - 1, num_samples} - {0}:
+        for right in range(num_samples + 1):
+            if k > num_samples:
+                continue
+            missed = math.comb(num_samples - right, k) / math.comb(num_samples, k)
+            assert pass_at_k(num_samples, right, k) == pytest.approx(1 - missed, abs=1e-12)
+
+
+def test_pass_at_k_is_the_mean_over_all_choices_of_k() -> None:
+    samples = [1, 0, 0, 1, 0, 0]
+    for k in range(1, 7):
+        choices = list(itertools.combinations(samples, k))
+        exact = sum(any(choice) for choice in choices) / len(choices)
+        assert pass_at_k(6, 2, k) == pytest.approx(exact)
+
+
+def test_pass_at_k_of_what_cannot_be() -> None:
+    for case in ((4, 5, 1), (4, 2, 5), (4, 2, 0), (4, -1, 1)):
+        with pytest.raises(ValueError, match="pass@"):
+            pass_at_k(*case)
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [  # scipy.stats.binomtest(right, count).proportion_ci(method="wilson")
+        (0, 30, 0.0, 0.11351339317396875),
+        (1, 30, 0.005908590381612441, 0.16670390991409173),
+        (15, 30, 0.3315412564053377, 0.6684587435946623),
+        (30, 30, 0.8864866068260312, 1.0),
+        (233, 256, 0.8687984850418649, 0.9393866327337874),
+        (700, 1319, 0.5037224879302896, 0.5575093395573453),
+    ],
+)
+def test_wilson_as_scipy_has_it(right: int, count: int, low: float, high: float) -> None:
+    values = [1.0] * right + [0.0] * (count - right)
+    for found in (wilson(right / count, count), proportion(values)):
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_samples_of_a_problem_count_as_what_they_tell() -> None:
+    """The clustered standard error is that of statsmodels' OLS with cov_type="cluster", times
+    sqrt(n / (n - 1)); the interval is statsmodels' Wilson one at the effective size."""
+    found = proportion([right / 8 for right in OURS], trials_each=8)
+    assert found.value == pytest.approx(0.56875)
+    assert (found.low, found.high) == pytest.approx((0.4479923762546415, 0.6818510680670061))
+
+
+def test_the_interval_is_as_wide_as_its_evidence() -> None:
+    def width(values: list[float], each: int) -> float:
+        found = proportion(values, each)
+        return found.high - found.low
+
+    agreeing, independent = [1.0, 0.0] * 20, [0.5] * 40
+    assert width(agreeing, 8) == width(agreeing, 1)  # 40 problems, each all right or all wrong
+    assert width(independent, 8) == pytest.approx(
+        wilson(0.5, 320).high - wilson(0.5, 320).low
+    )  # as 320 coins
+    assert width([1.0] * 40, 8) == wilson(1.0, 40).high - wilson(1.0, 40).low
+    assert proportion([1.0]).low == pytest.approx(wilson(1.0, 1).low)
+    assert width([0.5], 8) == wilson(0.5, 1).high - wilson(0.5, 1).low  # not as 8 problems
+
+
+def test_intervals_cover_what_they_should() -> None:
+    """95 % of the intervals of simulated evaluations hold the truth, also where the normal one
+    fails."""
+    generator = random.Random(0)
+    for alpha, beta in ((0.5, 0.5), (0.2, 3.0)):
+        truth, hits = alpha / (alpha + beta), 0
+        for _ in range(1000):
+            chances = [generator.betavariate(alpha, beta) for _ in range(30)]
+            values = [sum(generator.random() < c for _ in range(4)) / 4 for c in chances]
+            found = proportion(values, trials_each=4)
+            hits += found.low <= truth <= found.high
+        assert 0.92 <= hits / 1000 <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "p_value"),
+    [  # statsmodels' mcnemar(exact=True)
+        (1, 0, 1.0),
+        (5, 1, 0.21875),
+        (10, 10, 1.0),
+        (30, 12, 0.007915897334896727),
+        (150, 7, 4.674586427453427e-36),
+    ],
+)
+def test_on_zeros_and_ones_it_is_mcnemar_s_exact_test(
+    better: int, worse: int, p_value: float
+) -> None:
+    ours = [1.0] * better + [0.0] * worse + [1.0, 0.0]
+    theirs = [0.0] * better + [1.0] * worse + [1.0, 0.0]
+    found = compare(ours, theirs, unit=1.0, seed=0)
+    assert (found.better, found.worse) == (better, worse)
+    assert found.p_value == pytest.approx(p_value, rel=1e-9)
+
+
+@pytest.mark.parametrize("start", [0, 7, 20])
+def test_every_assignment_of_signs_is_counted(start: int) -> None:
+    differences = [
+        a - b for a, b in zip(OURS[start : start + 12], THEIRS[start : start + 12], strict=True)
+    ]
+    observed = abs(sum(differences))
+    as_large = sum(
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed
+        for signs in itertools.product((-1, 1), repeat=12)
+    )
+    assert exact_sign_flip(differences) == pytest.approx(as_large / 2**12)
+    drawn = sign_flip([d * math.pi for d in differences], seed=1)
+    error = math.sqrt(max(drawn * (1 - drawn), 1e-4) / statistics.FLIPS)
+    assert abs(drawn - as_large / 2**12) < 5 * error
+
+
+def test_paired_differences_as_statsmodels_has_them() -> None:
+    ours, theirs = [a / 8 for a in OURS], [b / 8 for b in THEIRS]
+    found = compare(ours, theirs, unit=1 / 8, seed=0)
+    assert found.difference.value == pytest.approx(-0.059375)
+    assert (found.difference.low, found.difference.high) == pytest.approx(
+        (-0.22230929, 0.10355929), abs=1e-7
+    )
+    assert 0.3 < found.p_value < 0.7  # the normal approximation of 0.71 errors is 0.475
+    assert compare(ours, theirs, unit=0, seed=0).p_value == pytest.approx(found.p_value, abs=0.02)
+
+
+def test_the_same_model_twice_differs_by_nothing() -> None:
+    same = [0.0, 1.0, 1.0]
+    found = compare(same, same, unit=1.0, seed=0)
+    assert (found.difference.value, found.p_value, found.better, found.worse) == (0, 1, 0, 0)
+    assert sign_flip([0.0, 0.0], seed=0) == 1
+
+
+def test_one_problem_says_nothing_of_the_spread() -> None:
+    found = mean([0.3])
+    assert found.value == 0.3
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)

@@ -1,0 +1,172 @@
+"""What samples and who shares the weights: chosen by what is there, and refused in one line."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    GemmaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
+
+from reason_llm.config import Config
+from reason_llm.errors import ConfigError, ModelError
+from reason_llm.model.plan.backends import choose
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def made(engine: str = "auto", **model: Any) -> Config:
+    return Config.model_validate(
+        {"data": {"train": "a.jsonl"}, "sample": {"engine": engine}, "model": model}
+    )
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Which of the optional packages there are; a test may take some away."""
+    there = {"vllm", "vllm_bnb_plugin", "unsloth", "unsloth_zoo"}
+    find = importlib.util.find_spec
+
+    def spec(name: str, *rest: Any) -> Any:
+        return object() if name in there else None if "vllm" in name else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", spec)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    return there
+
+
+def chosen(
+    config: Config, device: torch.device, text: PretrainedConfig | None = None
+) -> tuple[str, str, str]:
+    found, lines = choose(config, text or Qwen2Config(), device)
+    return found.sample.engine, found.model.backend, " | ".join(lines)
+
+
+def test_without_a_gpu_transformers_samples(installed: set[str]) -> None:
+    engine, backend, why = chosen(made(), CPU)
+    assert (engine, backend) == ("transformers", "auto")
+    assert why.startswith("sampling with transformers: there is no GPU | ")
+    engine, backend, why = chosen(made("vllm"), CPU)
+    assert (engine, backend) == ("vllm", "native")
+    assert "as the config says" in why
+    assert "there is no GPU, which Unsloth needs" in why
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], "lm_head|.*q_proj"])
+def test_a_head_with_an_adapter_is_sampled_with_transformers(
+    installed: set[str], targets: str | list[str]
+) -> None:
+    engine, _, why = chosen(made(adapter={"targets": targets}), GPU)
+    assert engine == "transformers"
+    assert "model.adapter.targets with the head" in why
+    with pytest.raises(ConfigError, match=r"the head contradicts sample\.engine=vllm"):
+        chosen(made("vllm", adapter={"targets": targets}), GPU)
+    assert chosen(made(adapter={"targets": "["}), GPU)[0] == "vllm"  # refused by the model
+
+
+def test_on_a_gpu_vllm_samples_over_our_own_views(installed: set[str]) -> None:
+    engine, backend, why = chosen(made(), GPU)
+    assert (engine, backend) == ("vllm", "native")
+    assert "model.backend=unsloth serves this model too" in why
+    assert chosen(made(backend="unsloth"), GPU)[:2] == ("vllm", "unsloth")
+
+
+@pytest.mark.parametrize(
+    ("away", "model", "reason"),
+    [
+        ("vllm", {}, "vLLM is not installed; pip install"),
+        ("", {"dtype": "float32"}, "know no float32"),
+        ("vllm_bnb_plugin", {"quantize": "nf4"}, "vllm-bnb-plugin is not installed"),
+    ],
+)
+def test_on_a_gpu_transformers_samples_where_vllm_cannot(
+    installed: set[str], away: str, model: dict, reason: str
+) -> None:
+    installed.discard(away)
+    engine, _, why = chosen(made(**model), GPU)
+    assert engine == "transformers"
+    assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "model", "message"),
+    [
+        ("vllm", GPU, {"dtype": "float32"}, r"dtype=float32 contradicts sample\.engine=vllm"),
+        ("vllm", CPU, {"dtype": "float32", "quantize": "nf4"}, r"contradicts model\.quantize=nf4"),
+        ("transformers", CPU, {"backend": "unsloth"}, r"backend=unsloth contradicts sample\.eng"),
+    ],
+)
+def test_contradictions_name_both(
+    installed: set[str], engine: str, device: torch.device, model: dict, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen(made(engine, **model), device)
+
+
+@pytest.mark.parametrize(
+    ("device", "away", "text", "model", "reason"),
+    [
+        (CPU, "", Qwen2Config(), {}, "there is no GPU"),
+        (GPU, "unsloth", Qwen2Config(), {}, r"not installed; pip install -e '\.\[gpu\]'"),
+        (GPU, "", GemmaConfig(), {}, "used for llama, mistral, qwen2, qwen3, and this is gemma"),
+        (GPU, "", MistralConfig(sliding_window=4096), {}, "sliding_window=4096"),
+        (GPU, "", Qwen2Config(), {"adapter": {"rank": 1024}}, "rank=1024 is more than 512"),
+    ],
+)
+def test_unsloth_asked_for_where_it_cannot_serve(
+    installed: set[str], device: torch.device, away: str, text: Any, model: dict, reason: str
+) -> None:
+    installed.discard(away)
+    with pytest.raises(ModelError, match=f"model.backend=unsloth: .*{reason}") as caught:
+        chosen(made("vllm", backend="unsloth", **model), device, text)
+    assert "set model.backend to native" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plugin_that_is_missing_is_named_with_its_command(installed: set[str]) -> None:
+    installed.discard("vllm_bnb_plugin")
+    with pytest.raises(ConfigError, match=r"pip install vllm-bnb-plugin==0\.0\.3"):
+        chosen(made("vllm", quantize="nf4"), GPU)
+
+
+def packed(
+    asked: str, device: torch.device, text: PretrainedConfig | None = None, **model: Any
+) -> tuple[str, str]:
+    config = Config.model_validate(
+        {"data": {"train": "a.jsonl"}, "model": model, "train": {"packing": asked}}
+    )
+    found, lines = choose(config, text or Qwen2Config(), device)
+    return found.train.packing, lines[-1]
+
+
+def test_rows_are_packed_where_the_attention_knows_how(
+    installed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in (CPU, GPU):
+        assert packed("auto", device)[0] == packed("varlen", device)[0] == "varlen"
+        assert packed("padded", device) == (
+            "padded", "learning from padded rows, as the config says",
+        )  # fmt: skip
+    cases: list[tuple[str, torch.device, PretrainedConfig, dict[str, Any]]] = [
+        ("this is gemma2", CPU, Gemma2Config(), {}),
+        ("knows no float32", GPU, Qwen2Config(), {"dtype": "float32"}),
+        ("knows no heads of 20 numbers", GPU, MistralConfig(head_dim=20), {}),
+        ("knows no heads of 512 numbers", GPU, MistralConfig(head_dim=512), {}),
+        ("attention_dropout=0.1 is not", GPU, Qwen2Config(attention_dropout=0.1), {}),
+        ("an attention of its own", GPU, Qwen2Config(), {"backend": "unsloth"}),
+    ]
+    for reason, device, text, model in cases:
+        found, why = packed("auto", device, text, **model)
+        assert found == "padded"
+        assert reason in why
+        with pytest.raises(ConfigError, match=r"packing=varlen: .*; set train\.packing to padded"):
+            packed("varlen", device, text, **model)
+    assert packed("auto", CPU, Qwen2Config(), dtype="float32")[0] == "varlen"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found, why = packed("auto", GPU)
+    assert (found, "compute capability 8.0" in why) == ("padded", True)

@@ -1,0 +1,386 @@
+"""The byte plan against the tensors really allocated, its choices, and what it refuses.
+
+1. Weights, adapter, gradients, optimizer state and log-prob chunk: within 5 %.
+2. Activations: never less than what autograd holds, and not much more.
+3. Choices: all that fits and no more; the refusal names a setting that does fit.
+4. Every config for a card plans on that card.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from allocations import peak_allocated
+from conftest import ROOT, TINY
+from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.config.file import load
+from reason_llm.errors import ConfigError
+from reason_llm.model import layout as packing
+from reason_llm.model.base import Model, load_tokenizer, meta_model
+from reason_llm.model.layout import Rollout
+from reason_llm.model.logprobs import chunk_bytes, target_logprobs, token_logprobs
+from reason_llm.model.plan import memory
+from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.shape import Shape
+from reason_llm.run.prepare import plan_only
+from reason_llm.train import losses
+from reason_llm.train.learner import Learner, LearningSettings
+from reason_llm.train.policy import policy_logprobs
+from shapes import PARAMETERS, SHAPES, write_config
+
+pytestmark = pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
+
+SIZES = {
+    "qwen2": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4},
+    "llama": {"hidden_size": 320, "intermediate_size": 832, "num_hidden_layers": 3},
+    "gemma2": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2},
+    "phi3": {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2},
+}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def make(folder: Path, family: str, dtype: torch.dtype) -> str:
+    tied = family in ("qwen2", "gemma2")
+    config = CONFIG_MAPPING[family](
+        **SIZES[family], **HEADS, **ENDS, tie_word_embeddings=tied, max_position_embeddings=8192
+    )
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((TINY / name).read_bytes())
+    return str(folder)
+
+
+def storages(tensors: Any) -> int:
+    """Bytes of the distinct storages behind tensors."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(found.values())
+
+
+def quantisation_tensors(module: Any) -> list[torch.Tensor]:
+    states = [p.quant_state for p in module.parameters() if getattr(p, "quant_state", None)]
+    nested = [state.state2 for state in states if state.nested]
+    return [t for s in states + nested for t in (s.absmax, s.code)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2"])
+def test_what_lies_in_memory_is_what_was_planned(family: str, kind: str, tmp_path: Path) -> None:
+    quantize = "nf4" if kind == "nf4" else "none"
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    section = ModelSection(
+        path=make(tmp_path, family, dtype),
+        dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        quantize=quantize,  # type: ignore[arg-type]
+        adapter=AdapterSection(rank=16),
+    )
+    shape = Shape.of(meta_model(section))
+    row = ALGORITHMS["dapo"]
+    train = TrainSection(gradient_checkpointing=False)
+    with Model(section, load_tokenizer(section.path), 0) as model:
+        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        frozen = [p for p in model.policy.parameters() if not p.requires_grad]
+        weights = storages([*frozen, *quantisation_tensors(model.policy)])
+        planned = shape.weight_bytes(dtype.itemsize, quantize, under_vllm=False)
+        assert weights == pytest.approx(planned, rel=0.05)
+        assert storages(learner.parameters) == shape.adapter * 4
+        ids = torch.randint(3, 4096, (2, 32))
+        mask = torch.ones(2, 32, dtype=torch.bool)
+        mask[:, 0] = False
+        logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
+        losses.masked_sum(-logprobs, mask, "token_mean").backward()
+        learner.optimizer.step()
+        assert storages(p.grad for p in learner.parameters) == shape.adapter * 4
+        state = [t for s in learner.optimizer.state.values() for t in s.values() if t.dim()]
+        assert storages(state) == shape.adapter * 8
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_chunk_of_log_probs_takes_what_was_planned(
+    dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reason_llm.model.logprobs.CHUNK_ELEMENTS", 2**21)
+    tokens, vocabulary, width = 700, 8192, 8
+    hidden = torch.randn(1, tokens + 1, width, dtype=dtype, requires_grad=True)
+    head = torch.randn(vocabulary, width, dtype=dtype)
+    ids = torch.randint(vocabulary, (1, tokens + 1))
+    mask = torch.ones(1, tokens + 1, dtype=torch.bool)
+    mask[:, 0] = False
+
+    def call() -> None:
+        token_logprobs(hidden, ids, mask, head, None, 0.8, softcap=softcap)[0].sum().backward()
+
+    call()
+    planned = 2**21 // vocabulary * chunk_bytes(vocabulary, dtype.itemsize, softcap is not None)
+    assert peak_allocated(call) == pytest.approx(planned, rel=0.05)
+    low, up = torch.randn(tokens, 4, dtype=dtype), torch.randn(vocabulary, 4, requires_grad=True)
+
+    def adapted() -> None:
+        states, targets = hidden[0, 1:], ids[0, 1:]
+        found = target_logprobs(
+            states, targets, head, None, 0.8, None, softcap, entropy_gradient=True,
+            adapter=(low, up),
+        )  # fmt: skip
+        sum(each.sum() for each in found).backward()
+
+    adapted()
+    of_token = chunk_bytes(vocabulary, dtype.itemsize, softcap is not None, adapted=True)
+    assert peak_allocated(adapted) == pytest.approx(2**21 // vocabulary * of_token, rel=0.05)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "phi3"])
+def test_activations_are_planned_for_and_not_far_beyond(
+    family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
+) -> None:
+    name = str(dtype).removeprefix("torch.")
+    section = ModelSection(
+        path=make(tmp_path, family, dtype),
+        dtype=name,
+        adapter=AdapterSection(rank=16),  # type: ignore[arg-type]
+    )
+    shape = Shape.of(meta_model(section))
+    row = ALGORITHMS["dapo"]
+    train = TrainSection(gradient_checkpointing=checkpointing)
+    rows, tokens = 2, 512
+    with Model(section, load_tokenizer(section.path), 0) as model:
+        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        for parameter in learner.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        model.policy.train()
+        ids = torch.randint(3, 4096, (rows, tokens))
+        mask = torch.zeros(rows, tokens, dtype=torch.bool)
+        mask[:, -8:] = True  # few, so that the chunk of log-probs is small
+
+        def call() -> None:
+            logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
+            losses.masked_sum(-logprobs, mask, "token_mean").backward()
+
+        call()
+        found = peak_allocated(call)
+    planned = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, checkpointing)
+    print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
+    assert 0.75 * planned < found <= 1.02 * planned
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "phi3"])
+def test_activations_of_rows_end_to_end_are_planned_for(
+    family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
+) -> None:
+    """A prompt of 256 tokens with 12 completions of 64: each layer copies 3.75 keys a token."""
+    name = str(dtype).removeprefix("torch.")
+    section = ModelSection(
+        path=make(tmp_path, family, dtype),
+        dtype=name,
+        adapter=AdapterSection(rank=16),  # type: ignore[arg-type]
+    )
+    shape = Shape.of(meta_model(section))
+    prompt = tuple(range(3, 259))
+    rows = [Rollout("", prompt, tuple(range(i, i + 64)), (), 1.0) for i in range(12)]
+    assert packing.packed_batches(rows, 1024) == [list(range(12))]
+    train = TrainSection(gradient_checkpointing=checkpointing, packing="varlen")
+    with Model(section, load_tokenizer(section.path), 0) as model:
+        settings = LearningSettings(ALGORITHMS["dapo"], train, 1.0, 16, 4096, 0, 20)
+        learner = Learner(model, settings)
+        for parameter in learner.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        model.policy.train()
+        ids, mask = packing.collate(rows, model.device)
+        layout = packing.lay_out(rows, model.device)
+        mask[:, :-4] = False  # few, so that the chunk of log-probs is small
+        layout = replace(layout, predictors_M=layout.predictors_M.view(12, 64)[:, -4:].flatten())
+
+        def call() -> None:
+            logprobs, _ = policy_logprobs(model, ids, mask, 1.0, layout=layout)
+            losses.masked_sum(-logprobs, mask, "token_mean").backward()
+
+        call()
+        found = peak_allocated(call)
+    planned = shape.activation_bytes(1024, 320, dtype.itemsize, checkpointing, is_packed=True)
+    print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
+    assert 0.85 * planned < found <= 1.02 * planned
+
+
+CONFIGS = sorted(p for p in (ROOT / "configs").glob("*.yaml") if re.search(r"_\d+gb$", p.stem))
+
+
+def planned(path: Path, folder: Path) -> tuple[Config, Any]:
+    """The config for a card with its model's sizes beside it, and its plan."""
+    config = load(path, {})
+    model = config.model.model_copy(update={"path": write_config(config.model.path, folder)})
+    config = config.model_copy(update={"model": model})
+    return config, plan_only(config)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None:
+    config, found = planned(path, tmp_path)
+    card = int(path.stem.rpartition("_")[2].removesuffix("gb"))
+    assert config.memory.budget_gib == card
+    assert found.machine.kind == "cuda"
+    assert found.sampling_bytes <= 0.95 * card * GIB
+    assert found.learning_bytes <= 0.95 * card * GIB
+    assert found.context_tokens == config.model.context_tokens
+    assert found.micro_batch_tokens >= found.context_tokens
+    # Worth its name: a good part of the sequences are decoded at once.
+    assert found.cache_tokens >= 8 * found.context_tokens
+    row = (
+        f"| `{path.name}` | {found.context_tokens:,} | {found.engine.max_sequences} | "
+        f"{found.cache_tokens:,} | {found.micro_batch_tokens:,} | "
+        f"{found.sampling_bytes / GIB:.1f} GiB | {found.learning_bytes / GIB:.1f} GiB |"
+    )
+    assert row in (ROOT / "docs" / "cards.md").read_text(), row
+    print("\n".join(found.table()))
+
+
+def test_there_is_a_config_for_every_promised_card() -> None:
+    assert {p.stem.split("_", 1)[1] for p in CONFIGS} == {
+        "qwen2.5-1.5b_12gb", "qwen2.5-1.5b_24gb", "qwen2.5-3b_12gb", "qwen2.5-3b_24gb",
+        "qwen2.5-7b_24gb", "llama-3.1-8b_24gb", "qwen3-8b_48gb", "qwen2.5-14b_80gb",
+        "qwen2.5-32b_80gb", "qwen2.5-coder-7b_24gb",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_path: Path) -> None:
+    shape = Shape.of(meta_model(ModelSection(path=write_config(name, tmp_path))))
+    assert shape.dense + sum(shape.packable) == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+def card_config(folder: Path, **changes: Any) -> tuple[Config, Shape]:
+    """Qwen2.5-7B in bfloat16 and what a test changes, dotted with ``__``."""
+    tree: dict[str, Any] = {
+        "model": {"path": write_config("Qwen/Qwen2.5-7B-Instruct", folder), "dtype": "bfloat16"},
+        "data": {"train": "some.jsonl"},
+        "sample": {"engine": "vllm", "max_new_tokens": 1024},
+    }
+    for key, value in changes.items():
+        section, leaf = key.split("__")
+        tree.setdefault(section, {})[leaf] = value
+    config = Config.model_validate(tree)
+    return config, Shape.of(meta_model(config.model))
+
+
+def card(gib: float, host: float = 64) -> Machine:
+    return Machine("cuda", int(gib * GIB), int(host * GIB))
+
+
+def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        memory.plan(config, shape, card(14), limit=32768)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "memory.budget_gib=14.0 is too little" in said
+    assert "base weights (bfloat16) 14.2" in said
+    assert "model.quantize to nf4" in said
+    needed = float(re.search(r"memory\.budget_gib to ([\d.]+) or more", said)[1])  # type: ignore[index]
+    packed, _ = card_config(tmp_path, model__quantize="nf4", model__path=config.model.path)
+    assert memory.plan(packed, shape, card(14), limit=32768).cache_tokens > 0
+    assert memory.plan(config, shape, card(needed + 0.1), limit=32768).cache_tokens > 0
+    with pytest.raises(ConfigError):
+        memory.plan(config, shape, card(needed - 0.2), limit=32768)
+
+
+def test_a_context_too_long_is_refused_with_one_that_fits(tmp_path: Path) -> None:
+    config, shape = card_config(
+        tmp_path, model__quantize="nf4", model__context_tokens=32768, sample__max_new_tokens=30000
+    )
+    with pytest.raises(ConfigError) as caught:
+        memory.plan(config, shape, card(12), limit=32768)
+    tokens = int(re.search(r"model\.context_tokens to (\d+)", str(caught.value))[1])  # type: ignore[index]
+    assert 256 < tokens < 32768
+    shorter, _ = card_config(
+        tmp_path, model__path=config.model.path, model__quantize="nf4",
+        model__context_tokens=tokens, sample__max_new_tokens=tokens - 1,
+    )  # fmt: skip
+    assert memory.plan(shorter, shape, card(12), limit=32768).context_tokens == tokens
+
+
+def test_without_checkpointing_a_card_may_be_too_small_and_says_so(tmp_path: Path) -> None:
+    config, shape = card_config(
+        tmp_path, model__context_tokens=8192, sample__max_new_tokens=4096,
+        train__gradient_checkpointing=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"set train\.gradient_checkpointing to true"):
+        memory.plan(config, shape, card(30), limit=32768)
+    sampled = memory.plan(config, shape, card(30), limit=32768, learns=False)  # an evaluation
+    assert sampled.learning_bytes == 0
+    assert "optimizer state" not in {line.name for line in sampled.lines if line.sampling}
+
+
+def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path, train__micro_batch_tokens=200_000)
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens=200000 needs .* set it to \d+ or"):
+        memory.plan(config, shape, card(24), limit=32768)
+
+
+def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
+    """Logits of 2^25 at once on a card, or of a fiftieth of it, and of 2^23 on a CPU."""
+    config, shape = card_config(tmp_path, model__quantize="nf4")
+    large, small = (memory.plan(config, shape, card(gib), limit=32768) for gib in (80, 12))
+    cpu = memory.plan(config, shape, Machine("cpu", 80 * GIB, 80 * GIB), limit=32768)
+    assert large.chunk_tokens == 2**25 // shape.vocabulary
+    assert cpu.chunk_tokens == 2**23 // shape.vocabulary
+    (line,) = (line.learning for line in small.lines if line.name == "log-prob chunk")
+    assert cpu.chunk_tokens < small.chunk_tokens < large.chunk_tokens
+    assert 0.95 * 12 * GIB / 50 < line <= 12 * GIB / 50
+
+
+def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"memory\.host_gib=2\.0 is less than"):
+        memory.plan(config, shape, card(24, host=2), limit=32768)
+
+
+def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path, train__optimizer="adamw_8bit")
+    plain, _ = card_config(tmp_path, model__path=config.model.path)
+    away, _ = card_config(
+        tmp_path, model__path=config.model.path, train__gradient_checkpointing="offload"
+    )
+    eight, full, offloaded = (memory.plan(c, shape, card(40), 32768) for c in (config, plain, away))
+    state = {line.name: line.learning for line in full.lines}["optimizer state"]
+    assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
+    kept = full.micro_batch_tokens * 28 * 3584 * 2
+    assert full.learning_bytes - offloaded.learning_bytes == kept
+    assert offloaded.host_bytes - full.host_bytes == kept
+    with pytest.raises(ConfigError, match=r"memory\.host_gib=6\.0 is less than"):
+        memory.plan(away, shape, card(40, host=6), limit=32768)
+
+
+def test_more_memory_never_gives_less(tmp_path: Path) -> None:
+    config, shape = card_config(tmp_path)
+    plans = [memory.plan(config, shape, card(gib), limit=32768) for gib in (20, 24, 32, 48, 80)]
+    for smaller, larger in pairwise(plans):
+        assert smaller.cache_tokens <= larger.cache_tokens
+        assert smaller.micro_batch_tokens <= larger.micro_batch_tokens
+    wanted = 128 * (1024 + 1024 + 256)  # all rollouts of a step at once, and no more
+    assert plans[-1].cache_tokens == wanted
+    assert plans[-1].engine.kv_cache_bytes == wanted * 2 * 28 * 512 * 2
+
+
+def test_plan_prints_and_writes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"),
+               str(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml"), "--plan",
+               "--model.path", write_config("Qwen/Qwen2.5-7B-Instruct", tmp_path / "model"),
+               "--memory.budget_gib", "40"]  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "empty")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("memory on a GPU of 40.0 GiB")
+    assert re.search(r"base weights \(NF4\) +5\.4\d GiB", shown.stdout)
+    assert not list((tmp_path / "empty").iterdir())

@@ -1,0 +1,377 @@
+"""One copy of the weights under the real vLLM and the learner, on the CPU.
+
+1. Every family: same storage, bitwise the checkpoint, logits bitwise those of an ordinary load.
+2. Learning: gradients on the adapter alone, base bitwise unchanged after 20 phases.
+3. Sync: tokens and log-probs equal the learner's after each of 20; what goes wrong is caught.
+4. Phases: asleep means no sampling; any order, twice, or an exception leaves a usable state.
+5. Memory: the learner over vLLM's weights adds little.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from conftest import ROOT, TINY
+from families import FAMILIES, SIZES, make_model, quiet, randomize
+from reason_llm.config import AdapterSection, ModelSection, TrainSection
+from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.errors import ModelError, TrainingError
+from reason_llm.evaluate.held_out import prove_sampler_is_policy
+from reason_llm.model import adapters
+from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.vllm import engine, shared_weights
+from reason_llm.rollout import Prompt
+from reason_llm.sample import SamplingParams, sampling
+from reason_llm.sample.transformers_sampler import TransformersSampler, filtered_logprobs
+from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.preparation import with_advantages
+
+pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+
+# vLLM, not this project, warns of deprecations in what it imports.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.mark.parametrize(("family", "tied", "dtype"), FAMILIES)
+def test_every_family_shares_every_weight(
+    family: str, tied: bool, dtype: str, tmp_path: Path
+) -> None:
+    path = str(make_model(tmp_path / family, family, tied, dtype))
+    kind = getattr(torch, dtype)
+    preloaded = os.environ.get("LD_PRELOAD")
+    started = engine.start(path, kind, SIZES, seed=0)
+    assert os.environ.get("LD_PRELOAD") == preloaded  # or any program started later would load it
+    model = shared_weights.model_over(started, kind)
+    storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
+    assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
+    assert shared_weights.verify(model, path) >= 12
+    ordinary = AutoModelForCausalLM.from_pretrained(
+        path, dtype=kind, attn_implementation=shared_weights.attention_for(model.config)
+    )
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, ordinary(input_ids=ids).logits)
+        next(iter(model.parameters())).view(-1)[3] += 1
+    with pytest.raises(ModelError, match="differs from"):
+        shared_weights.verify(model, path)
+    del model
+    started.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("qwen3", "float32"),
+        ("llama", "float32"),
+        ("mistral", "float32"),
+        ("phi3", "float32"),
+        ("gemma2", "float32"),
+        ("gemma3_text", "float32"),
+        ("llama", "bfloat16"),
+    ],
+)
+def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Path) -> None:
+    path = str(make_model(tmp_path / family, family, family.startswith("gemma"), dtype, 320))
+    adapter = AdapterSection(rank=8, alpha=16)
+    section = ModelSection(path=path, dtype=dtype, adapter=adapter)  # type: ignore[arg-type]
+    prompts = [Prompt(str(i), "", tuple(range(3 + i, 20 + i)), "") for i in range(4)]
+    with Model(section, load_tokenizer(path), 0, SIZES) as model:
+        randomize(model, seed=3)
+        with sampling(model, 0) as sampler:
+            prove_sampler_is_policy(sampler, model, prompts)
+            randomize(model, seed=4)
+            with pytest.raises(TrainingError, match="not the policy"):
+                prove_sampler_is_policy(sampler, model, prompts)
+        del sampler
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def shared_engine_model(tokenizer: Any) -> Iterator[Model]:
+    adapter = AdapterSection(rank=8, alpha=16)
+    section = ModelSection(path=str(TINY), dtype="float32", adapter=adapter)
+    with Model(section, tokenizer, 0, SIZES) as model:
+        yield model
+    gc.collect()
+
+
+@pytest.fixture
+def model(shared_engine_model: Model) -> Model:
+    """The tiny model under vLLM, with an adapter that changes something."""
+    randomize(shared_engine_model, seed=1)
+    assert shared_engine_model.engine is not None
+    shared_engine_model.engine.wake()
+    return shared_engine_model
+
+
+@pytest.fixture
+def prompts(tokenizer: Any) -> list[Prompt]:
+    made = []
+    for a, b in ((3, 4), (57, 68), (9, 85), (41, 7)):
+        text = f"<|im_start|>user\nWhat is {a} + {b}?<|im_end|>\n<|im_start|>assistant\n"
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        made.append(Prompt(text, text, ids, str(a + b)))
+    return made
+
+
+def test_twenty_syncs_greedy_and_logprobs_equal_the_learner_s(
+    model: Model, prompts: list[Prompt]
+) -> None:
+    greedy = SamplingParams(1, 24, temperature=0.0)
+    seen = set()
+    for seed in range(20):
+        randomize(model, seed)
+        with sampling(model, 0) as sampler:
+            theirs = sampler.sample(prompts, greedy, 0, quiet)
+            difference = prove_sampler_is_policy(sampler, model, prompts)
+        ours = TransformersSampler(model, 10**6).sample(prompts, greedy, 0, quiet)
+        ids = [g.completions[0].token_ids for g in theirs]
+        assert ids == [g.completions[0].token_ids for g in ours]
+        assert difference["sample/canary_difference_max"] < 5e-5
+        seen.add(tuple(ids))
+    assert len(seen) > 10, "the adapters hardly change anything"
+
+
+def test_a_skipped_sync_is_caught(model: Model, prompts: list[Prompt]) -> None:
+    with sampling(model, 0):
+        pass
+    randomize(model, seed=7)
+    with pytest.raises(
+        TrainingError, match=r"not the policy: it reports .*learner computes -?\d.* differ by"
+    ):
+        prove_sampler_is_policy(VllmSampler(model), model, prompts)
+
+
+def test_a_swapped_adapter_is_caught(model: Model, prompts: list[Prompt]) -> None:
+    with sampling(model, 0) as sampler:
+        swapped = type("Base", (), {"request": None})()  # sampling from the base alone
+        sampler.sync = swapped  # type: ignore[attr-defined]
+        with pytest.raises(TrainingError, match="not the policy"):
+            prove_sampler_is_policy(sampler, model, prompts)
+
+
+def test_a_stale_prefix_cache_is_caught(
+    model: Model, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tuple(tokenizer.encode("Tell me, what is 3 + 4? " * 10, add_special_tokens=False))
+    assert 128 < len(ids) < 240  # longer than a block of vLLM's cache
+    long = [Prompt("long", "", ids, "7")] * 2
+    assert model.engine is not None
+    with sampling(model, 0) as sampler:
+        prove_sampler_is_policy(sampler, model, long)
+    randomize(model, seed=9)
+    monkeypatch.setattr(model.engine.llm, "reset_prefix_cache", lambda: True)
+    with sampling(model, 0) as sampler, pytest.raises(TrainingError, match="not the policy"):
+        prove_sampler_is_policy(sampler, model, long)
+    monkeypatch.undo()
+    model.engine.llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}],
+)
+def test_reported_logprobs_belong_to_what_was_drawn_from(
+    model: Model, prompts: list[Prompt], options: dict
+) -> None:
+    params = SamplingParams(4, 16, **options)
+    with sampling(model, 0) as sampler:
+        groups = sampler.sample(prompts, params, 5, quiet)
+    for group in groups:
+        for completion in group.completions:
+            ids = torch.tensor([group.prompt.token_ids + completion.token_ids])
+            with torch.no_grad():
+                hidden = model.hidden_states(ids)[0, len(group.prompt.token_ids) - 1 : -1]
+                logits = model.logits(hidden).float() / params.temperature
+            targets = torch.tensor(completion.token_ids)[:, None]
+            expected = filtered_logprobs(logits, params).gather(-1, targets)[:, 0]
+            assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+def test_sampler_contract(model: Model, prompts: list[Prompt]) -> None:
+    told: list[tuple[int, int]] = []
+    with sampling(model, 0) as sampler:
+        groups = sampler.sample(
+            prompts, SamplingParams(3, 12), 0, lambda tokens, items: told.append((tokens, items))
+        )
+    assert [g.prompt for g in groups] == prompts
+    completions = [c for g in groups for c in g.completions]
+    assert len(completions) == 12
+    assert sum(items for _, items in told) == 12
+    assert sum(tokens for tokens, _ in told) == sum(len(c.token_ids) for c in completions)
+    for c in completions:
+        assert (c.finish_reason == "stop") == (c.token_ids[-1] in model.end_token_ids)
+        assert len(c.token_ids) <= 12
+        assert "<|im_end|>" not in c.text
+
+
+def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
+    model: Model, prompts: list[Prompt]
+) -> None:
+    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
+    train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
+    learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+    trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained)
+    before = [p.detach().clone() for p in learner.parameters]
+    with_gradient: set[str] = set()
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: with_gradient.update(
+            n for n, p in model.policy.named_parameters() if p.grad is not None
+        )
+    )
+    for step in range(20):
+        with sampling(model, 0) as sampler:
+            prove_sampler_is_policy(sampler, model, prompts)
+            groups = sampler.sample(prompts, SamplingParams(4, 16), step, quiet)
+        scored = [
+            replace(
+                g,
+                completions=tuple(replace(c, reward=float(i)) for i, c in enumerate(g.completions)),
+            )
+            for g in groups
+        ]
+        with learning(learner):
+            learner.learn(step, with_advantages(scored, row), lambda items: None)
+    assert with_gradient == trained
+    assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+    ordinary = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    ids = torch.tensor([prompts[0].token_ids])
+    with adapters.reference(model.policy):
+        found = model.logits(model.hidden_states(ids))
+        assert torch.equal(found, ordinary(input_ids=ids).logits)
+
+
+def test_asleep_there_is_no_sampling_and_every_order_is_usable(
+    model: Model, prompts: list[Prompt]
+) -> None:
+    started = model.engine
+    assert started is not None
+    params = SamplingParams(2, 8)
+    started.release()
+    started.release()
+    with pytest.raises(ModelError, match="asleep"):
+        VllmSampler(model).sample(prompts, params, 0, quiet)
+    started.wake()
+    started.wake()
+    with pytest.raises(ZeroDivisionError), sampling(model, 0) as sampler:
+        sampler.sample(prompts, params, 0, quiet)
+        raise ZeroDivisionError
+    started.release()
+    with sampling(model, 0) as sampler:
+        assert len(sampler.sample(prompts, params, 0, quiet)) == len(prompts)
+
+
+def test_sampling_from_the_base_is_told_before_the_adapter_does_much(
+    model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter whose effect is within the tolerance: only the direction shows the mistake."""
+    for parameter in model.policy.parameters():
+        if parameter.requires_grad:
+            parameter.data.mul_(0.1)
+    everything = {torch.float32: (0.5, 5.0)}
+    monkeypatch.setattr("reason_llm.evaluate.held_out.CANARY_TOLERANCE", everything)
+    with sampling(model, 0) as sampler:
+        prove_sampler_is_policy(sampler, model, prompts)
+        base = type("Base", (), {"request": None})()
+        monkeypatch.setattr(sampler, "sync", base)
+        with pytest.raises(TrainingError, match="those of the base without the adapter"):
+            prove_sampler_is_policy(sampler, model, prompts)
+
+
+def test_sampling_that_is_broken_off_leaves_nothing_under_way(
+    model: Model, prompts: list[Prompt]
+) -> None:
+    assert model.engine is not None
+    params = SamplingParams(4, 64)
+
+    def stop(tokens: int, items: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), sampling(model, 0) as sampler:
+        sampler.sample(prompts, params, 0, stop)
+    core = model.engine.llm.llm_engine.engine_core.engine_core
+    assert not core.scheduler.has_unfinished_requests()
+    model.engine.release()
+    with sampling(model, 0) as sampler:
+        groups = sampler.sample(prompts, params, 0, quiet)
+    assert [len(g.completions) for g in groups] == [4] * len(prompts)
+
+
+def test_the_order_of_calls_that_gives_memory_back(
+    model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU would be asked: drained, paused, released; then woken. The CPU has no KV pool."""
+    started = model.engine
+    assert started is not None
+    asked: list[Any] = []
+    monkeypatch.setattr(started, "can_release", True)
+    for name in ("sleep", "release_kv_cache_memory", "wake_up"):
+        original = getattr(started.llm, name)
+
+        def record(*args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
+            core = started.llm.llm_engine.engine_core.engine_core
+            assert not core.scheduler.has_requests()
+            asked.append((_name, kwargs))
+            return None if _name == "release_kv_cache_memory" else _original(*args, **kwargs)
+
+        monkeypatch.setattr(started.llm, name, record)
+    free = [100, 100 + started.kv_cache_bytes, 100, 100 + started.kv_cache_bytes // 2]
+    monkeypatch.setattr(engine, "free_gpu_bytes", lambda: free.pop(0))
+    with sampling(model, 0) as sampler:
+        sampler.sample(prompts, SamplingParams(2, 8), 0, quiet)
+    started.release()
+    assert started.released_bytes == started.kv_cache_bytes
+    started.wake()
+    with pytest.raises(ModelError, match="gave back 33,554,432 of the KV cache's 67,108,864"):
+        started.release()
+    started.wake()
+    assert asked[:3] == [
+        ("sleep", {"level": 0}),
+        ("release_kv_cache_memory", {}),
+        ("wake_up", {"tags": ["kv_cache"]}),
+    ]
+
+
+def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "measure_sharing.py"
+    shown = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    values = {
+        name: float(value)
+        for name, _, value in (line.partition("=") for line in shown.stdout.splitlines())
+        if name in {"weights_mib", "added_mib", "added_by_a_copy_mib", "lora_parameters", "sync_ms"}
+    }
+    assert values["weights_mib"] > 200e6 * 4 / 2**20
+    assert values["added_mib"] < 0.15 * values["weights_mib"]
+    assert values["added_by_a_copy_mib"] > 0.8 * values["weights_mib"]
+    assert values["lora_parameters"] > 5e6
+    assert values["sync_ms"] < 10
+
+
+def test_a_rank_beyond_vllm_s_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"rank=1000.*512"):
+        engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
+
+
+def test_a_layer_that_cannot_be_shared_is_named() -> None:
+    theirs: dict[str, Any] = {"layer": torch.nn.Linear(4, 3)}
+    module, part = shared_weights.find_owner(theirs, {}, "layer.weight")
+    with pytest.raises(ModelError, match=r"layer\.weight cannot be shared: vLLM holds \(3, 4\)"):
+        shared_weights.shared_view(module, part, "layer.weight", torch.Size([3, 5]))
+    with pytest.raises(ModelError, match=r"layer\.scale cannot be shared: .*Linear has no scale"):
+        shared_weights.shared_view(module, part, "layer.scale", torch.Size([3]))
+    with pytest.raises(ModelError, match=r"other\.weight cannot be shared: vLLM has no module"):
+        shared_weights.find_owner(theirs, {}, "other.weight")

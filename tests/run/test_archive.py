@@ -1,0 +1,159 @@
+"""Past buffers: kept compressed, indexed, within their bound; a damaged one is passed over."""
+
+import gzip
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reason_llm.app.rescore import default_target
+from reason_llm.config import Config
+from reason_llm.errors import RolloutBufferError
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run import saved_rollouts
+from reason_llm.run.archive import Archive, Entry, read_index
+from reason_llm.run.buffer import (
+    Document,
+    RolloutBuffer,
+    RunIdentity,
+    read_document,
+    shortest_decimals,
+    to_bytes,
+)
+
+RUN = RunIdentity(
+    "a", "small", Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")
+)
+
+
+def document(step: int, tokens: int = 3) -> Document:
+    rng = np.random.default_rng(step)
+    ids = tuple(rng.integers(0, 99, tokens).tolist())
+    logprobs = tuple(shortest_decimals(-rng.random(tokens)))
+    completion = Completion(ids, "text", logprobs, "stop", {"boxed": 1.0}, 1.0, 0.5)
+    completion = replace(completion, learner_logprobs=logprobs)
+    groups = [Group(Prompt("p", "q", (1, 2), "3"), (completion, completion))]
+    return Document(RUN, step, step, True, False, 1, groups)
+
+
+def steps(folder: Path) -> list[int]:
+    return [entry.step for entry in read_index(folder)]
+
+
+def test_what_is_kept_is_read_back_equal(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    archive.add(document(0))
+    archive.add(document(1))
+    assert archive.read(1, RUN) == document(1)
+    assert archive.read(2, RUN) is None
+    size = (tmp_path / "buffers" / "step-00000001.json.gz").stat().st_size
+    assert read_index(archive.folder)[1] == Entry(1, "step-00000001.json.gz", 2, 6, size)
+    assert not [p for p in archive.folder.iterdir() if p.name.startswith(".")]
+
+
+def test_only_the_same_run_and_config_gets_it_back(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    archive.add(document(0))
+    assert archive.read(0, replace(RUN, id="b")) is None
+    changed = Config.model_validate({"data": {"train": "x"}, "train": {"learning_rate": 0.5}})
+    assert archive.read(0, replace(RUN, config=changed.model_dump(mode="json"))) is None
+    free = Config.model_validate({"data": {"train": "x"}, "run": {"steps": 5}})
+    assert archive.read(0, replace(RUN, config=free.model_dump(mode="json"))) == document(0)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("none", []), ("all", [0, 1, 2, 3]), (3, [0, 3])])
+def test_which_steps_are_kept(keep: str | int, kept: list[int], tmp_path: Path) -> None:
+    archive = Archive(tmp_path, keep, 1 << 30)  # type: ignore[arg-type]
+    assert [step for step in range(4) if archive.wants(step)] == kept
+
+
+def test_the_oldest_go_first_and_the_newest_stays(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    archive.add(document(0, 200))
+    size = read_index(archive.folder)[0].bytes
+    small = Archive(tmp_path, "all", int(2.5 * size))
+    for step in range(1, 5):
+        small.add(document(step, 200))
+    assert steps(archive.folder) == [3, 4]
+    assert sorted(p.name for p in archive.folder.glob("step-*")) == [
+        "step-00000003.json.gz", "step-00000004.json.gz",
+    ]  # fmt: skip
+    Archive(tmp_path, "all", 1).add(document(5, 200), needed_from=4)
+    assert steps(archive.folder) == [4, 5]  # a checkpoint may need them, whatever the bound
+    Archive(tmp_path, "all", 1).add(document(6, 200))
+    assert steps(archive.folder) == [6]
+
+
+def test_a_step_that_is_learned_again_takes_its_own_place(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for step in (0, 1, 2, 1):
+        archive.add(document(step, 9 if step == 1 else 3))
+    assert steps(archive.folder) == [0, 1, 2]
+
+
+def test_a_rescored_file_beside_an_archived_one_is_the_user_s(tmp_path: Path) -> None:
+    """It is of the same step: it would be learned a second time, or be deleted in the other's
+    place."""
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for step in range(2):
+        archive.add(document(step))
+    theirs = default_target(archive.folder / "step-00000000.json.gz")
+    theirs.write_bytes(to_bytes(document(0, 200), compressed=True))
+    names = [file.name for file in saved_rollouts.files(tmp_path)]
+    assert names == ["step-00000000.json.gz", "step-00000001.json.gz"]
+    Archive(tmp_path, "all", 1).add(document(2))
+    assert steps(archive.folder) == [2]
+    assert sorted(p.name for p in archive.folder.glob("step-*")) == [
+        theirs.name, "step-00000002.json.gz",
+    ]  # fmt: skip
+
+
+def test_what_a_kill_left_out_of_the_index_or_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for step in range(4):
+        archive.add(document(step))
+    index = archive.folder / "index.jsonl"
+    index.write_bytes(b"".join(index.read_bytes().splitlines(keepends=True)[:2]) + b'{"step": 2, ')
+    damaged = archive.folder / "step-00000003.json.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    again = Archive(tmp_path, "all", 1 << 30)
+    assert again.read(3, RUN) is None
+    assert "step-00000003.json.gz cannot be read" in caplog.text
+    again.add(document(4))
+    assert steps(archive.folder) == [0, 1, 2, 4]
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reason_llm.run.buffer.MAX_BYTES", 1 << 20)
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(b" " * (1 << 21)))
+    with pytest.raises(RolloutBufferError, match=r"\(it is larger than 1 MiB\)"):
+        read_document(path)
+
+
+def test_512_rollouts_of_2000_tokens(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = ["therefore", " the", " of", " = ", "12", "\n"]
+
+    def completion() -> Completion:
+        ids = rng.integers(0, 150_000, 2000).tolist()
+        logprobs = tuple(shortest_decimals(-rng.exponential(0.5, 2000)))
+        text = "".join(words[i % 6] for i in ids)
+        return Completion(tuple(ids), text, logprobs, "stop", {"boxed": 1.0}, 1.0, 0.5)
+
+    prompt = Prompt("data.jsonl:1", "q" * 400, tuple(range(100)), "42")
+    groups = [Group(prompt, tuple(completion() for _ in range(8))) for _ in range(64)]
+    path = tmp_path / "buffer.json"
+    with RolloutBuffer(path, RUN) as buffer:
+        started = time.perf_counter()
+        buffer.write(0, groups)
+        written = time.perf_counter()
+        assert read_document(path).groups == groups
+        read = time.perf_counter()
+    assert written - started < 2
+    assert read - written < 2
+    assert path.stat().st_size <= 30e6

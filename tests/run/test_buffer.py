@@ -1,0 +1,219 @@
+"""The buffer: whole or not at all, held by one process, refused to another run."""
+
+import gzip
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from reason_llm.config import Config
+from reason_llm.errors import RolloutBufferError, WriteError
+from reason_llm.files import write_atomically
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document
+
+
+def identity(id: str = "run-a", **options: Any) -> RunIdentity:
+    config = Config.model_validate({"data": {"train": "x"}, **options}).model_dump(mode="json")
+    return RunIdentity(id, "small", config)
+
+
+def group(name: str, reward: float = 1.0) -> Group:
+    completions = tuple(
+        Completion((5, i), f"text {i} ü", (-0.1, -2.5), "stop", {"boxed": reward}, reward, 0.5 - i)
+        for i in range(2)
+    )
+    return Group(Prompt(name, "question", (1, 2, 3), "42"), completions)
+
+
+def saved(path: Path, **options: Any) -> Path:
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write(3, [group("a"), group("b")])
+    return path
+
+
+def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    with RolloutBuffer(path, identity()) as buffer:
+        assert buffer.holds(3)
+        assert not buffer.holds(2)
+        assert not buffer.holds(4)
+        assert buffer.groups(3) == [group("a"), group("b")]
+        assert buffer.groups(4) == []
+
+
+def test_a_document_is_read_plain_or_packed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    packed = tmp_path / "step-00000003.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for file in (path, packed):
+        document = read_document(file)
+        assert (document.run.id, document.step) == ("run-a", 3)
+        assert document.groups == [group("a"), group("b")]
+    packed.write_bytes(packed.read_bytes()[:-20])
+    for file, reason in ((packed, "cannot be read"), (tmp_path / "no.json", "No such file")):
+        with pytest.raises(RolloutBufferError, match=reason):
+            read_document(file)
+
+
+def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.json"
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write_part(0, [group("a")])
+        buffer.write_part(0, [group("a"), group("b")])
+    with RolloutBuffer(path, identity()) as buffer:
+        assert not buffer.holds(0)
+        assert buffer.groups(0) == [group("a"), group("b")]
+        buffer.write(0, [*buffer.groups(0), group("c")])
+        buffer.write_part(1, [group("d")])
+        assert buffer.groups(1) == [group("d")]
+
+
+def test_it_is_one_json_document_with_version_run_and_step(tmp_path: Path) -> None:
+    value = orjson.loads(saved(tmp_path / "buffer.json").read_bytes())
+    assert (value["format"], value["run"]["id"], value["step"]) == (1, "run-a", 3)
+    assert value["weight_version"] == 3
+    completion = value["groups"][0]["completions"][0]
+    assert completion["token_ids"] == [5, 0]
+    assert completion["logprobs"] == [-0.1, -2.5]
+    assert completion["rewards"] == {"boxed": 1.0}
+    assert completion["finish_reason"] == "stop"
+
+
+def test_another_run_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    before = path.read_bytes()
+    with pytest.raises(RolloutBufferError, match=r"run-a.*run-b.*--run\.resume never"):
+        RolloutBuffer(path, identity("run-b")).__enter__()
+    with pytest.raises(RolloutBufferError, match=r"run\.seed: 0 -> 5"):
+        RolloutBuffer(path, identity(run={"seed": 5})).__enter__()
+    assert path.read_bytes() == before
+    with RolloutBuffer(path, identity()) as buffer:  # the refusals let go of the lock
+        assert buffer.holds(3)
+
+
+def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.finish()
+    kept = path.read_bytes()
+    with RolloutBuffer(path, identity("run-b")) as buffer:
+        assert not buffer.holds(3)
+        assert path.read_bytes() == kept  # nothing moves before there is something to write
+        buffer.write_part(0, [group("c")])
+        assert buffer.groups(0) == [group("c")]
+    assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
+
+
+def test_a_run_that_ends_before_the_step_of_its_buffer_leaves_that_as_it_is(tmp_path: Path) -> None:
+    """``run.steps`` was lowered while a step was sampled; raised again, the step goes on."""
+    path, waiting = tmp_path / "buffer.json", group("b")
+    waiting = replace(
+        waiting,
+        completions=tuple(
+            replace(c, rewards={}, reward=None, advantage=None) for c in waiting.completions
+        ),
+    )
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write_part(3, [group("a"), waiting])
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.finish()
+    with RolloutBuffer(path, identity()) as buffer:
+        assert (buffer.holds(3), buffer.groups(3)) == (False, [group("a"), waiting])
+
+
+def test_rollouts_of_a_later_step_are_moved_aside_not_overwritten(tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    kept = path.read_bytes()
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.write_part(1, [group("c")])
+    assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, -2])
+def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    path.write_bytes(path.read_bytes()[:keep])
+    before = path.read_bytes()
+    with pytest.raises(RolloutBufferError, match=r"buffer\.json is cut short") as caught:
+        RolloutBuffer(path, identity()).__enter__()
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda v: v.pop("groups"),
+        lambda v: v.update(format=99),
+        lambda v: v["run"].pop("id"),
+        lambda v: v["groups"][0].pop("prompt"),
+        lambda v: v["groups"][0]["completions"][0].pop("logprobs"),
+        lambda v: v["groups"][0]["completions"][0]["logprobs"].pop(),
+        lambda v: v["groups"][0]["completions"][0].update(extra=1),
+        lambda v: v.update(groups=3),
+        lambda v: v["groups"][0]["completions"][0]["token_ids"].__setitem__(0, "5"),
+        lambda v: v["groups"][0]["completions"][0].update(logprobs=[None, None]),
+        lambda v: v["groups"][0].update(completions=[]),
+        lambda v: v["groups"][0]["completions"][1].update(advantage=None),
+        lambda v: v["run"].update(config=None),
+        lambda v: v.update(step="three"),
+    ],
+)
+def test_a_damaged_document_is_one_line(spoil: Any, tmp_path: Path) -> None:
+    path = saved(tmp_path / "buffer.json")
+    value = orjson.loads(path.read_bytes())
+    spoil(value)
+    path.write_bytes(orjson.dumps(value))
+    with pytest.raises(RolloutBufferError) as caught:
+        RolloutBuffer(path, identity()).__enter__()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.json"
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from reason_llm.run.buffer import RolloutBuffer, RunIdentity\n"
+        "RolloutBuffer(Path(sys.argv[1]), RunIdentity('x', 'x', {})).__enter__()\n"
+    )
+    with RolloutBuffer(path, identity()):
+        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True)
+        assert b"BusyError" in other.stderr
+        assert f"process {os.getpid()} is using".encode() in other.stderr
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == 0
+
+
+def test_a_failed_write_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["file/x", "x" * 250], ids=["in a file", "too long"])
+def test_where_nothing_can_be_made_is_one_line(name: str, tmp_path: Path) -> None:
+    """As on a disk that has become read-only: not even what is half done can be removed."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="cannot be written"):
+        write_atomically(tmp_path / name, b"new")
+
+
+def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="cannot be written"):
+        RolloutBuffer(tmp_path / "file" / "buffer.json", identity()).__enter__()

@@ -1,0 +1,165 @@
+"""Checkpoints: checksummed, written by a thread from a snapshot, damaged ones passed over."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reason_llm.config import Config, TrainSection
+from reason_llm.errors import CheckpointError, WriteError
+from reason_llm.model.base import Model
+from reason_llm.run import checkpoint
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.writer import BackgroundWriter
+from reason_llm.train import optim
+
+CONFIG = Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")
+
+
+@pytest.fixture
+def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
+    """Save a step of one run, after an optimizer step."""
+    parameters = [p for p in model.policy.parameters() if p.requires_grad]
+    optimizer = optim.make_optimizer(parameters, TrainSection())
+    state = checkpoint.fresh("small", CONFIG)
+
+    def save(step: int, keep: int = 9) -> RunState:
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 0.01 * step)
+        optimizer.step()
+        now = RunState(state.run, step, None, drawn=7 * step, micro_batch_tokens=step or None)
+        with BackgroundWriter() as writer:
+            return checkpoint.save(tmp_path, now, model.policy, optimizer, keep, writer)
+
+    return save
+
+
+def find(tmp_path: Path) -> RunState:
+    return checkpoint.find(tmp_path, "small", CONFIG)
+
+
+def test_the_newest_is_found_as_it_was(save: Callable[..., RunState], tmp_path: Path) -> None:
+    saved = [save(step, keep=2) for step in range(3)]
+    assert find(tmp_path) == saved[2]
+    assert [folder.name for folder in checkpoint.listing(tmp_path)] == [
+        "step-00000001", "step-00000002",
+    ]  # fmt: skip
+    names = {file.suffix for file in (saved[2].folder or tmp_path).iterdir()}
+    assert names == {".json", ".safetensors"}
+
+
+def test_what_a_user_put_beside_them_is_left_alone(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    saved = save(0)
+    folder = saved.folder or tmp_path
+    copies = [folder.with_name(f"{folder.name}{end}") for end in (".bak", "-good")]
+    for copy in copies:
+        shutil.copytree(folder, copy)
+    packed = folder.with_name(f"{folder.name}.tar")
+    packed.touch()
+    assert find(tmp_path) == saved
+    newest = save(1, keep=1)
+    assert checkpoint.listing(tmp_path) == [newest.folder]
+    assert all(path.exists() for path in (*copies, packed))
+
+
+def test_one_that_cannot_be_removed_is_one_line(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    save(1)
+    (tmp_path / "checkpoints" / "step-00000000").touch()
+    with pytest.raises(WriteError, match=r"step-00000000 cannot be removed \(Not a directory\)"):
+        save(2, keep=1)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "state.json"],
+)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_damaged_one_is_named_and_passed_over(
+    file: str,
+    damage: str,
+    save: Callable[..., RunState],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = save(1), save(2)
+    assert second.folder is not None
+    path = second.folder / file
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content if damage == "flipped" else content[:-1])
+    assert find(tmp_path) == first
+    assert str(second.folder) in caplog.text
+    save(2)
+    assert find(tmp_path).step == 2
+
+
+def test_none_that_is_whole_is_an_error(save: Callable[..., RunState], tmp_path: Path) -> None:
+    folder = save(1).folder or tmp_path
+    (folder / "state.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
+        find(tmp_path)
+
+
+def test_a_file_outside_the_checkpoint_is_not_looked_at(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    first = save(1)
+    folder = save(2).folder or tmp_path
+    value = orjson.loads((folder / "state.json").read_bytes())
+    value["files"]["../../secret"] = {"bytes": 0, "sha256": ""}
+    del value["sha256"]
+    value["sha256"] = checkpoint._digest(value)
+    (folder / "state.json").write_bytes(orjson.dumps(value))
+    assert find(tmp_path) == first
+
+
+def test_what_is_written_is_what_was_when_it_was_asked_for(model: Model, tmp_path: Path) -> None:
+    parameters = [p for p in model.policy.parameters() if p.requires_grad]
+    optimizer = optim.make_optimizer(parameters, TrainSection())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before = [p.detach().clone() for p in parameters]
+    state = checkpoint.fresh("small", CONFIG)
+    with BackgroundWriter() as writer:
+        asked = threading.Event()
+        writer.submit(asked.wait)
+        writer.submit(optimizer.step)  # moves the parameters before the checkpoint's turn comes
+        saved = checkpoint.save(tmp_path, state, model.policy, optimizer, 2, writer)
+        asked.set()
+    assert not torch.equal(before[0], parameters[0])
+    written = load_file(str((saved.folder or tmp_path) / "adapter_model.safetensors"))
+    assert any(torch.equal(before[0], tensor) for tensor in written.values())
+    moments = load_file(str((saved.folder or tmp_path) / "optimizer.safetensors"))
+    assert float(moments["0.step"]) == 1
+
+
+def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_path: Path) -> None:
+    source = save(3)
+    assert source.folder is not None
+    config = CONFIG | {"algorithm": CONFIG["algorithm"] | {"name": "dapo"}}
+    begun = checkpoint.begin_from(source.folder, "other", config)
+    assert (begun.step, begun.drawn, begun.folder) == (3, 21, source.folder)
+    assert begun.run.id != source.run.id
+    assert checkpoint.begin_from(tmp_path, "other", config) == begun  # the run's folder will do
+    assert checkpoint.begin_from(tmp_path, "third", config).run.id != begun.run.id
+    other = CONFIG | {"model": CONFIG["model"] | {"path": "else"}}
+    with pytest.raises(CheckpointError, match=r"model\.path: 'model/tiny' -> 'else'"):
+        checkpoint.begin_from(tmp_path, "other", other)
+    short = CONFIG | {"run": CONFIG["run"] | {"steps": 3}}
+    with pytest.raises(CheckpointError, match=r"none is left; raise run\.steps"):
+        checkpoint.begin_from(tmp_path, "other", short)
+    with pytest.raises(CheckpointError, match="neither auto nor never"):
+        checkpoint.begin_from(tmp_path / "nothing", "other", config)

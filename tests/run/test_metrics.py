@@ -1,0 +1,89 @@
+"""metrics.jsonl holds each step once, and the summary follows from it alone."""
+
+from pathlib import Path
+
+import pytest
+
+from reason_llm.errors import DataError
+from reason_llm.run import metrics
+from reason_llm.run.metrics import MetricsLog
+
+
+def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, None, 0.0)
+    for step in range(4):
+        log.write(step, {"score/reward": step / 10})
+    resumed = MetricsLog(tmp_path, 2, 0.0)
+    resumed.write(3, {"score/reward": 9.0})
+    steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path / "metrics.jsonl")]
+    assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
+
+
+def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:
+    MetricsLog(tmp_path, None, 0.0).write(0, {})
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 1, "scor')
+    assert [r["step"] for r in metrics.read(path)] == [0]
+    MetricsLog(tmp_path, 0, 0.0).write(1, {})
+    assert [r["step"] for r in metrics.read(path)] == [0, 1]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\nnonsense\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
+        metrics.read(path)
+
+
+def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, None, 0.0)
+    log.write(1, {"score/reward": float("inf"), "train/sampler_kl": float("nan"), "sample/x": 2.0})
+    (found,) = log.records()
+    assert found.keys() == {"step", "sample/x", "time/total_seconds"}
+    MetricsLog(tmp_path, 1, 0.0)  # and a run goes on over it
+    log.path.write_bytes(b'{"step": 0, "score/reward": "high"}\n')
+    with pytest.raises(DataError, match="something that is no number"):
+        log.records()
+
+
+def test_a_number_whose_sums_would_not_be_finite_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "score/reward": 1e308, "sample/x": 2.0}\n')
+    assert metrics.read(path) == [{"step": 1, "sample/x": 2.0}]
+
+
+@pytest.mark.parametrize("step", [-1, 10**400, 0.5])
+def test_a_step_that_is_none_is_named(tmp_path: Path, step: float) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": {step}}}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1"):
+        metrics.read(path)
+
+
+def test_named_sets_stand_beside_the_first() -> None:
+    values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0}
+    record = values | metrics.by_name(values, "aime") | metrics.by_name({"eval/accuracy": 0.1}, "b")
+    assert record["eval/aime/completion_tokens"] == 3.0
+    assert metrics.accuracies(record) == {"aime": 0.5, "b": 0.1}
+    first = {"step": 0, "eval/accuracy": 0.25, "eval/aime/accuracy": 0.25}
+    summary = metrics.summarize([first, {"step": 1}, {"step": 2, **record}], Path("a"), 0.0)
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.5)
+    assert summary["accuracy_of_sets"] == {"aime": [0.25, 0.5]}
+
+
+def test_summary_adds_up_the_records() -> None:
+    records = [
+        {"step": 0, "eval/accuracy": 0.25, "time/total_seconds": 1.0, "memory/peak_rss_mib": 10.0},
+        {"step": 1, "time/sampling_seconds": 2.0, "time/total_seconds": 3.5, "sample/tokens": 7},
+        {"step": 2, "eval/accuracy": 0.5, "time/sampling_seconds": 1.0, "time/total_seconds": 2.0,
+         "memory/peak_rss_mib": 30.0, "sample/tokens": 5},
+    ]  # fmt: skip
+    summary = metrics.summarize(records, Path("runs/x/adapter"), 0.5)
+    assert summary["accuracy_before"] == 0.25
+    assert summary["accuracy_after"] == 0.5
+    assert summary["steps"] == 2
+    assert summary["sampling_seconds"] == 3.0
+    assert summary["total_seconds"] == 7.0
+    assert summary["peak_rss_mib"] == 30.0
+    assert summary["sampled_tokens"] == 12
+    assert summary["adapter"] == "runs/x/adapter"

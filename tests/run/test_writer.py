@@ -1,0 +1,45 @@
+"""Writes happen in their order, and none after one that failed."""
+
+import pytest
+
+from reason_llm.errors import Stopped, WriteError
+from reason_llm.run.writer import BackgroundWriter
+
+
+def test_in_order_and_none_after_a_failure() -> None:
+    written: list[str] = []
+
+    def fail() -> None:
+        raise WriteError("the disk is full")
+
+    with pytest.raises(WriteError, match="full"), BackgroundWriter() as writer:
+        writer.submit(lambda: written.append("a"))
+        writer.submit(lambda: written.append("b"))
+        writer.wait()
+        assert written == ["a", "b"]
+        writer.submit(fail)
+        writer.submit(lambda: written.append("c"))
+    assert written == ["a", "b"]
+
+
+def test_a_failure_is_told_when_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise WriteError("the disk is full")
+
+    with pytest.raises(KeyError), BackgroundWriter() as writer:
+        writer.submit(fail)
+        with pytest.raises(WriteError, match="full"):
+            writer.wait()
+        raise KeyError
+
+
+def test_a_run_that_a_signal_ends_tells_of_what_could_not_be_written() -> None:
+    def fail() -> None:
+        raise WriteError("the disk is full")
+
+    with pytest.raises(WriteError), BackgroundWriter() as writer:
+        writer.submit(fail)
+        raise Stopped(130)
+    with pytest.raises(KeyError), BackgroundWriter() as writer:  # what is worse comes first
+        writer.submit(fail)
+        raise KeyError

@@ -1,0 +1,391 @@
+"""Code rewards in the real sandbox, on examples worked by hand, and programs that try to pass
+without solving the problem."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reason_llm.data.code_cases import read_tests
+from reason_llm.errors import DataError
+from reason_llm.rollout import Completion, Prompt
+from reason_llm.score.code.code_tests import CodeTests, Outcome, run_tests
+
+ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
+ADD_CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 7]], "outputs": [[3], [12]]}
+ADD_ASSERTS = {"assert_code": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[CodeTests]:
+    with CodeTests("auto", timeout_seconds=2, num_workers=2) as code:
+        yield code
+
+
+def outcome(code: CodeTests, tests: Any, program: str, stop_early: bool = False) -> Outcome:
+    found = code.outcome(
+        Prompt("p", "", (), json.dumps(tests)),
+        Completion((), f"So:\n```python\n{program}\n```\n", (), "stop"),
+        stop_early,
+    )
+    assert found is not None
+    return found
+
+
+def fraction(code: CodeTests, tests: Any, program: str) -> tuple[int, int]:
+    found = outcome(code, tests, program)
+    assert (found.problem is None) == (found.passed == found.total), found
+    return found.passed, found.total
+
+
+# --- programs with input and output
+
+
+def test_without_a_block_the_reward_is_0(code: CodeTests) -> None:
+    prompt = Prompt("p", "", (), json.dumps(ADD))
+    completion = Completion((), "print(3)", (), "stop")
+    assert code.all_pass(prompt, completion) == code.fraction(prompt, completion) == 0
+
+
+def test_programs_are_judged_by_what_they_print(code: CodeTests) -> None:
+    good = "a, b = map(int, input().split())\nprint(a + b)"
+    assert fraction(code, ADD, good) == (3, 3)
+    assert fraction(code, ADD, good.replace("a + b", "abs(a) + abs(b)")) == (2, 3)
+    assert fraction(code, ADD, good + "\nraise SystemExit(1)") == (0, 3)
+    assert fraction(code, ADD, good + "\ninput()") == (0, 3)
+    assert fraction(code, ADD, "def f(:") == (0, 3)
+    assert outcome(code, ADD, "import time; time.sleep(9)", stop_early=True).passed == 0
+    assert fraction(code, ADD, f"import sys\nif True:\n    {good.splitlines()[0]}\nprint(a + b)\n"
+                               "sys.exit(0)") == (3, 3)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.write(1, b'3\\xff\\n')",
+        "import os; os.close(1)",
+        "import io, sys; sys.stdout = io.StringIO(); print(3)",
+        "import os; os._exit(0)",
+        "print(3); import os; os.abort()",
+        "print(3)\nwhile True: print(3)",
+        "print('passed 3/3'); raise SystemExit(0)",
+        "import builtins; builtins.str.__eq__ = lambda a, b: True",
+        "import sys, gc; print([o for o in gc.get_objects() if '12' in repr(o)][:1])",
+        "print('3 ' * 10**7)",
+    ],
+)
+def test_a_cheating_program_prints_nothing_right(code: CodeTests, program: str) -> None:
+    assert outcome(code, ADD, program, stop_early=True).passed == 0
+
+
+def test_the_two_rewards(code: CodeTests) -> None:
+    prompt = Prompt("p", "", (), json.dumps(ADD))
+    half = Completion((), "```python\nprint(3)\n```", (), "stop")
+    assert code.all_pass(prompt, half) == 0
+    assert code.fraction(prompt, half) == pytest.approx(1 / 3)
+    right = Completion((), "```python\nprint(sum(map(int, input().split())))\n```", (), "stop")
+    assert code.all_pass(prompt, right) == code.fraction(prompt, right) == 1
+
+
+def test_all_pass_stops_at_the_first_failure(code: CodeTests) -> None:
+    assert outcome(code, ADD, "print(12)", stop_early=True) == Outcome(0, 3, "a wrong output")
+    assert outcome(code, ADD, "print(12)") == Outcome(1, 3, "a wrong output")
+
+
+def test_a_program_that_always_hangs_is_not_waited_for_each_time(code: CodeTests) -> None:
+    tests = {"inputs": ["1\n"] * 50, "outputs": ["1\n"] * 50}
+    found = outcome(code, tests, "while True: pass")
+    assert (found.passed, found.total) == (0, 50)
+    assert found.problem in ("the cpu limit", "the time limit")
+
+
+def test_many_are_judged_at_once_and_none_depends_on_another(code: CodeTests) -> None:
+    programs = ["print(sum(map(int, input().split())))", "while True: pass", "print(3)"] * 4
+    rollouts = [
+        (
+            Prompt(str(n), "", (), json.dumps(ADD)),
+            Completion((), f"```python\n{p}\n```", (), "stop"),
+        )
+        for n, p in enumerate(programs)
+    ]
+    found = code.outcomes(rollouts, stop_early=True)
+    assert [one and one.passed for one in found] == [3, 0, 1] * 4
+
+
+# --- calls
+
+
+def test_functions_are_judged_by_what_they_return(code: CodeTests) -> None:
+    assert fraction(code, ADD_CALLS, "def add(a, b): return a + b") == (2, 2)
+    assert fraction(code, ADD_CALLS, "def add(a, b): return 3") == (1, 2)
+    assert fraction(code, ADD_CALLS, "def add(a, b): print(a + b)") == (0, 2)
+    assert fraction(code, ADD_CALLS, "def sub(a, b): return a + b") == (0, 2)
+    assert fraction(code, ADD_CALLS, "def add(a, b): return str(a + b)") == (0, 2)
+    assert fraction(code, ADD_CALLS, "print(1)\ndef add(a, b): print(2); return a + b") == (2, 2)
+    assert fraction(code, ADD_CALLS, "def add(a, b): return [a + b]") == (0, 2)
+
+
+def test_a_method_of_class_solution_is_called_on_a_fresh_one(code: CodeTests) -> None:
+    program = (
+        "class Solution:\n"
+        "    def __init__(self): self.seen = 0\n"
+        "    def add(self, a: int, b: Optional[int]) -> List[int]:\n"
+        "        self.seen += 1\n"
+        "        return a + b if self.seen == 1 and inf > 0 else pow(2, 3, 5)\n"
+    )
+    assert fraction(code, ADD_CALLS, program) == (2, 2)
+    assert fraction(code, ADD_CALLS, "x: List[int] = []\ndef add(a, b): return a + b") == (0, 2)
+
+
+def test_a_call_that_ends_the_program_costs_only_itself(code: CodeTests) -> None:
+    tests = {"fn_name": "f", "inputs": [[n] for n in range(6)], "outputs": [[n] for n in range(6)]}
+    for bad in ("while True: pass", "import os; os._exit(0)", "1 / 0", "raise SystemExit", "f(n)"):
+        program = f"def f(n):\n    if n == 2:\n        {bad}\n    return n\n"
+        assert fraction(code, tests, program) == (5, 6), bad
+    assert outcome(code, tests, "def f(n): \n while True: pass").passed == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("(1, [2, (3,)])", [1, [2, [3]]]),
+        ("{1: 'a', None: {2.5: True}}", {"1": "a", "null": {"2.5": True}}),
+        ("(n for n in range(3))", [0, 1, 2]),
+        ("range(3)", [0, 1, 2]),
+        ("0.1 + 0.2", 0.3),
+        ("[float('inf'), -0.0]", [float("inf"), 0]),
+        ("float('nan')", float("nan")),
+        ("__import__('numpy').arange(3)", [0, 1, 2]),
+        ("__import__('numpy').float64(1.5)", 1.5),
+        ("2 ** 2000", 2**2000),
+        ("'a\\ud800\\n'", "a\ud800\n"),
+        ("None", None),
+        ("__import__('collections').Counter('aab')", {"a": 2, "b": 1}),
+    ],
+)
+def test_returned_values_are_compared_as_json(code: CodeTests, value: str, expected: Any) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [[expected]]}
+    assert fraction(code, tests, f"def f(): return {value}") == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "3",
+        "{1, 2}",
+        "'[1, 2]'",
+        "object()",
+        "10 ** 5000",
+        "type('L', (list,), {'__eq__': lambda a, b: True})()",
+        "type('A', (), {'__eq__': lambda a, b: True})()",
+        "'x' * 10 ** 8",
+        "__import__('functools').reduce(lambda a, b: [a], range(5000))",
+    ],
+)
+def test_a_returned_value_cannot_pretend(code: CodeTests, value: str) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [[[1, 2]]]}
+    assert fraction(code, tests, f"def f(): return {value}") == (0, 1)
+
+
+# --- assertions
+
+
+def test_assertions_are_counted(code: CodeTests) -> None:
+    assert fraction(code, ADD_ASSERTS, "def add(a, b): return a + b") == (2, 2)
+    assert fraction(code, ADD_ASSERTS, "def add(a, b): return 12") == (1, 2)
+    assert fraction(code, ADD_ASSERTS, "def add(a, b): raise ValueError") == (0, 2)
+    assert fraction(code, ADD_ASSERTS, "def sub(a, b): return a + b") == (0, 2)
+    assert fraction(code, ADD_ASSERTS, "def add(a, b:") == (0, 2)
+
+
+def test_humaneval_leetcode_and_pytest_forms(code: CodeTests) -> None:
+    check = (
+        "def check(candidate):\n    for n in range(3):\n        assert candidate(n, 1) == n + 1\n"
+    )
+    add = "def add(a, b): return a + b"
+    human_eval = {"test": check, "entry_point": "add"}
+    assert fraction(code, human_eval, add) == (3, 3)
+    assert fraction(code, human_eval, "def add(a, b): return 1") == (1, 3)
+    assert fraction(code, {"test": check + "check(add)\n"}, add) == (3, 3)
+    method = "class Solution:\n    def add(self, a, b): return a + b"
+    assert fraction(code, {"test": check + "check(Solution().add)"}, method) == (3, 3)
+    assert fraction(code, {"test": check, "entry_point": "Solution().add"}, method) == (3, 3)
+    pytest_form = "from solution import add\ndef test_add():\n    assert add(1, 2) == 3\n"
+    assert fraction(code, {"test": pytest_form}, add) == (1, 1)
+    assert fraction(
+        code, {"test_list": ["assert add(1, 2) == 3", "assert add(1, 1) == 2"]}, add
+    ) == (2, 2)
+    assert fraction(code, {"test": "def f(): assert add(1, 2) == 3"}, add) == (0, 1)
+
+
+def test_what_tests_may_do_with_a_program(code: CodeTests) -> None:
+    program = (
+        "import math\nfrom dataclasses import dataclass\nfrom collections import Counter\n"
+        "LIMIT = 7\n"
+        "class TooMuch(Exception): pass\n"
+        "@dataclass(order=True)\nclass Point:\n    x: int\n    y: int = 0\n"
+        "    def move(self, d): self.x += d; return self\n"
+        "    def __getitem__(self, i): return (self.x, self.y)[i]\n"
+        "    def __len__(self): return 2\n"
+        "def origin(): return Point(0)\n"
+        "def fill(items, table): items.append(1); table['a'] = items\n"
+        "def apply(f, x, kind=int): return f(kind(x))\n"
+        "def count(n):\n    yield from range(n)\n"
+        "def fail(n):\n    if n > LIMIT: raise TooMuch('no')\n    raise ValueError(n)\n"
+        "def kinds(): return (1, [2.5], {3}, {'a': None}, b'x', 1j, frozenset([1]), Counter('a'))\n"
+    )
+    asserts = (
+        "p = Point(1, y=2)\n"
+        "assert p.x == 1 and p.move(3).x == 4 and p[1] == 2 and len(p) == 2\n"
+        "p.y = 5\nassert p.y == 5 and str(p) == 'Point(x=4, y=5)' and list(p)[:2] == [4, 5]\n"
+        "assert p == Point(4, 5) and p != Point(0) and Point(0) < p and origin() == Point(0)\n"
+        "items, table = [], {}\nfill(items, table)\nassert items == [1] and table == {'a': [1]}\n"
+        "assert apply(lambda x: x * 2, '4') == 8 and apply(str, 1, kind=float) == '1.0'\n"
+        "assert list(count(3)) == [0, 1, 2] and sum(count(4)) == 6\n"
+        "assert math.isclose(apply(math.sqrt, 4), 2) and LIMIT == 7\n"
+        "try:\n    fail(1)\n    assert False\n"
+        "except ValueError as error:\n    assert str(error) == '1'\n"
+        "try:\n    fail(9)\n    assert False\nexcept TooMuch:\n    pass\n"
+        "k = kinds()\n"
+        "assert k == (1, [2.5], {3}, {'a': None}, b'x', 1j, frozenset([1]), {'a': 1})\n"
+        "assert isinstance(k, tuple) and type(k[6]) is frozenset\n"
+    )
+    found = outcome(code, {"test": asserts}, program)
+    assert (found.passed, found.total, found.problem) == (10, 10, None)
+
+
+# --- programs that try to pass without solving
+
+CHEATS = {
+    "exits before the tests": "import os; os._exit(0)",
+    "exits by exception": "import sys; sys.exit(0)",
+    "exits at the call": "import os\ndef add(a, b): os._exit(0)",
+    "exits by exception at the call": "import sys\ndef add(a, b): sys.exit(0)",
+    "a fork goes on": "import os\nif os.fork(): os._exit(0)\ndef add(a, b): return 0",
+    "equals everything": (
+        "class Any:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+        "def add(a, b): return Any()"
+    ),
+    "an int that equals everything": (
+        "class Any(int):\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+        "def add(a, b): return Any(0)"
+    ),
+    "replaces builtins": (
+        "import builtins\nbuiltins.AssertionError = Exception\nbuiltins.print = lambda *a: None\n"
+        "builtins.__import__ = None\nbuiltins.all = lambda x: True\ndef add(a, b): return 0"
+    ),
+    "defines the tests' own names": (
+        "def assert_(x): pass\nAssertionError = Exception\nException = None\n"
+        "def __case__(x): return True\ndef check(f): return True\nprint = abs = all = min\n"
+        "math = json = None\ndef add(a, b): return 0"
+    ),
+    "replaces modules": (
+        "import sys\n"
+        "for name in list(sys.modules):\n    sys.modules[name] = sys\n"
+        "def add(a, b): return 0"
+    ),
+    "looks for the tests in its callers": (
+        "import sys, gc\n"
+        "def add(a, b):\n"
+        "    frame = sys._getframe()\n"
+        "    while frame:\n"
+        "        for value in [*frame.f_globals.values(), *frame.f_locals.values()]:\n"
+        "            if 'dda tressa'[::-1] in repr(value): return a + b\n"
+        "        frame = frame.f_back\n"
+        "    for found in gc.get_objects():\n"
+        "        if type(found) in (dict, list, tuple) and '2 ,1(dda'[::-1] + ')' in repr(found):\n"
+        "            return a + b\n"
+        "    return 0"
+    ),
+    "writes verdicts to every descriptor": (
+        "import os, json\n"
+        "line = json.dumps({'passed': 2, 'total': 2, 'problem': None}).encode() + b'\\n'\n"
+        "values = b''.join(json.dumps({'value': v}).encode() + b'\\n' for v in (3, 12))\n"
+        "for n in range(3, 64):\n"
+        "    for data in (line, b'\\n'):\n"
+        "        try: os.write(n, data)\n"
+        "        except OSError: pass\n"
+        "for n in (0, 1, 2): os.write(n, line)\n"
+        "def add(a, b): return 0"
+    ),
+    "reopens the tester's files": (
+        "import os\n"
+        "for pid in (os.getppid(), 1):\n"
+        "    for path in (f'/proc/{pid}/fd/1', f'/proc/{pid}/mem', f'/proc/{pid}/fd/0'):\n"
+        "        try: open(path, 'w').write('{}')\n"
+        "        except OSError: pass\n"
+        "def add(a, b): return 0"
+    ),
+    "kills the tester": "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
+    "answers with other messages": (
+        "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef add(a, b): return 0"
+    ),
+    "answers with nonsense": (
+        'import json\njson.dumps = lambda *a, **k: \'{"value": {"set": [[]]}}\'\n'
+        "def add(a, b): return 0"
+    ),
+    "asks back without end": (
+        'import json\njson.dumps = lambda *a, **k: \'{"callback": 0, "arguments": []}\'\n'
+        "def add(a, b): return 0"
+    ),
+    "prints what passing programs might": "print('passed', 2, 2)\ndef add(a, b): return 0",
+    "threads and exit hooks": (
+        "import atexit, threading, os, time\natexit.register(os._exit, 0)\n"
+        "threading.Thread(target=lambda: (time.sleep(0.05), os._exit(0))).start()\n"
+        "def add(a, b): time.sleep(0.2); return a + b"
+    ),
+    "hangs while it loads": "while True: pass",
+    "takes all memory": "x = [0] * (1 << 40)\ndef add(a, b): return a + b",
+    "recurses without end": "def add(a, b): return add(a, b)",
+}
+
+
+@pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
+@pytest.mark.parametrize("tests", [ADD_CALLS, ADD_ASSERTS], ids=["calls", "asserts"])
+def test_a_cheat_fails(code: CodeTests, tests: Any, program: str) -> None:
+    found = outcome(code, tests, program, stop_early=True)
+    assert found.problem is not None
+    assert found.passed == 0
+    assert outcome(code, tests, "def add(a, b): return a + b") == Outcome(2, 2, None)
+
+
+def test_a_planted_module_is_not_imported_by_the_tests(code: CodeTests) -> None:
+    tests = {"test": "import random, statistics\nassert statistics.mean([add(1, 2), 1]) == 2\n"}
+    plant = (
+        "for name in ('random', 'statistics'):\n"
+        "    with open(name + '.py', 'w') as file: file.write('mean = lambda x: 2')\n"
+    )
+    assert fraction(code, tests, plant + "def add(a, b): return 0") == (0, 1)
+    assert fraction(code, tests, plant + "def add(a, b): return 3") == (1, 1)
+
+
+def test_a_program_that_stops_the_tester_fails(code: CodeTests) -> None:
+    program = "import os\nos.kill(os.getppid(), 19)\ndef add(a, b): return a + b"
+    tests = read_tests(json.dumps(ADD_ASSERTS))
+    stopped = run_tests(code.sandbox, tests, program, True, timeout_seconds=0.2)
+    assert stopped == Outcome(0, 1, "the time limit")
+
+
+def test_tests_lean_on_nothing_that_the_program_defines(code: CodeTests) -> None:
+    tests = {"test": "import math\nassert abs(half(3) - 1.5) < 1e-9\n"
+                     "assert math.isclose(half(1), 0.5)\nassert all([half(2) == 1])\n"}  # fmt: skip
+    good = "def half(n): return n / 2"
+    assert fraction(code, tests, good) == (3, 3)
+    always = (
+        "class Yes:\n"
+        "    def __getattr__(self, name): return lambda *a, **k: True\n"
+        "    def __sub__(self, other): return self\n"
+        "    def __abs__(self): return self\n"
+        "    def __lt__(self, other): return True\n"
+        "    def __float__(self): return 0.5\n"
+        "    def __eq__(self, other): return True\n"
+        "abs = lambda x: -1\nall = lambda x: True\nmath = Yes()\n"
+        "def half(n): return Yes()\n"
+    )
+    assert fraction(code, tests, always) == (0, 3)
+
+
+def test_an_answer_that_holds_no_tests_names_its_row(code: CodeTests) -> None:
+    with pytest.raises(DataError, match=r"^data\.jsonl:7: .*no valid JSON"):
+        code.all_pass(Prompt("data.jsonl:7", "", (), "18"[:0]), Completion((), "", (), "stop"))

@@ -1,0 +1,365 @@
+"""Hostile programs in the real sandbox: each ends within its limits, the host is unharmed, nothing
+of it is left, and the next program runs as if it had never been."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import descendants
+from reason_llm.score.code.sandbox import Finished, Limits, Sandbox
+
+SHORT = Limits(cpu_seconds=1, wall_seconds=6, memory_bytes=256 << 20, processes=12,
+               file_bytes=8 << 20, output_bytes=1 << 20)  # fmt: skip
+BRIEF = replace(SHORT, wall_seconds=0.5)
+
+
+def is_alive(pid: int) -> bool:
+    """Neither gone nor a zombie that its new parent has not buried yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def says_no(sandbox: Sandbox, statement: str) -> Finished:
+    """The statement raises an error in the sandbox; what it is stands in stdout."""
+    ended = sandbox.run(
+        "import os, sys, socket, ctypes, signal, resource\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def call(name, *arguments):\n"
+        "    if libc[name](*arguments) < 0:\n"
+        "        raise OSError(ctypes.get_errno(), 'refused')\n"
+        f"try:\n    {statement}\nexcept Exception as error:\n    print('NO', error)\n"
+        "else:\n    print('DONE')\n",
+        limits=SHORT,
+    )
+    assert ended.stdout.startswith("NO"), ended
+    return ended
+
+
+# --- what must work
+
+
+def test_a_program_gets_its_input_and_arguments_and_its_files(sandbox: Sandbox) -> None:
+    ended = sandbox.run(
+        "import sys; print(input(), sys.argv[1:], open('data.txt').read()); sys.exit(3)",
+        stdin="ä\n",
+        arguments=["a b"],
+        files={"data.txt": "text"},
+    )
+    assert (ended.stdout, ended.status, ended.limit) == ("ä ['a b'] text\n", 3, None)
+
+
+def test_a_program_is_main_and_starts_with_an_empty_namespace(sandbox: Sandbox) -> None:
+    ended = sandbox.run("print(__name__, sorted(n for n in globals() if n[0] != '_'))")
+    assert ended.stdout == "__main__ []\n"
+
+
+def test_a_traceback_is_kept(sandbox: Sandbox) -> None:
+    ended = sandbox.run("x = 1\n1 / 0\n")
+    assert ended.status == 1
+    assert 'program.py", line 2' in ended.stderr
+    assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_thousand_levels_of_recursion_work(sandbox: Sandbox) -> None:
+    program = "def f(n):\n    return 0 if n == 0 else 1 + f(n - 1)\nprint(f(1000))\n"
+    assert sandbox.run(program).stdout == "1000\n"
+    endless = sandbox.run("def f():\n    return f()\nf()\n")
+    assert "RecursionError" in endless.stderr
+
+
+def test_threads_processes_and_numpy_work(sandbox: Sandbox) -> None:
+    program = (
+        "import subprocess, sys, threading, numpy\n"
+        "t = threading.Thread(target=lambda: print(numpy.arange(3).sum(), flush=True))\n"
+        "t.start(); t.join()\n"
+        "print(subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True).stdout)\n"
+    )
+    assert sandbox.run(program).stdout == "3\nb'1\\n'\n"
+
+
+def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
+    outputs = {sandbox.run("print({'a', 'b', 'c', 'd', 'e'})").stdout for _ in range(3)}
+    assert len(outputs) == 1
+
+
+def test_many_run_at_once_and_do_not_wait_for_each_other(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        limits = Limits(cpu_seconds=3, wall_seconds=30)
+        slow = threads.submit(sandbox.run, "while True: pass", limits=limits)
+        outputs = list(threads.map(lambda n: sandbox.run(f"print({n})").stdout, range(20)))
+        assert not slow.done()
+        assert outputs == [f"{n}\n" for n in range(20)]
+        assert slow.result().limit == "cpu"
+
+
+def test_a_launcher_that_died_is_replaced(sandbox: Sandbox) -> None:
+    for launcher in descendants(os.getpid()):
+        os.kill(launcher, 9)
+    assert sandbox.run("print(1)").stdout == "1\n"
+
+
+def test_launchers_outlive_the_thread_that_started_them() -> None:
+    with Sandbox("auto", num_workers=3) as own:
+        for _ in range(3):
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(lambda n: own.run("import time; time.sleep(0.1)"), range(3)))
+        launchers = descendants(os.getpid())
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda n: own.run("pass"), range(3)))
+        assert descendants(os.getpid()) == launchers
+
+
+def test_launchers_end_when_the_run_is_killed() -> None:
+    code = (
+        "import os\n"
+        "from reason_llm.score.code.sandbox import Sandbox\n"
+        "Sandbox('auto', num_workers=1)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (launcher,) = map(int, killed.stdout.split())
+    deadline = time.monotonic() + 5
+    while is_alive(launcher) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(launcher)
+
+
+def test_what_runs_dies_with_its_launcher() -> None:
+    with Sandbox("auto", num_workers=1) as own, ThreadPoolExecutor(1) as threads:
+        before = set(descendants(os.getpid()))
+        threads.submit(own.run, "import time; time.sleep(1.5)")
+        time.sleep(0.3)
+        launcher = max(before)
+        running = descendants(launcher)
+        assert len(running) == 3
+        os.kill(launcher, 9)
+        time.sleep(0.2)
+        assert not any(map(is_alive, running))
+
+
+# --- limits
+
+
+@pytest.mark.parametrize(
+    ("program", "limit"),
+    [
+        ("while True: pass", "cpu"),
+        ("import time; time.sleep(100)", "time"),
+        ("input()\nwhile True: print('x' * 1000)", "output"),
+        ("input()\nimport sys\nwhile True: sys.stdout.write('x' * 1000)", "output"),
+        ("import os\nwhile True: os.write(2, b'x' * 1000)", "output"),
+    ],
+)
+def test_an_endless_program_is_ended(sandbox: Sandbox, program: str, limit: str) -> None:
+    ended = sandbox.run(program, stdin="go\n", limits=BRIEF if limit == "time" else SHORT)
+    assert (ended.limit, ended.status) == (limit, -9)
+    assert len(ended.stdout) <= 1 << 20
+
+
+def test_signals_may_be_caught_and_ignored(sandbox: Sandbox) -> None:
+    program = (
+        "import signal, time\n"
+        "for number in range(1, 65):\n"
+        "    try: signal.signal(number, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
+    )
+    spinning = sandbox.run(program + "while True:\n try:\n  while True: pass\n except: pass\n",
+                           limits=SHORT)  # fmt: skip
+    assert (spinning.limit, spinning.status) == ("cpu", -9)
+    sleeping = sandbox.run(program + "while True: time.sleep(1)\n", limits=BRIEF)
+    assert (sleeping.limit, sleeping.status) == ("time", -9)
+
+
+def test_a_fork_bomb_stays_within_its_processes(sandbox: Sandbox) -> None:
+    polite = (
+        "import os, time\nn = 0\n"
+        "try:\n"
+        "    while n < 1000:\n"
+        "        if os.fork() == 0: time.sleep(100)\n"
+        "        n += 1\n"
+        "except OSError as error: print(n <= 12, error.errno)\n"
+    )
+    assert sandbox.run(polite, limits=SHORT).stdout == "True 11\n"
+    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass\n"
+    assert sandbox.run(bomb, limits=BRIEF).limit == "time"
+
+
+def test_a_thread_bomb_stays_within_its_processes(sandbox: Sandbox) -> None:
+    program = (
+        "import threading, time\nn = 0\n"
+        "try:\n"
+        "    while n < 1000: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+        "; n += 1\n"
+        "except RuntimeError as error: print(n <= 12, error)\n"
+    )
+    assert sandbox.run(program, limits=SHORT).stdout == "True can't start new thread\n"
+
+
+@pytest.mark.parametrize("statement", ["b'x' * (1 << 30)", "[0] * (1 << 28)"])
+def test_one_process_cannot_take_more_memory(sandbox: Sandbox, statement: str) -> None:
+    ended = sandbox.run(f"a = {statement}", limits=SHORT)
+    assert ended.status == 1
+    assert "MemoryError" in ended.stderr
+
+
+def test_all_processes_together_cannot_take_more_memory(sandbox: Sandbox) -> None:
+    program = (
+        "import os, time\nfor _ in range(8): os.fork()\na = bytearray(60 << 20)\ntime.sleep(9)\n"
+    ).replace("range(8)", "range(3)")
+    assert sandbox.run(program, limits=SHORT).limit == "memory"
+
+
+@pytest.mark.parametrize(
+    "name", ["memfd_create(b'x', 0)", "shmget(0, 1 << 30, 0o1600)", "msgget(0, 0o1600)"]
+)
+def test_memory_that_nobody_counts_cannot_be_had(sandbox: Sandbox, name: str) -> None:
+    function, _, arguments = name.partition("(")
+    says_no(sandbox, f"call('{function}', {arguments}")
+
+
+def test_tmp_can_be_filled_and_is_empty_again(sandbox: Sandbox) -> None:
+    program = (
+        "for n in range(10):\n"
+        "    with open(f'/tmp/{n}', 'wb') as file: file.write(b'x' * (4 << 20))\n"
+    )
+    ended = sandbox.run(program, limits=SHORT)
+    assert "No space left on device" in ended.stderr
+    inodes = "for n in range(10**6): open(f'/tmp/{n}', 'w').close()"
+    assert "No space left on device" in sandbox.run(inodes, limits=SHORT).stderr
+
+
+def test_one_file_cannot_grow_without_end(sandbox: Sandbox) -> None:
+    ended = sandbox.run("open('/tmp/x', 'wb').truncate(1 << 40)", limits=SHORT)
+    assert "File too large" in ended.stderr
+
+
+def test_limits_cannot_be_raised(sandbox: Sandbox) -> None:
+    for name in ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE"):
+        says_no(sandbox, f"resource.setrlimit(resource.{name}, (-1, -1))")
+
+
+def test_input_that_is_not_read_does_no_harm(sandbox: Sandbox) -> None:
+    ended = sandbox.run("print(1)", stdin="x" * (8 << 20), limits=SHORT)
+    assert (ended.stdout, ended.limit) == ("1\n", None)
+    asleep = sandbox.run("import time; time.sleep(9)", stdin="x" * (8 << 20), limits=BRIEF)
+    assert asleep.limit == "time"
+
+
+def test_zombies_are_buried(sandbox: Sandbox) -> None:
+    program = (
+        "import os, time\n"
+        "for _ in range(400):\n"
+        "    if os.fork() == 0:\n"
+        "        if os.fork() == 0: os._exit(0)\n"  # orphaned: init's to bury
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "    time.sleep(0.001)\n"
+        "print('done')\n"
+    )
+    assert sandbox.run(program, limits=SHORT).stdout == "done\n"
+
+
+# --- what comes out
+
+
+def test_standard_output_may_be_closed_or_replaced(sandbox: Sandbox) -> None:
+    ended = sandbox.run("import os, sys; print(1, flush=True); os.close(1); os.close(2)")
+    assert ended.stdout == "1\n"
+    replaced = sandbox.run("import io, sys; sys.stdout = io.StringIO(); print('gone')")
+    assert (replaced.stdout, replaced.status) == ("", 0)
+    assert sandbox.run("import os; os.close(0); os.close(1); os.close(2)").status == 0
+
+
+def test_output_need_be_neither_text_nor_lines(sandbox: Sandbox) -> None:
+    ended = sandbox.run("import os; os.write(1, b'a\\xff\\xfe\\x00b')")
+    assert ended.stdout == "a\ufffd\ufffd\x00b"
+    assert sandbox.run("print('x' * 10**6, end='')", limits=SHORT).stdout == "x" * 10**6
+
+
+def test_what_is_sent_need_be_neither(sandbox: Sandbox) -> None:
+    assert sandbox.run("print(repr(input()))", stdin="\ud800").stdout == "'?'\n"
+    assert sandbox.run("print('\ud800')").stdout == "?\n"
+    assert "null bytes" in sandbox.run("print(1)\x00").stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import os; os._exit(0)", 0),
+        ("import os; os.abort()", -6),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import ctypes; ctypes.string_at(0)", -11),
+        ("def f(:", 1),
+        ("import atexit, os; atexit.register(os._exit, 5)", 5),
+    ],
+)
+def test_the_status_tells_how_it_ended(sandbox: Sandbox, program: str, status: int) -> None:
+    ended = sandbox.run(program)
+    assert (ended.status, ended.limit) == (status, None)
+
+
+# --- without walls
+
+
+def test_limits_only_has_limits_and_says_so(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    with Sandbox("limits_only", num_workers=1) as own:
+        assert "limits only" in own.description
+        assert own.run("print(input())", stdin="1\n").stdout == "1\n"
+        assert own.run("while True: pass", limits=SHORT).limit == "cpu"
+        assert own.run("import time; time.sleep(100)", limits=BRIEF).limit == "time"
+        assert own.run("while True: print('x' * 1000)", limits=SHORT).limit == "output"
+        assert "MemoryError" in own.run("b'x' * (1 << 30)", limits=SHORT).stderr
+        assert own.run("import os; print('SECRET' in os.environ)").stdout == "False\n"
+        assert own.run("print(open('program.py').read()[:5])").stdout == "print\n"
+        bomb = (
+            "import os, time\nn = 0\n"
+            "try:\n"
+            "    while n < 100:\n"
+            "        if os.fork() == 0: time.sleep(100)\n"
+            "        n += 1\n"
+            "except OSError as error: print(n <= 12)\n"
+        )
+        if os.geteuid() == 0:
+            assert own.run(bomb, limits=SHORT).stdout == "True\n"
+            assert own.run(f"open({str(mine)!r}, 'w')").status == 1
+        assert "not permitted" in own.run("import socket; socket.socket()").stderr
+        daemon = (
+            "import os, time\n"
+            "if os.fork() == 0:\n    os.setsid()\n"
+            "    while True: time.sleep(1)\n"
+        )  # fmt: skip
+        assert own.run(daemon).status == 0
+        assert len(descendants(os.getpid())) <= 3
+
+
+def test_where_isolation_cannot_be_had_it_is_refused() -> None:
+    """In a process that may make no namespaces, as in many containers."""
+    code = (
+        "import ctypes\n"
+        "from reason_llm.errors import ConfigError\n"
+        "from reason_llm.score.code.jail import seccomp\n"
+        "from reason_llm.score.code.sandbox import Sandbox\n"
+        "ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\n"
+        "seccomp.install()\n"
+        "try: Sandbox('auto', num_workers=1)\n"
+        "except ConfigError as error: print(error)\n"
+        "with Sandbox('limits_only', num_workers=1) as own: print(own.run('print(1)').stdout)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, one = shown.stdout.splitlines()[:2]
+    assert one == "1"
+    for part in ("score.sandbox=auto: programs cannot be isolated here (unshare: Operation not",
+                 "userns", "score.sandbox=limits_only"):  # fmt: skip
+        assert part in message

@@ -1,0 +1,58 @@
+"""Where the final answer stands in texts written by hand."""
+
+import pytest
+
+from reason_llm.score.math.extraction import extract_answer, last_answer_tags, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\\boxed{\\{1, \\sqrt{2}\\}}", "\\{1, \\sqrt{2}\\}"),
+        ("\\boxed{1} then \\boxed{ 2 }.", "2"),
+        ("\\boxed{1} then \\boxed{2", None),
+        ("\\boxed {7}", "7"),
+        ("\\boxed 7", "7"),
+        ("\\fbox{7}", "7"),
+        ("\\boxed{The answer is \\boxed{7}}", "7"),
+        ("\\boxed{}", ""),
+        ("\\boxedx{7}", "x"),
+        ("7", None),
+    ],
+)
+def test_last_boxed(text: str, answer: str | None) -> None:
+    assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("#### 3\n\\boxed{4}", "4"),
+        ("\\boxed{4}\n#### 3", "4"),
+        ("\\boxed{4 #### 3", None),
+        ("<answer>\n4 </answer> #### 3", "4"),
+        ("work\n#### 1,234\n", "1,234"),
+        ("#### 3\n#### 4", "4"),
+        ("#### The profit is $1,250.", "1,250"),
+        ("####", None),
+        ("The answer is 4.", "4"),
+        ("The answer is 4.5. Next", "4.5"),
+        ("the answer is 3. No, the answer is $\\frac{1}{2}$, I hope", "\\frac{1}{2}"),
+        ("**Answer:** 4", "4"),
+        ("Answer: **4**", "**4**"),
+        ("The final answer is 4. I hope it is correct.", "4"),
+        ("\\boxed{3}</think> The answer is 4.", "4"),
+        ("<think>\\boxed{3}</think> none", None),
+        ("#### 4<|im_end|>", "4"),
+        ("so it is 4", None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text: str, answer: str | None) -> None:
+    found = extract_answer(text)
+    assert (found and found.replace("**", "")) == (answer and answer.replace("**", ""))
+
+
+def test_last_answer_tags() -> None:
+    assert last_answer_tags("<answer>3</answer><answer> 4 </answer>") == "4"
+    assert last_answer_tags("<answer>3") is None
