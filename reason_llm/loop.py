@@ -7,25 +7,25 @@ again. What is checked before a weight is read is in ``job``.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
-from torch import Tensor
 
 from reason_llm.app.console import Console
 from reason_llm.app.report import curves
 from reason_llm.app.report.page import write_report
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
-from reason_llm.errors import CheckpointError, OutOfMemory, Stopped, one_line
-from reason_llm.evaluate.held_out import evaluate, prove_sampler_is_policy
+from reason_llm.errors import OutOfMemory, Stopped, one_line
+from reason_llm.evaluate.held_out import evaluate
 from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, default_device
+from reason_llm.model.datum import to_data
 from reason_llm.model.plan.machine import GIB
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
@@ -37,9 +37,10 @@ from reason_llm.run.metrics import MetricsLog, Record, timed
 from reason_llm.run.prepare import Job, prepare
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.writer import BackgroundWriter
-from reason_llm.sample import sampling
+from reason_llm.sample import prove_sampler_is_policy, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import (
+from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.scored import (
     with_advantages,
     with_learner_logprobs,
     without_learner_logprobs,
@@ -83,12 +84,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
         tokens = min(halved, plan.micro_batch_tokens)  # which the user may have lowered since
         learner = Learner(model, _learning_settings(config, tokens, plan.chunk_tokens))
-        begun = checkpoint.restore(job.state, model.policy, learner.optimizer)
-        if begun is not None and not (buffer.holds(job.state.step) or job.saved(job.state.step)):
-            raise CheckpointError(
-                f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
-                f"{config.run.buffer}; restore that, or remove the folder to sample them again"
-            )
+        checkpoint.restore(job.state, model.policy, learner.optimizer)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
         console.take(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
@@ -108,12 +104,11 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                         )
                     record["memory/sampling_peak_gib"] = peak.gib
                     with timed(record, "buffer"):
-                        row, weights = learner.settings.algorithm, job.scorer.weights
+                        row, weights = config.learned_row, job.scorer.weights
                         buffer.write(step, with_advantages(groups, row, weights), drawn, counts)
                 stop.check()
             with timed(record, "learning"), learning(learner), meter.phase() as peak:
-                record |= _learn(under_way, state, begun, stop)
-            begun = None
+                record |= _learn(under_way, state)
             record["memory/learning_peak_gib"] = peak.gib
             _archive(under_way, step)
             state = _learned(under_way, state)
@@ -158,10 +153,9 @@ def _learning_settings(
 ) -> LearningSettings:
     train = config.train
     return LearningSettings(
-        algorithm=config.learned_row,
+        objective=PolicyGradient(config.learned_row, config.sample.max_new_tokens),
         train=train,
         temperature=config.sample.temperature,
-        max_new_tokens=config.sample.max_new_tokens,
         micro_batch_tokens=micro_batch_tokens,
         seed=config.run.seed,
         total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
@@ -183,29 +177,18 @@ def _begin(run: _Run) -> RunState:
 
 def _take(run: _Run, step: int, saved: Document) -> None:
     """Have the buffer hold rollouts that were saved before, as this run's algorithm sees them."""
-    algorithm, weights = run.learner.settings.algorithm, run.job.scorer.weights
+    algorithm, weights = run.job.config.learned_row, run.job.scorer.weights
     groups = with_advantages(saved.groups, algorithm, weights)
     run.buffer.take(step, without_learner_logprobs(groups), saved.drawn, saved.counts)
 
 
-def _learn(run: _Run, state: RunState, begun: dict[str, Tensor] | None, stop: StopSignal) -> Record:
-    """One step's gradient steps; its metrics. Between two of them everything is saved, if every
-    step is."""
-
-    def between(learning: Callable[[], dict[str, Tensor]]) -> None:
-        if config.run.save_every == 1 or stop.requested:
-            run.writer.wait()
-            inside = replace(state, updates=run.learner.updates_in_step)
-            _save(run, inside, learning())
-            stop.check()
-
+def _learn(run: _Run, state: RunState) -> Record:
+    """One step's gradient steps; its metrics."""
     config, groups = run.job.config, run.buffer.groups(state.step)
     rollouts = sum(len(group.completions) for group in groups) * config.train.epochs
     with run.console.phase("learning", rollouts) as progress:
         try:
-            return run.learner.learn(
-                state.step, groups, lambda items: progress(0, items), begun, between
-            )
+            return run.learner.learn(state.step, to_data(groups), lambda items: progress(0, items))
         except OutOfMemory:
             if state.folder is None and run.learner.updates_in_step == 0:
                 _save(run, state)  # run.save_every left it unsaved
@@ -231,7 +214,6 @@ def _learned(run: _Run, state: RunState) -> RunState:
         state,
         step=state.step + 1,
         folder=None,
-        updates=0,
         drawn=state.drawn + run.buffer.drawn(state.step),
     )
 
@@ -258,11 +240,11 @@ def _memory(plan: Plan) -> Record:
     }
 
 
-def _save(run: _Run, state: RunState, learning: dict[str, Tensor] | None = None) -> RunState:
+def _save(run: _Run, state: RunState) -> RunState:
     state = replace(state, micro_batch_tokens=_halved(run))
     keep = run.job.config.run.keep_checkpoints
     policy, optimizer = run.model.policy, run.learner.optimizer
-    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer, learning)
+    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer)
 
 
 def _halved(run: _Run) -> int | None:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+import orjson
+
 from reason_llm.reading import check_nesting
 
 T = TypeVar("T")
@@ -157,3 +160,10 @@ def _record(cls: type[T], value: Any, tuples: tuple[str, ...], maybe: tuple[str,
         return cls(**{**value, **{name: tuple(value[name]) for name in tuples}})
     except TypeError as error:
         raise ValueError(f"a {cls.__name__.lower()} with the wrong fields: {error}") from error
+
+
+def shortest_decimals(values: Any) -> Any:
+    """Float32 numbers in an array of any shape as nested lists of the shortest decimals that stand
+    for them: exact, and short in the buffer."""
+    array = np.asarray(values, dtype=np.float32)
+    return orjson.loads(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))

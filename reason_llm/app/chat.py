@@ -25,8 +25,7 @@ from reason_llm.model import adapters, base
 from reason_llm.model.base import Model
 from reason_llm.run import folder as run_folder
 from reason_llm.run.prepare import quiet_libraries
-from reason_llm.sample import SamplingParams
-from reason_llm.sample.transformers_sampler import stream
+from reason_llm.sample import SamplingParams, stream
 
 
 class Options(Section):

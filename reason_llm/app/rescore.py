@@ -13,7 +13,7 @@ from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
 from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
 from reason_llm.score import Scorer
-from reason_llm.train.preparation import with_advantages, without_learner_logprobs
+from reason_llm.train.scored import with_advantages, without_learner_logprobs
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:

@@ -22,7 +22,6 @@ from reason_llm.config import Config
 from reason_llm.data.load import LoadedSet, load_evaluation
 from reason_llm.errors import ConfigError, printable
 from reason_llm.evaluate import accuracy
-from reason_llm.evaluate.held_out import prove_sampler_is_policy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
@@ -35,7 +34,7 @@ from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import folder as run_folder
 from reason_llm.run.prepare import quiet_libraries
-from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
+from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.score import Scorer
 
 MOST_WAVE_PROMPTS = 64

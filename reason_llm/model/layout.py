@@ -1,9 +1,11 @@
-"""Rollouts become micro-batches, filled to a token budget: rows padded on the right, or laid end to
-end in one row ("varlen").
+"""How rows lie in a micro-batch: padded on the right, or end to end in one row ("varlen").
 
 Right padding needs no attention mask: under causal attention no token sees what comes after it.
 End to end there is no padding, and a prompt stands once for all its completions in the micro-batch:
 they have the same keys and values of it, and its gradient is the sum of what each would give.
+
+The shift is here: the hidden state of token t - 1 predicts token t, and entry t of every per-token
+tensor belongs to token t.
 """
 
 from collections.abc import Sequence
@@ -12,99 +14,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, Segments
-
-MOST_PADDING = 0.05
-"""Of all tokens that go through the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A prompt with one completion, as the learner needs it."""
-
-    name: str
-    """For messages: the prompt's id and the completion's index."""
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    sampler_logprobs: tuple[float, ...]
-    advantage: float
-    reward: float = 0.0
-    is_truncated: bool = False
-    """Cut off by the token limit."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and completion together."""
-        return len(self.prompt_ids) + len(self.completion_ids)
-
-
-def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget, longest rows first, and no more than
-    ``MOST_PADDING`` of all is padding.
-
-    A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
-    suffice, it shows at once.
-    """
-    batches: list[list[int]] = []
-    real = padded = 0  # tokens of all batches so far, without padding and with it
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        # The first row of a batch is its longest.
-        longest = lengths[batches[-1][0]] if batches else 0
-        fits = batches and (len(batches[-1]) + 1) * longest <= budget_tokens
-        real += lengths[index]
-        if fits and padded + longest - real <= MOST_PADDING * (padded + longest):
-            batches[-1].append(index)
-            padded += longest
-        else:
-            batches.append([index])
-            padded += lengths[index]
-    return batches
-
-
-def packed_batches(rollouts: Sequence[Rollout], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that all tokens together are within the budget, those of a prompt counted
-    once; completions of a prompt side by side, the group with the longest row first.
-
-    A row longer than the budget is a micro-batch of its own.
-    """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, rollout in enumerate(rollouts):
-        groups.setdefault(rollout.prompt_ids, []).append(index)
-    for group in groups.values():
-        group.sort(key=lambda i: (-rollouts[i].num_tokens, i))
-    batches: list[list[int]] = []
-    tokens = keys = 0  # of the last batch
-    prompts: set[tuple[int, ...]] = set()
-    for group in sorted(groups.values(), key=lambda g: (-rollouts[g[0]].num_tokens, g[0])):
-        for index in group:
-            row = rollouts[index]
-            more = len(row.completion_ids) if row.prompt_ids in prompts else row.num_tokens
-            fits = tokens + more <= budget_tokens
-            if batches and fits and keys + row.num_tokens <= MOST_KEYS_PER_TOKEN * budget_tokens:
-                batches[-1].append(index)
-                tokens, keys = tokens + more, keys + row.num_tokens
-            else:
-                batches.append([index])
-                tokens = keys = row.num_tokens
-                prompts = set()
-            prompts.add(row.prompt_ids)
-    return batches
+from reason_llm.model.attention import Segments
+from reason_llm.model.datum import Datum
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rollouts end to end in one row of N tokens, M of which are predicted by it and trained."""
+    """Rows end to end in one row of N tokens, M of which are predicted by it and trained."""
 
     ids_1N: Tensor
     positions_1N: Tensor
-    """Of each token in its own rollout."""
+    """Of each token in its own row."""
     predictors_M: Tensor
-    """Where in the row the hidden state stands that predicts each completion token, in order."""
+    """Place of the hidden state that predicts each trained token, in order."""
     segments: Segments
 
 
-def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> Layout:
-    """Each rollout as a whole, or its completion alone where its prompt stands already."""
+def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
+    """Each row as a whole, or what follows its prompt where the prompt stands already."""
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
@@ -112,21 +39,21 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> Layout:
     query_lengths: list[int] = []
     key_lengths: list[int] = []
     starts: dict[tuple[int, ...], int] = {}
-    for rollout in rollouts:
-        prompt, start = rollout.prompt_ids, len(ids)
+    for datum in data:
+        prompt, start = datum.prompt_ids, len(ids)
         is_new = prompt not in starts
-        added = prompt + rollout.completion_ids if is_new else rollout.completion_ids
         at = starts.setdefault(prompt, start)
-        ids += added
+        skipped = 0 if is_new else len(prompt)
+        ids += datum.ids[skipped:]
+        positions += range(skipped, datum.num_tokens)
         own = range(start, len(ids))
-        positions += range(rollout.num_tokens - len(added), rollout.num_tokens)
-        # The prompt's last token predicts the first of each of its completions.
-        first = len(ids) - len(rollout.completion_ids)
-        predictors += [at + len(prompt) - 1, *range(first, len(ids) - 1)]
-        keys += [*(() if is_new else range(at, at + len(prompt))), *own]
-        query_lengths.append(len(added))
-        key_lengths.append(rollout.num_tokens)
-    is_shared = len(starts) < len(rollouts)
+        # The prompt's last token predicts the first one of each of its completions.
+        places = [*range(at, at + skipped), *own]
+        predictors += [places[t - 1] for t, is_trained in enumerate(datum.trained) if is_trained]
+        keys += places
+        query_lengths.append(len(own))
+        key_lengths.append(datum.num_tokens)
+    is_shared = len(starts) < len(data)
     return Layout(
         ids_1N=torch.tensor([ids], device=device),
         positions_1N=torch.tensor([positions], device=device),
@@ -135,14 +62,23 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> Layout:
     )
 
 
-def collate(rollouts: Sequence[Rollout], device: torch.device) -> tuple[Tensor, Tensor]:
-    """ids_BT (int64) and mask_BT (True on completion tokens), padded on the right."""
-    longest = max(rollout.num_tokens for rollout in rollouts)
-    ids_BT = torch.zeros(len(rollouts), longest, dtype=torch.long)
-    mask_BT = torch.zeros(len(rollouts), longest, dtype=torch.bool)
-    for row, rollout in enumerate(rollouts):
-        ids_BT[row, : rollout.num_tokens] = torch.tensor(
-            rollout.prompt_ids + rollout.completion_ids
-        )
-        mask_BT[row, len(rollout.prompt_ids) : rollout.num_tokens] = True
+def collate(data: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor]:
+    """ids_BT (int64) and mask_BT (True on trained tokens), padded on the right."""
+    longest = max(datum.num_tokens for datum in data)
+    ids_BT = torch.zeros(len(data), longest, dtype=torch.long)
+    mask_BT = torch.zeros(len(data), longest, dtype=torch.bool)
+    for row, datum in enumerate(data):
+        ids_BT[row, : datum.num_tokens] = torch.tensor(datum.ids)
+        mask_BT[row, : datum.num_tokens] = torch.tensor(datum.trained)
     return ids_BT.to(device), mask_BT.to(device)
+
+
+def collate_columns(data: Sequence[Datum], device: torch.device) -> dict[str, Tensor]:
+    """Columns that every row has, as (B, T) in float32, 0 in the padding."""
+    names = set.intersection(*(set(datum.columns) for datum in data))
+    return {
+        name: torch.nn.utils.rnn.pad_sequence(
+            [datum.columns[name].to(device).float() for datum in data], batch_first=True
+        )
+        for name in sorted(names)
+    }

@@ -1,7 +1,7 @@
 """Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward
 or backward.
 
-The shift is here (and, for rows that lie end to end, in ``packing.lay_out``): hidden state t - 1
+The shift is here (and, for rows that lie end to end, in ``layout.lay_out``): hidden state t - 1
 predicts token t, and entry t of the result belongs to token t.
 
 Shapes: B rows, T tokens, N trained tokens, V vocabulary, D hidden.
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from reason_llm.model.base import Model
+from reason_llm.model.layout import Layout
 
 CHUNK_ELEMENTS = 2**23
 """Logits of a chunk where nobody says how many tokens it has; 32 MiB in float32."""
@@ -223,3 +226,43 @@ def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: boo
     if adapted:  # autograd's, the entropy's gradient included
         return vocabulary * 4 * (6 if softcap else 5)
     return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
+
+
+def policy_logprobs(
+    model: Model,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    temperature: float,
+    entropy_gradient: bool = False,
+    layout: Layout | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (B, T) of the masked tokens under the model as it is now.
+
+    Args:
+        layout: of the same rollouts; with it the model sees them end to end in one row.
+        chunk_tokens: as ``token_logprobs`` takes it.
+    """
+    if layout is None:
+        hidden_ND = model.hidden_states(ids_BT)[:, :-1][mask_BT[:, 1:]]
+    else:
+        hidden_1ND = model.hidden_states(
+            layout.ids_1N, position_ids=layout.positions_1N, segments=layout.segments
+        )
+        hidden_ND = hidden_1ND[0].index_select(0, layout.predictors_M)
+    logprobs_N, entropies_N = target_logprobs(
+        hidden_ND,
+        ids_BT[mask_BT],
+        model.head.weight,
+        model.head.bias,
+        temperature,
+        chunk_tokens,
+        softcap=model.softcap,
+        entropy_gradient=entropy_gradient,
+        adapter=model.head_adapter(hidden_ND),
+    )
+    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
+    return (
+        zeros_BT.masked_scatter(mask_BT, logprobs_N),
+        zeros_BT.masked_scatter(mask_BT, entropies_N),
+    )

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import orjson
 
 from reason_llm.config import file as config_file
@@ -242,13 +241,6 @@ class RolloutBuffer:
 def lock(path: Path) -> FileLock:
     """The lock of the buffer at ``path``."""
     return FileLock(path.with_name(f".{path.name}.lock"), what=f"the rollout buffer {path}")
-
-
-def shortest_decimals(values: Any) -> Any:
-    """Float32 numbers in an array of any shape as nested lists of the shortest decimals that stand
-    for them: exact, and short in the buffer."""
-    array = np.asarray(values, dtype=np.float32)
-    return orjson.loads(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def to_bytes(document: Document, *, compressed: bool = False) -> bytes:

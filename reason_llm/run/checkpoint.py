@@ -4,12 +4,10 @@ thread; the last n are kept.
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
 
-Between two optimizer steps of step 12, ``step-00000012.0003`` is the state after three of them,
-with what else the learner needs in ``learning.safetensors``; the next one takes its place.
-
 Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
 own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
-randomness of a run is a function of its seed and the step, so there is no generator state to keep.
+randomness of a run is a function of its seed and the step, so there is no generator state to keep,
+and nothing is saved inside a step: it is learned again from its rollouts, to the same bits.
 """
 
 import hashlib
@@ -40,7 +38,7 @@ from reason_llm.train import optim
 
 FORMAT = 2
 MOST_STATE_BYTES = 64 * MIB
-OPTIMIZER, LEARNING = "optimizer.safetensors", "learning.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +53,6 @@ class RunState:
     """The checkpoint it was read from; None for a run that has not begun."""
     drawn: int = 0
     """Prompts taken from the order so far, those of dropped groups included."""
-    updates: int = 0
-    """Optimizer steps taken inside step ``step``."""
     micro_batch_tokens: int | None = None
     """What out of memory left of the plan's; None while it holds."""
 
@@ -78,8 +74,6 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders:
         return fresh(name, config)
     state = _newest_whole(folders)
-    if state.updates and state.step >= config["run"]["steps"]:  # they were lowered
-        state = _newest_whole([each for each in folders if not _is_inside(each)])
     changes = config_file.changes(state.run.config, config)
     if changes.refused:
         raise CheckpointError(
@@ -108,7 +102,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     if os.path.lexists(path / "state.json"):
         folders = [path.resolve()]
     elif os.path.lexists(path):
-        folders = [each for each in listing(path) if not _is_inside(each)]
+        folders = listing(path)
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
@@ -116,11 +110,6 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     source = _newest_whole(folders)
     same = ("model.path", "model.adapter.", "train.optimizer")
-    if source.updates:
-        raise CheckpointError(
-            f"run.resume={path} stands inside a step, whose rollouts are its run's; name the "
-            "checkpoint of a whole step"
-        )
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused
@@ -143,14 +132,14 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
 def listing(run_folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first; not what a user put beside them, such as copies."""
     found = _checkpoints(run_folder).glob("step-*")
-    return sorted(each for each in found if re.fullmatch(r"step-\d{8}(\.\d{4,})?", each.name))
+    return sorted(each for each in found if re.fullmatch(r"step-\d{8}", each.name))
 
 
 def needed_from(run_folder: Path) -> int:
     """The first step whose rollouts may be needed again: that of the checkpoint before the newest,
     from which a run goes on where the newest is damaged."""
-    whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
-    return min((int(folder.name.removeprefix("step-")) for folder in whole[-2:]), default=0)
+    whole = listing(run_folder)[-2:]
+    return min((int(folder.name.removeprefix("step-")) for folder in whole), default=0)
 
 
 def read(folder: Path) -> RunState:
@@ -167,7 +156,7 @@ def read(folder: Path) -> RunState:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value.pop("sha256") != _digest(value):
             raise ValueError("state.json is not what was written")
-        needed = {adapters.WEIGHTS, OPTIMIZER} | ({LEARNING} if value["updates"] else set())
+        needed = {adapters.WEIGHTS, OPTIMIZER}
         if missing := needed - value["files"].keys():
             raise ValueError(f"{min(missing)} is missing")
         for file, expected in value["files"].items():
@@ -179,7 +168,6 @@ def read(folder: Path) -> RunState:
             count_from_json(value, "step"),
             folder,
             count_from_json(value, "drawn"),
-            count_from_json(value, "updates"),
             None if tokens is None else count_from_json(value, "micro_batch_tokens"),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -210,74 +198,56 @@ def save(
     optimizer: torch.optim.Optimizer,
     keep: int,
     writer: BackgroundWriter,
-    learning: dict[str, Tensor] | None = None,
 ) -> RunState:
     """Have ``state`` written with the adapter and the optimizer as they are now; whole or not at
     all. The state, with its folder.
 
     Args:
-        keep: how many of whole steps are kept.
-        learning: the learner's tensors inside a step.
+        keep: how many checkpoints are kept.
 
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
     """
-    inside = f".{state.updates:04d}" if state.updates else ""
-    target = _checkpoints(run_folder) / f"step-{state.step:08d}{inside}"
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
     adapter = adapters.snapshot(policy)
-    tensors = {OPTIMIZER: optim.state_tensors(optimizer)}
-    if learning is not None:
-        tensors[LEARNING] = learning
-    copies = {
-        file: {name: _copy(value) for name, value in of_file.items()}
-        for file, of_file in tensors.items()
-    }
+    optimizer_state = {k: _copy(value) for k, value in optim.state_tensors(optimizer).items()}
 
     def write() -> None:
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
             adapter.write(folder)
-            for file, of_file in copies.items():
-                save_file(of_file, str(folder / file))
+            save_file(optimizer_state, str(folder / OPTIMIZER))
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
                 "drawn": state.drawn,
-                "updates": state.updates,
                 "micro_batch_tokens": state.micro_batch_tokens,
                 "run": asdict(state.run),
                 "files": {file.name: _file_entry(file) for file in sorted(folder.iterdir())},
             }
             value["sha256"] = _digest(value)
             (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-        whole = [folder for folder in listing(run_folder) if not _is_inside(folder)]
-        for old in listing(run_folder):
-            if old != target and (_is_inside(old) or old in whole[:-keep]):
+        for old in listing(run_folder)[:-keep]:
+            if old != target:
                 _remove(old)
 
     writer.submit(write)
     return replace(state, folder=target)
 
 
-def restore(
-    state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor] | None:
+def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
     """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
     not begun.
-
-    Returns:
-        The learner's tensors, if it is a state inside a step.
 
     Raises:
         CheckpointError: its files are damaged or of another adapter.
     """
     if state.folder is None:
-        return None
+        return
     try:
         adapters.load(policy, state.folder)
         optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
-        return load_file(str(state.folder / LEARNING)) if state.updates else None
     except CheckpointError:
         raise  # a ValueError, too
     except (OSError, SafetensorError, ValueError) as error:
@@ -318,10 +288,6 @@ def _remove(folder: Path) -> None:
 
 def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _is_inside(folder: Path) -> bool:
-    return "." in folder.name
 
 
 def _checkpoints(run_folder: Path) -> Path:

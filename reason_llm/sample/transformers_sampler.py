@@ -19,9 +19,8 @@ from transformers import DynamicCache
 
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
-from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import shortest_decimals
-from reason_llm.sample import Progress, SamplingParams
+from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
+from reason_llm.sample.protocol import Progress, SamplingParams
 
 
 class TransformersSampler:

@@ -14,9 +14,8 @@ import torch
 
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model
-from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import shortest_decimals
-from reason_llm.sample import Progress, SamplingParams
+from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
+from reason_llm.sample.protocol import Progress, SamplingParams
 
 
 class VllmSampler:

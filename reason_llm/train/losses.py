@@ -9,12 +9,20 @@ a row has one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from reason_llm.config.algorithms import Aggregation, Algorithm, Correction, KLEstimator, Ratio
+from reason_llm.config.algorithms import (
+    Aggregation,
+    Algorithm,
+    Correction,
+    KLEstimator,
+    Ratio,
+    Surrogate,
+)
 
 VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 """(k, lambda) of VESPO's weight for advantages from 0 up, and below."""
@@ -22,48 +30,91 @@ VESPO_LOG_RATIO = (-18.420680743952367, 20.0)
 """Where VESPO's sequence log-ratio is cut off: log 1e-8 and 20, as its authors do."""
 
 
-def policy_loss(
-    algorithm: Algorithm,
-    logprobs_BT: Tensor,
-    old_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    correction_BT: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The surrogate of the algorithm's row, token by token.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a surrogate is a function of: tensors (B, T), entry t of token t."""
 
-    Args:
-        correction_BT: weights of ``sampler_correction``, for VESPO, which takes them into its
-            ratio; the others are multiplied by them outside.
+    logprobs_BT: Tensor
+    """Of the policy as it is now, with gradient."""
+    old_BT: Tensor
+    """Of the policy before the step."""
+    advantages_BT: Tensor
+    """Or (B, 1) where a row has one."""
+    mask_BT: Tensor
+    """True where a token is trained."""
+    weights_BT: Tensor | None = None
+    """``importance_weights`` for a sampler that is not quite the policy; None: all 1."""
+
+
+def policy_loss(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    """The surrogate of the algorithm's row, token by token, importance weights included.
 
     Returns:
         loss_BT, and clipped_BT: True where a clip took the token's gradient away.
-    """  # fmt: skip
-    if algorithm.surrogate == "reinforce":
-        return -advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
-    if algorithm.surrogate == "gmpo":
-        return geometric_mean(
-            logprobs_BT - old_BT, advantages_BT, mask_BT, algorithm.clip_low, algorithm.clip_high
-        )
-    if algorithm.surrogate == "vespo":
-        is_whole = algorithm.correction.startswith("sequence")
-        weights_BT = vespo_weights(
-            logprobs_BT - old_BT, advantages_BT, mask_BT, correction_BT, is_whole
-        )
-        return -weights_BT * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
-    ratio_BT = importance_ratio(logprobs_BT, old_BT, mask_BT, algorithm.ratio)
-    if algorithm.surrogate == "cispo":
-        weight_BT = ratio_BT.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high).detach()
-        return -weight_BT * advantages_BT * logprobs_BT, torch.zeros_like(mask_BT)
-    if algorithm.surrogate == "sapo":
-        temperatures = (algorithm.temperature_positive, algorithm.temperature_negative)
-        return -soft_gate(ratio_BT, advantages_BT, *temperatures) * advantages_BT, torch.zeros_like(
-            mask_BT
-        )
+    """
+    loss_BT, clipped_BT = SURROGATES[row.surrogate](row, terms)
+    if terms.weights_BT is not None and row.surrogate not in TAKE_WEIGHTS_THEMSELVES:
+        loss_BT = loss_BT * terms.weights_BT
+    return loss_BT, clipped_BT
+
+
+def _reinforce(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    return -terms.advantages_BT * terms.logprobs_BT, torch.zeros_like(terms.mask_BT)
+
+
+def _clip(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    ratio_BT = _ratio(row, terms)
     return clipped_surrogate(
-        ratio_BT, advantages_BT, algorithm.clip_low, algorithm.clip_high,
-        algorithm.delta, algorithm.dual_clip,
-    )  # fmt: skip
+        ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta, row.dual_clip
+    )
+
+
+def _cispo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    weight_BT = _ratio(row, terms).clamp(1 - row.clip_low, 1 + row.clip_high).detach()
+    loss_BT = -weight_BT * terms.advantages_BT * terms.logprobs_BT
+    return loss_BT, torch.zeros_like(terms.mask_BT)
+
+
+def _sapo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    gate_BT = soft_gate(
+        _ratio(row, terms), terms.advantages_BT, row.temperature_positive, row.temperature_negative
+    )
+    return -gate_BT * terms.advantages_BT, torch.zeros_like(terms.mask_BT)
+
+
+def _gmpo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    log_ratio_BT = terms.logprobs_BT - terms.old_BT
+    return geometric_mean(
+        log_ratio_BT, terms.advantages_BT, terms.mask_BT, row.clip_low, row.clip_high
+    )
+
+
+def _vespo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    weights_BT = vespo_weights(
+        terms.logprobs_BT - terms.old_BT,
+        terms.advantages_BT,
+        terms.mask_BT,
+        terms.weights_BT,
+        is_whole=row.correction.startswith("sequence"),
+    )
+    loss_BT = -weights_BT * terms.advantages_BT * terms.logprobs_BT
+    return loss_BT, torch.zeros_like(terms.mask_BT)
+
+
+def _ratio(row: Algorithm, terms: Terms) -> Tensor:
+    return importance_ratio(terms.logprobs_BT, terms.old_BT, terms.mask_BT, row.ratio)
+
+
+SURROGATES: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]] = {
+    "reinforce": _reinforce,
+    "clip": _clip,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "gmpo": _gmpo,
+    "vespo": _vespo,
+}
+TAKE_WEIGHTS_THEMSELVES = ("vespo",)
+"""Surrogates whose own ratio holds the importance weights."""
 
 
 def importance_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: Ratio) -> Tensor:
@@ -205,7 +256,7 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstima
     return torch.zeros_like(log_ratio_BT)
 
 
-def sampler_correction(
+def importance_weights(
     old_BT: Tensor,
     sampler_BT: Tensor,
     mask_BT: Tensor,

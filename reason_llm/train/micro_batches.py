@@ -1,4 +1,5 @@
-"""Out of memory is an event, not an end: the work begins again in smaller micro-batches."""
+"""Micro-batches within a token budget; out of memory is an event, not an end: the work begins again
+in smaller ones."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
-from reason_llm.model import layout as packing
-from reason_llm.model.layout import Rollout
+from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.datum import Datum
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class MicroBatches:
 
     def run(
         self,
-        rollouts: Sequence[Rollout],
+        data: Sequence[Datum],
         work: Callable[[list[int]], None],
         restart: Callable[[], None],
     ) -> None:
@@ -40,13 +41,13 @@ class MicroBatches:
         Raises:
             OutOfMemory: a rollout alone in its micro-batch is too much.
         """
-        lengths = [rollout.num_tokens for rollout in rollouts]
+        lengths = [datum.num_tokens for datum in data]
         while True:
             try:
                 for batch in (
-                    packing.packed_batches(rollouts, self.tokens)
+                    packed_batches(data, self.tokens)
                     if self.is_packed
-                    else packing.micro_batches(lengths, self.tokens)
+                    else padded_batches(lengths, self.tokens)
                 ):
                     work(batch)
                 return
@@ -110,3 +111,61 @@ def set_rng_states(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if states[1:]:
         torch.cuda.set_rng_state_all(states[1:])
+
+
+MOST_PADDING = 0.05
+"""Of all tokens that go through the model."""
+
+
+def padded_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Indices grouped so that rows * longest row <= budget, longest rows first, and no more than
+    ``MOST_PADDING`` of all is padding.
+
+    A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
+    suffice, it shows at once.
+    """
+    batches: list[list[int]] = []
+    real = padded = 0  # tokens of all batches so far, without padding and with it
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        # The first row of a batch is its longest.
+        longest = lengths[batches[-1][0]] if batches else 0
+        fits = batches and (len(batches[-1]) + 1) * longest <= budget_tokens
+        real += lengths[index]
+        if fits and padded + longest - real <= MOST_PADDING * (padded + longest):
+            batches[-1].append(index)
+            padded += longest
+        else:
+            batches.append([index])
+            padded += lengths[index]
+    return batches
+
+
+def packed_batches(data: Sequence[Datum], budget_tokens: int) -> list[list[int]]:
+    """Indices grouped so that all tokens together are within the budget, those of a prompt counted
+    once; completions of a prompt side by side, the group with the longest row first.
+
+    A row longer than the budget is a micro-batch of its own.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, datum in enumerate(data):
+        groups.setdefault(datum.prompt_ids, []).append(index)
+    for group in groups.values():
+        group.sort(key=lambda i: (-data[i].num_tokens, i))
+    batches: list[list[int]] = []
+    tokens = keys = 0  # of the last batch
+    prompts: set[tuple[int, ...]] = set()
+    for group in sorted(groups.values(), key=lambda g: (-data[g[0]].num_tokens, g[0])):
+        for index in group:
+            row = data[index]
+            prompt = row.prompt_ids
+            more = row.num_tokens - (len(prompt) if prompt in prompts else 0)
+            fits = tokens + more <= budget_tokens
+            if batches and fits and keys + row.num_tokens <= MOST_KEYS_PER_TOKEN * budget_tokens:
+                batches[-1].append(index)
+                tokens, keys = tokens + more, keys + row.num_tokens
+            else:
+                batches.append([index])
+                tokens = keys = row.num_tokens
+                prompts = set()
+            prompts.add(prompt)
+    return batches

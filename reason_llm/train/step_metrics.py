@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-COUNTS = ("tokens", "passed", "padding", "updates", "left_out", "mismatch_max", "rate")
 RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
 
 
@@ -33,7 +32,7 @@ class Tally:
         mask_BT: Tensor,
         passed: int,
         padding: int,
-        values: dict[str, Tensor],
+        values: Mapping[str, Tensor],
         log_ratio_BT: Tensor,
         mismatch_BT: Tensor | None,
     ) -> None:
@@ -77,32 +76,6 @@ class Tally:
         self.log_ratios += other.log_ratios
         for name, value in other.sums.items():
             self._add(name, value)
-
-    def state(self) -> dict[str, Tensor]:
-        """All of it as tensors, from which ``of_state`` makes an equal tally."""
-        counts = [getattr(self, name) for name in COUNTS]
-        sums = {
-            f"sum.{name}": value.detach().clone()
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64)
-            for name, value in self.sums.items()
-        }
-        log_ratios = torch.cat(self.log_ratios) if self.log_ratios else torch.empty(0)
-        return sums | {
-            "counts": torch.tensor(counts, dtype=torch.float64), "log_ratios": log_ratios
-        }  # fmt: skip
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Tensor], device: torch.device) -> "Tally":
-        """What ``state`` gave, its sums on ``device`` again."""
-        tally = cls(log_ratios=[state["log_ratios"]])
-        for name, count in zip(COUNTS, state["counts"].tolist(), strict=True):
-            setattr(tally, name, type(getattr(tally, name))(count))
-        for key, value in state.items():
-            if key.startswith("sum."):
-                is_number = value.dtype == torch.float64
-                tally.sums[key[4:]] = float(value) if is_number else value.to(device)
-        return tally
 
     @property
     def largest_log_ratio(self) -> float:

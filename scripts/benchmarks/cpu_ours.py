@@ -18,20 +18,22 @@ import torch
 from benchmarks.cpu_worker import Turns, check_lengths, read_workload
 from benchmarks.cpu_workloads import SEED, Workload
 from reason_llm.config import Config
+from reason_llm.config.algorithms import Algorithm
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.model import base
 from reason_llm.model.base import Model
+from reason_llm.model.datum import to_data
 from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.buffer import RolloutBuffer, RunIdentity
-from reason_llm.sample import SamplingParams, sampling
-from reason_llm.sample.transformers_sampler import TransformersSampler
+from reason_llm.sample import SamplingParams, TransformersSampler, sampling
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.scored import with_advantages
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
@@ -66,7 +68,7 @@ def main() -> None:
         learner = Learner(model, _settings(config, plan))
         for step in range(len(workload.steps)):
             turns.wait()
-            turns.answer(_step(workload, step, plan, learner, buffer))
+            turns.answer(_step(workload, step, plan, learner, buffer, config.algorithm.row()))
         turns.finish()
 
 
@@ -109,10 +111,9 @@ def _plan(config: Config, workload: Workload) -> Plan:
 
 def _settings(config: Config, plan: Plan) -> LearningSettings:
     return LearningSettings(
-        algorithm=config.algorithm.row(),
+        objective=PolicyGradient(config.algorithm.row(), config.sample.max_new_tokens),
         train=config.train,
         temperature=config.sample.temperature,
-        max_new_tokens=config.sample.max_new_tokens,
         micro_batch_tokens=plan.micro_batch_tokens,
         seed=SEED,
         total_optimizer_steps=config.run.steps,
@@ -121,7 +122,12 @@ def _settings(config: Config, plan: Plan) -> LearningSettings:
 
 
 def _step(
-    workload: Workload, step: int, plan: Plan, learner: Learner, buffer: RolloutBuffer
+    workload: Workload,
+    step: int,
+    plan: Plan,
+    learner: Learner,
+    buffer: RolloutBuffer,
+    algorithm: Algorithm,
 ) -> dict[str, float]:
     model, prompts = learner.model, workload.steps[step]
     started = time.perf_counter()
@@ -132,13 +138,13 @@ def _step(
     sampled = time.perf_counter()
     groups = _scored(workload, groups)
     if not workload.learner_only:
-        buffer.write(step, with_advantages(groups, learner.settings.algorithm))
+        buffer.write(step, with_advantages(groups, algorithm))
         groups = buffer.groups(step)
     else:
-        groups = with_advantages(groups, learner.settings.algorithm)
+        groups = with_advantages(groups, algorithm)
     ready = time.perf_counter()
     with learning(learner):
-        learner.learn(step, groups, lambda rows: None)
+        learner.learn(step, to_data(groups), lambda rows: None)
     ended = time.perf_counter()
     lengths = [len(c.token_ids) for group in groups for c in group.completions]
     check_lengths(workload, lengths)

@@ -10,17 +10,22 @@ from transformers import AutoTokenizer
 from benchmarks import device, models
 from benchmarks.work import TARGETS, Outcome, Work
 from reason_llm.config import Config
+from reason_llm.config.algorithms import resolve
 from reason_llm.model.base import Model, default_device, meta_model
+from reason_llm.model.datum import to_data
 from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter
 from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import SamplingParams, sampling
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample import SamplingParams, VllmSampler, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.scored import with_advantages
+
+ALGORITHM = {"name": "grpo", "kl": "none"}
+ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM
 
 
 class FixedLengthSampler(VllmSampler):
@@ -50,7 +55,7 @@ def config_of(work: Work, backend: Literal["native", "unsloth"]) -> Config:
                 "completions_per_prompt": work.completions,
                 "max_new_tokens": work.completion_tokens,
             },
-            "algorithm": {"name": "grpo", "kl": "none"},
+            "algorithm": ALGORITHM,
             "train": {
                 "learning_rate": 1e-5,
                 "packing": "padded" if backend == "unsloth" else "varlen",
@@ -87,10 +92,9 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
     outcome = Outcome()
     with Model(config.model, tokenizer, 0, plan.engine, checkpointing=True) as model:
         settings = LearningSettings(
-            replace(config.algorithm.row(), correction="token_truncate"),  # as auto is with vLLM
+            PolicyGradient(ROW, work.completion_tokens),
             config.train,
             config.sample.temperature,
-            work.completion_tokens,
             plan.micro_batch_tokens,
             seed=0,
             total_optimizer_steps=work.steps,
@@ -132,7 +136,7 @@ class _Stage:
             sampling_seconds = _seconds(
                 lambda: groups.extend(sampler.sample(prompts, params, step, _quiet))
             )
-        scored = _rewarded(groups, self.learner)
+        scored = to_data(_rewarded(groups))
         found["release_seconds"] = _seconds(model.engine.release)
         with learning(self.learner), self.meter.phase() as learned:
             learning_seconds = _seconds(lambda: self.learner.learn(step, scored, lambda n: None))
@@ -150,7 +154,7 @@ class _Stage:
         }
 
 
-def _rewarded(groups: list[Group], learner: Learner) -> list[Group]:
+def _rewarded(groups: list[Group]) -> list[Group]:
     """With rewards that differ within each group: an even one would need no pass."""
     return with_advantages(
         [
@@ -160,7 +164,7 @@ def _rewarded(groups: list[Group], learner: Learner) -> list[Group]:
             )
             for g in groups
         ],
-        learner.settings.algorithm,
+        ROW,
     )
 
 

@@ -23,8 +23,7 @@ from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Prompt
-from reason_llm.sample import SamplingParams
-from reason_llm.sample.transformers_sampler import TransformersSampler, stream
+from reason_llm.sample import SamplingParams, TransformersSampler, stream
 
 
 @pytest.fixture

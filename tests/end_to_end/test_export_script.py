@@ -34,13 +34,12 @@ from reason_llm.evaluate.evaluation import run_evaluation
 from reason_llm.evaluate.request import make_request
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.layout import Rollout
+from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.rollout import Prompt
 from reason_llm.run.buffer import read_document
 from reason_llm.run.folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.preparation import to_rollouts
 
 EXPORT = ROOT / "scripts" / "export.py"
 Call = Callable[..., tuple[int, str, str]]
@@ -83,8 +82,8 @@ def policy_of(run: Path, dtype: torch.dtype) -> Any:
     return PeftModel.from_pretrained(base, run / "adapter").eval()
 
 
-def rollouts_of(run: Path) -> list[Rollout]:
-    return to_rollouts(read_document(run.parent.parent / "buffer.json").groups)
+def rollouts_of(run: Path) -> list[Datum]:
+    return to_data(read_document(run.parent.parent / "buffer.json").groups)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 0.5)])
@@ -128,7 +127,7 @@ def test_vllm_loads_the_export_and_says_the_same(call: Call, run: Path, tmp_path
         with sampling(model, 0) as sampler:
             groups = sampler.sample(prompts, SamplingParams(2, 32), 0, lambda tokens, items: None)
         del sampler
-    rollouts = to_rollouts(groups)
+    rollouts = to_data(groups)
     theirs = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
     ours = parity.logprobs(policy_of(run, torch.float32), rollouts, 1.0)
     assert len(ours) > 200

@@ -19,8 +19,7 @@ from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
 from reason_llm.config.file import load
 from reason_llm.run import metrics
-from reason_llm.sample import SamplingParams
-from reason_llm.sample.transformers_sampler import TransformersSampler
+from reason_llm.sample import SamplingParams, TransformersSampler
 
 QUIET = Console("quiet")
 

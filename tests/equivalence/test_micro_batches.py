@@ -15,10 +15,12 @@ from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
+from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import to_rollouts, with_advantages
+from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.scored import with_advantages
 
 
 def groups(seed: int = 0, flat: bool = False) -> list[Group]:
@@ -43,10 +45,9 @@ def groups(seed: int = 0, flat: bool = False) -> list[Group]:
 def learner(model: Model, row: Algorithm, budget: int = 4096, **train: Any) -> Learner:
     section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False, **train})
     settings = LearningSettings(
-        algorithm=row,
+        objective=PolicyGradient(row, 32),
         train=section,
         temperature=0.9,
-        max_new_tokens=32,
         micro_batch_tokens=budget,
         seed=0,
         total_optimizer_steps=10,
@@ -62,7 +63,7 @@ def gradient(model: Model, row: Algorithm, budget: int, data: list[Group], **tra
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
     with learning(made):
-        metrics = made.learn(0, with_advantages(data, row), lambda items: None)
+        metrics = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
     return seen[-1], metrics
 
 
@@ -164,7 +165,7 @@ def second_gradient(model: Model, row: Algorithm, budget: int, data: list[Group]
     )
     before = [p.detach().clone() for p in made.parameters]
     with learning(made):
-        metrics = made.learn(0, with_advantages(data, row), lambda items: None)
+        metrics = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
     for parameter, old in zip(made.parameters, before, strict=True):
         parameter.data.copy_(old)
     assert len(seen) == 2
@@ -220,12 +221,12 @@ def test_gradient_points_to_the_better_answer(model: Model) -> None:
     made = learner(model, row)
 
     def likelihoods() -> list[float]:
-        return [float(t.sum()) for t in made._logprobs_of(to_rollouts(data))[0]]
+        return [float(t.sum()) for t in made.logprobs(to_data(data))[0]]
 
     before = likelihoods()
     with learning(made):
         for step in range(3):
-            made.learn(step, data, lambda items: None)
+            made.learn(step, to_data(data), lambda items: None)
     after = likelihoods()
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
@@ -240,9 +241,9 @@ def test_kl_holds_the_policy_to_the_base(model: Model) -> None:
     ]
     made = learner(model, row)
     with learning(made):
-        first = made.learn(0, with_advantages(data, row), lambda items: None)
+        first = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
         for step in range(1, 6):
-            last = made.learn(step, with_advantages(data, row), lambda items: None)
+            last = made.learn(step, to_data(with_advantages(data, row)), lambda items: None)
     assert 0 < last["train/kl"] < 0.7 * first["train/kl"]
 
 
@@ -257,7 +258,7 @@ def test_several_optimizer_steps_use_each_rollout_once_an_epoch(model: Model) ->
     made.optimizer.register_step_pre_hook(count)
     told: list[int] = []
     with learning(made):
-        made.learn(0, with_advantages(groups(), ALGORITHMS["dapo"]), told.append)
+        made.learn(0, to_data(with_advantages(groups(), ALGORITHMS["dapo"])), told.append)
     assert steps == 6
     assert sum(told) == 2 * 16
 
@@ -271,6 +272,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(model: Model) -> Non
     made = learner(model, row, budget=60)
     before = [p.detach().clone() for p in made.parameters]
     with pytest.raises(TrainingError, match=r"step 4: the loss is nan on .*p2#1"), learning(made):
-        made.learn(4, data, lambda items: None)
+        made.learn(4, to_data(data), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     assert not model.policy.training

@@ -21,17 +21,19 @@ from equivalence.test_micro_batches import gradient, groups
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError
-from reason_llm.model import attention as packed_attention, layout as packing
+from reason_llm.model import attention as packed_attention, layout as layouts
 from reason_llm.model.attention import FAMILIES, Segments, attend
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.layout import Rollout
+from reason_llm.model.canary import prove_packing
+from reason_llm.model.datum import Datum, to_data
+from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.policy import policy_logprobs, prove_packing
+from reason_llm.train.objectives import PolicyGradient
 
 CPU = torch.device("cpu")
 
 
-def rollouts(vocabulary: int = 250) -> list[Rollout]:
+def rollouts(vocabulary: int = 250) -> list[Datum]:
     """Three prompts with 3, 1 and 4 completions of 1 to 24 tokens, mixed."""
     generator = torch.Generator().manual_seed(3)
 
@@ -40,14 +42,14 @@ def rollouts(vocabulary: int = 250) -> list[Rollout]:
 
     prompts = [ids(21), ids(1), ids(9)]
     return [
-        Rollout(str(i), prompts[p], ids(length), (-1.0,) * length, 1.0)
+        Datum.of(prompts[p], ids(length), str(i))
         for i, (p, length) in enumerate(
             [(0, 5), (2, 24), (0, 1), (1, 17), (2, 1), (0, 24), (2, 2), (2, 12)]
         )
     ]
 
 
-def dense_mask(rows: list[Rollout], window: int | None) -> Tensor:
+def dense_mask(rows: list[Datum], window: int | None) -> Tensor:
     """(N, N): which token of the laid out row sees which, from the tokens' owners alone."""
     owners: list[tuple[set[int], int]] = []  # rollouts that have this token, its position
     places: dict[tuple[int, ...], list[int]] = {}
@@ -76,7 +78,7 @@ def test_attention_of_segments_is_dense_attention_under_its_mask(
     window: int | None, key_heads: int
 ) -> None:
     rows = rollouts()
-    segments = packing.lay_out(rows, CPU).segments
+    segments = layouts.lay_out(rows, CPU).segments
     mask = dense_mask(rows, window)
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, heads, len(mask), 8) for heads in (4, key_heads, key_heads)]
@@ -133,11 +135,11 @@ def stir(model: Model) -> list[torch.nn.Parameter]:
     return trained
 
 
-def passed(model: Model, rows: list[Rollout], is_packed: bool) -> tuple[Tensor, Tensor]:
+def passed(model: Model, rows: list[Datum], is_packed: bool) -> tuple[Tensor, Tensor]:
     """Log-probs of the completions, and the adapter's gradient of a weighted sum of them."""
     trained = [p for p in model.policy.parameters() if p.requires_grad]
-    ids, mask = packing.collate(rows, CPU)
-    layout = packing.lay_out(rows, CPU) if is_packed else None
+    ids, mask = layouts.collate(rows, CPU)
+    layout = layouts.lay_out(rows, CPU) if is_packed else None
     logprobs, entropies = policy_logprobs(model, ids, mask, 0.9, True, layout)
     weights = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
     ((logprobs + 0.1 * entropies) * weights * mask).sum().backward()
@@ -169,7 +171,7 @@ def test_every_family_gives_the_same_end_to_end(
         assert torch.allclose(alone, padded[5:29], atol=1e-5)
         if options:
             narrow = rows[1].prompt_ids[:2], rows[1].prompt_ids[2:] + rows[1].completion_ids
-            first = Rollout("", *narrow, (), 0.0)
+            first = Datum.of(*narrow)
             wide, _ = passed(model, [first], is_packed=True)
             assert torch.allclose(wide[7:], padded[5:29], atol=1e-5)
 
@@ -212,8 +214,8 @@ def test_a_prompt_goes_through_once(model: Model) -> None:
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     settings = LearningSettings(
-        ALGORITHMS["dr_grpo"], TrainSection(packing="varlen", gradient_checkpointing=False),
-        1.0, 32, 10**6, 0, 1,
+        PolicyGradient(ALGORITHMS["dr_grpo"], 32),
+        TrainSection(packing="varlen", gradient_checkpointing=False), 1.0, 10**6, 0, 1,
     )  # fmt: skip
     learner, data = Learner(model, settings), groups()
     scored = [
@@ -225,7 +227,7 @@ def test_a_prompt_goes_through_once(model: Model) -> None:
     ]  # fmt: skip
     seen.clear()
     with learning(learner):
-        learner.learn(0, scored, lambda items: None)
+        learner.learn(0, to_data(scored), lambda items: None)
     hook.remove()
     once = sum(len(g.prompt.token_ids) + sum(len(c.token_ids) for c in g.completions) for g in data)
     assert seen == [once]
@@ -248,7 +250,7 @@ def test_an_attention_that_sees_too_much_is_caught(
 def test_the_kernel_for_a_gpu_takes_what_it_is_given() -> None:
     """Shapes and gradients of torch's own operator, without its kernel: tensors without storage."""
     rows = rollouts()
-    segments = packing.lay_out(rows, CPU).segments
+    segments = layouts.lay_out(rows, CPU).segments
     tokens, keys = sum(segments.query_lengths), sum(segments.key_lengths)
     query, key, value = (
         torch.empty(1, heads, count, 16, dtype=dtype, device="meta", requires_grad=True)

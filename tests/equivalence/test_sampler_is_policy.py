@@ -7,12 +7,12 @@ import torch
 
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
-from reason_llm.model import adapters, layout as packing
+from reason_llm.model import adapters, layout as layouts
 from reason_llm.model.base import Model
+from reason_llm.model.datum import to_data
+from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.policy import policy_logprobs
-from reason_llm.train.preparation import to_rollouts
 
 
 def sampled(model: Model, tokenizer: Any, temperature: float) -> list[Group]:
@@ -29,8 +29,8 @@ def sampled(model: Model, tokenizer: Any, temperature: float) -> list[Group]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.5])
 def test_sampler_and_learner_agree(model: Model, tokenizer: Any, temperature: float) -> None:
-    rollouts = to_rollouts(sampled(model, tokenizer, temperature))
-    ids, mask = packing.collate(rollouts, model.device)
+    rollouts = to_data(sampled(model, tokenizer, temperature))
+    ids, mask = layouts.collate(rollouts, model.device)
     with torch.no_grad():
         logprobs, _ = policy_logprobs(model, ids, mask, temperature)
     reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
@@ -48,8 +48,8 @@ def test_with_an_adapter_on_the_head_too(tokenizer: Any) -> None:
             if parameter.requires_grad:
                 parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
         model.policy.eval()
-        rollouts = to_rollouts(sampled(model, tokenizer, 0.8))
-        ids, mask = packing.collate(rollouts, model.device)
+        rollouts = to_data(sampled(model, tokenizer, 0.8))
+        ids, mask = layouts.collate(rollouts, model.device)
         with torch.no_grad():
             logprobs, _ = policy_logprobs(model, ids, mask, 0.8)
             theirs = model.policy(input_ids=ids).logits
@@ -65,8 +65,8 @@ def test_with_an_adapter_on_the_head_too(tokenizer: Any) -> None:
 
 
 def test_a_sampler_without_the_adapter_would_be_noticed(model: Model, tokenizer: Any) -> None:
-    rollouts = to_rollouts(sampled(model, tokenizer, 1.0))
-    ids, mask = packing.collate(rollouts, model.device)
+    rollouts = to_data(sampled(model, tokenizer, 1.0))
+    ids, mask = layouts.collate(rollouts, model.device)
     with adapters.reference(model.policy):
         logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
     reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
@@ -88,11 +88,11 @@ def test_adapter_off_is_the_base(model: Model, tokenizer: Any) -> None:
 
 
 def test_padding_changes_no_logprob(model: Model, tokenizer: Any) -> None:
-    rollouts = to_rollouts(sampled(model, tokenizer, 1.0))
-    ids, mask = packing.collate(rollouts, model.device)
+    rollouts = to_data(sampled(model, tokenizer, 1.0))
+    ids, mask = layouts.collate(rollouts, model.device)
     with torch.no_grad():
         together, _ = policy_logprobs(model, ids, mask, 1.0)
         for row, rollout in enumerate(rollouts):
-            one_ids, one_mask = packing.collate([rollout], model.device)
+            one_ids, one_mask = layouts.collate([rollout], model.device)
             alone, _ = policy_logprobs(model, one_ids, one_mask, 1.0)
             assert torch.allclose(alone[one_mask], together[row][mask[row]], atol=1e-5)

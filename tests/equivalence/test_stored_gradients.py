@@ -20,9 +20,11 @@ from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.scored import with_advantages
 
 STORED = Path(__file__).with_name("stored_gradients.json")
 OPTIONS: list[dict[str, Any]] = [
@@ -96,12 +98,11 @@ def gradient(model: Model, row: Algorithm) -> Tensor:
     """Of the second of two updates, before clipping; between them the policy moves by a fixed
     amount, and the optimizer's own step is 0."""
     settings = LearningSettings(
-        algorithm=row,
+        objective=PolicyGradient(row, 32),
         train=TrainSection(
             learning_rate=0.0, epochs=2, max_grad_norm=1e9, gradient_checkpointing=False
         ),
         temperature=0.9,
-        max_new_tokens=32,
         micro_batch_tokens=100,
         seed=0,
         total_optimizer_steps=10,
@@ -120,7 +121,7 @@ def gradient(model: Model, row: Algorithm) -> Tensor:
 
     learner.optimizer.register_step_pre_hook(move)
     with learning(learner):
-        learner.learn(0, with_advantages(groups(), row), lambda items: None)
+        learner.learn(0, to_data(with_advantages(groups(), row)), lambda items: None)
     assert len(seen) == 2
     return seen[-1]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reason_llm.evaluate.held_out import share_of_base
+from reason_llm.model.canary import share_of_base
 
 
 @pytest.mark.parametrize("truth", [0.0, 0.3, 1.0])

@@ -14,11 +14,11 @@ from bitsandbytes.nn import Linear4bit
 from safetensors import safe_open
 
 from gpu_runs import NEEDS_GPU, Stage, logits, quiet, randomize, scored, stage
-from reason_llm.evaluate.held_out import prove_sampler_is_policy
 from reason_llm.model import nf4
+from reason_llm.model.datum import to_data
 from reason_llm.model.vllm import shared_weights
 from reason_llm.model.vllm.engine import on_default_stream
-from reason_llm.sample import SamplingParams, sampling
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train.learner import Learner, learning
 
 pytestmark = NEEDS_GPU
@@ -70,7 +70,7 @@ def test_the_canary_passes_and_learning_leaves_the_base_alone(run: Stage) -> Non
         with learning(run.learner):
             stream = torch.cuda.current_stream()
             assert stream == torch.cuda.default_stream()
-            metrics = run.learner.learn(step, scored(groups), lambda items: None)
+            metrics = run.learner.learn(step, to_data(scored(groups)), lambda items: None)
         assert metrics["train/grad_norm"] > 0
     frozen = [p for p in run.model.policy.parameters() if not p.requires_grad]
     assert all(torch.equal(a, b.cpu()) for a, b in zip(base, frozen, strict=True))
@@ -94,7 +94,7 @@ def test_micro_batches_change_no_gradient(run: Stage) -> None:
         )
         values = [p.detach().clone() for p in learner.parameters]
         with learning(learner):
-            learner.learn(0, groups, lambda items: None)
+            learner.learn(0, to_data(groups), lambda items: None)
         for parameter, value in zip(learner.parameters, values, strict=True):
             parameter.data.copy_(value)
     for other in gradients[1:]:

@@ -17,15 +17,13 @@ import torch
 
 from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, scored, stage
 from reason_llm.errors import TrainingError
-from reason_llm.evaluate.held_out import CANARY_TOLERANCE, prove_sampler_is_policy
-from reason_llm.model import layout as packing
+from reason_llm.model import layout as layouts
 from reason_llm.model.attention import attend
-from reason_llm.model.layout import Rollout
+from reason_llm.model.canary import CANARY_TOLERANCE, prove_packing
+from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.vllm.engine import free_gpu_bytes
-from reason_llm.sample import SamplingParams, sampling
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample import SamplingParams, VllmSampler, prove_sampler_is_policy, sampling
 from reason_llm.train.learner import Learner, learning
-from reason_llm.train.policy import prove_packing
 
 pytestmark = NEEDS_GPU
 
@@ -142,7 +140,7 @@ def test_learning_moves_the_adapter_in_float32_and_nothing_else(run: Stage) -> N
         with sampling(run.model, 0) as sampler:
             groups = sampler.sample(run.prompts, SamplingParams(4, 64), step, quiet)
         with learning(run.learner):
-            metrics = run.learner.learn(step, scored(groups), lambda items: None)
+            metrics = run.learner.learn(step, to_data(scored(groups)), lambda items: None)
     assert {p.dtype for p in run.learner.parameters} == {torch.float32}
     assert [kinds for kinds, _ in seen] == [{torch.float32}] * 2
     assert all(smallest > 0 for _, smallest in seen)
@@ -160,10 +158,10 @@ def test_flash_attention_of_segments_is_that_of_the_reference(
     prompts are aligned to the end of their keys, a window counts a token's own key."""
     generator = torch.Generator().manual_seed(0)
     prompt, other = tuple(range(130)), (7,)
-    rows = [Rollout("", p, (5,) * n, (), 1.0) for p, n in ((prompt, 70), (other, 300), (prompt, 1),
+    rows = [Datum.of(p, (5,) * n) for p, n in ((prompt, 70), (other, 300), (prompt, 1),
                                                            (prompt, 129), (other, 64))]  # fmt: skip
     gpu = torch.device("cuda")
-    here, there = (packing.lay_out(rows, device).segments for device in (torch.device("cpu"), gpu))
+    here, there = (layouts.lay_out(rows, device).segments for device in (torch.device("cpu"), gpu))
     tokens = sum(here.query_lengths)
     made = [
         torch.randn(1, n, tokens, size, generator=generator).bfloat16()
@@ -203,7 +201,7 @@ def test_rows_end_to_end_give_the_gradient_of_padded_ones(run: Stage) -> None:
         with learning(learner):
             free_gpu_bytes()  # waits for the GPU
             started = time.perf_counter()
-            learner.learn(0, groups, lambda items: None)
+            learner.learn(0, to_data(groups), lambda items: None)
             free_gpu_bytes()
             seconds[name].append(time.perf_counter() - started)
         found[name] = seen[0]
@@ -218,7 +216,7 @@ def test_the_plan_is_what_is_measured(run: Stage) -> None:
     with sampling(run.model, 0) as sampler, run.meter.phase() as sampled:
         groups = sampler.sample(run.prompts, run.params, 0, quiet)
     with learning(run.learner), run.meter.phase() as learned:
-        run.learner.learn(0, scored(groups), lambda items: None)
+        run.learner.learn(0, to_data(scored(groups)), lambda items: None)
     planned = (run.plan.sampling_bytes / 2**30, run.plan.learning_bytes / 2**30)
     for line in run.plan.table():
         print(line)

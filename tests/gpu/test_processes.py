@@ -15,8 +15,7 @@ import torch
 
 from conftest import ROOT
 from gpu_runs import NEEDS_GPU, quiet, randomize, stage
-from reason_llm.evaluate.held_out import prove_sampler_is_policy
-from reason_llm.sample import SamplingParams, sampling
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 
 pytestmark = NEEDS_GPU
 

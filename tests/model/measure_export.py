@@ -70,10 +70,10 @@ def measure(folder: Path, dtype: str) -> None:
     from reason_llm.app.export import parity
     from reason_llm.config import AdapterSection, ModelSection
     from reason_llm.model.base import Model, load_tokenizer
+    from reason_llm.model.datum import to_data
     from reason_llm.model.vllm.engine import EngineSizes
     from reason_llm.rollout import Prompt
     from reason_llm.sample import SamplingParams, sampling
-    from reason_llm.train.preparation import to_rollouts
 
     kind = getattr(torch, dtype)
     base, adapter, out = (folder / f"{name}_{dtype}" for name in ("base", "adapter", "out"))
@@ -95,7 +95,7 @@ def measure(folder: Path, dtype: str) -> None:
         with sampling(model, 0) as sampler:
             groups = sampler.sample(prompts, SamplingParams(2, 48), 0, lambda tokens, items: None)
         del sampler
-    rollouts = to_rollouts(groups)
+    rollouts = to_data(groups)
     found = parity.check_parity(base, adapter, out, rollouts, kind, 1.0)
     reported_N = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
     policy = parity.adapters.over(parity.load(base, kind), adapter)

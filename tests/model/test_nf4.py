@@ -28,15 +28,15 @@ from reason_llm.config import (
 )
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ConfigError, ModelError, TrainingError
-from reason_llm.evaluate.held_out import prove_sampler_is_policy
 from reason_llm.model import nf4
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.datum import to_data
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
-from reason_llm.sample import SamplingParams, sampling
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.scored import with_advantages
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM and bitsandbytes warn of their own
 
@@ -135,7 +135,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
                 for g in groups
             ]
             with learning(learner):
-                learner.learn(step, with_advantages(scored, row), lambda items: None)
+                learner.learn(step, to_data(with_advantages(scored, row)), lambda items: None)
         assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
         after = dict(model.policy.named_parameters())
         assert all(torch.equal(tensor, after[name]) for name, tensor in base.items())
@@ -174,7 +174,9 @@ def test_without_vllm_it_samples_then_learns(tokenizer: Any) -> None:
                 for g in groups
             ]
             with learning(learner):
-                losses.append(learner.learn(step, with_advantages(scored, row), lambda n: None))
+                losses.append(
+                    learner.learn(step, to_data(with_advantages(scored, row)), lambda n: None)
+                )
         assert losses[0]["train/grad_norm"] > 0, losses
         assert losses[1]["train/sampler_mismatch_max"] < 1e-4, losses
         assert all(torch.equal(a, b.weight.data) for a, b in zip(packed, layers, strict=True))

@@ -11,17 +11,10 @@ import pytest
 from reason_llm.app.rescore import default_target
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.run import saved_rollouts
 from reason_llm.run.archive import Archive, Entry, read_index
-from reason_llm.run.buffer import (
-    Document,
-    RolloutBuffer,
-    RunIdentity,
-    read_document,
-    shortest_decimals,
-    to_bytes,
-)
+from reason_llm.run.buffer import Document, RolloutBuffer, RunIdentity, read_document, to_bytes
 
 RUN = RunIdentity(
     "a", "small", Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from learners import ROW, SHAPED, groups, learned, learner, watch
+from learners import ROW, SHAPED, groups, learned, learner, use, watch
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
+from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
-from reason_llm.train.learner import learning
-from reason_llm.train.preparation import split, to_rollouts, with_advantages
+from reason_llm.train.learner import learning, split
+from reason_llm.train.objectives import mean_advantage
+from reason_llm.train.scored import with_advantages
 
 
 @pytest.mark.parametrize("passes", [{"optimizer_steps": 2}, {"epochs": 2}], ids=str)
@@ -35,7 +37,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict
     made._update = update  # type: ignore[method-assign]
     with learning(made):
         for step in range(2):
-            made.learn(step, groups(), lambda items: None)
+            made.learn(step, to_data(groups()), lambda items: None)
     assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
 
 
@@ -47,7 +49,7 @@ def test_gradients_are_clipped_to_the_norm(model: Model) -> None:
         made.optimizer.param_groups[0]["lr"] = 0.0
         before = [p.detach().clone() for p in made.parameters]
         with learning(made):
-            metrics = made.learn(0, groups(), lambda items: None)
+            metrics = made.learn(0, to_data(groups()), lambda items: None)
         for parameter, old in zip(made.parameters, before, strict=True):
             parameter.data.copy_(old)
         norms.append((float(seen[0][1].norm()), metrics["train/grad_norm"]))
@@ -65,7 +67,7 @@ def test_weight_decay_shrinks_the_adapter(model: Model) -> None:
     made = learner(model, weight_decay=0.5, learning_rate=0.1)
     before = [p.detach().clone() for p in made.parameters]
     with learning(made):
-        made.learn(0, flat, lambda items: None)
+        made.learn(0, to_data(flat), lambda items: None)
     for parameter, old in zip(made.parameters, before, strict=True):
         assert torch.allclose(parameter.detach(), old * (1 - 0.1 * 0.5), atol=1e-7)
 
@@ -75,16 +77,15 @@ def test_each_optimizer_batch_divides_by_its_own_count(model: Model) -> None:
     data = groups()
     rows = split(12, 2, "0/0/0")[0]
     flat = [c for g in data for c in g.completions]
-    rollouts = to_rollouts(data)
-    halves = [Group(data[i // 4].prompt, (flat[i],)) for i in rows if rollouts[i].advantage != 0]
+    halves = [Group(data[i // 4].prompt, (flat[i],)) for i in rows if flat[i].advantage]
     parts, whole = [], learner(model, optimizer_steps=2, learning_rate=0.0, max_grad_norm=1e9)
     seen = watch(whole)
     with learning(whole):
-        whole.learn(0, data, lambda items: None)
+        whole.learn(0, to_data(data), lambda items: None)
     alone = learner(model, learning_rate=0.0, max_grad_norm=1e9)
     parts = watch(alone)
     with learning(alone):
-        alone.learn(0, halves, lambda items: None)
+        alone.learn(0, to_data(halves), lambda items: None)
     scale = len(halves) / len(rows)
     assert torch.allclose(seen[0][1], parts[0][1] * scale, rtol=1e-3, atol=1e-6)
 
@@ -93,15 +94,15 @@ def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
     """The second epoch's ratios are against the first's start: some are clipped."""
     once, twice = learner(model, learning_rate=0.02), learner(model, learning_rate=0.02, epochs=2)
     with learning(once):
-        assert once.learn(0, groups(), lambda items: None)["train/clip_fraction"] == 0
+        assert once.learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"] == 0
     with learning(twice):
-        assert twice.learn(0, groups(), lambda items: None)["train/clip_fraction"] > 0.1
+        assert twice.learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"] > 0.1
 
 
 def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
     made = learner(model, temperature=0.5, epochs=2, learning_rate=0.0)
     data = groups()
-    fixed, _ = made._logprobs_of(to_rollouts(data))
+    fixed, _ = made.logprobs(to_data(data))
     ids = torch.tensor([data[0].prompt.token_ids + data[0].completions[0].token_ids])
     with torch.no_grad():
         logits = model.logits(model.hidden_states(ids))[0, 5:-1].double() / 0.5
@@ -111,7 +112,7 @@ def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> Non
     with learning(
         made
     ):  # at rate 0 nothing moves: with one temperature throughout, no ratio is off
-        metrics = made.learn(0, data, lambda items: None)
+        metrics = made.learn(0, to_data(data), lambda items: None)
     assert metrics["train/clip_fraction"] == 0
     assert metrics["train/loss"] == pytest.approx(0, abs=1e-6)
 
@@ -122,7 +123,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(model: Model) ->
     made.parameters[0].register_hook(lambda gradient: gradient * math.inf)
     expected = r"step 2: the gradient's norm is (nan|inf) over p0#0.* \(largest log ratio 0\)"
     with pytest.raises(TrainingError, match=expected), learning(made):
-        made.learn(2, groups(), lambda items: None)
+        made.learn(2, to_data(groups()), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     made.parameters[0]._backward_hooks.clear()  # type: ignore[union-attr]
 
@@ -141,31 +142,26 @@ def test_positive_ones_are_those_whose_reward_is_good_after_the_kl(model: Model)
     """With much weight on the KL, it and not the reward says which completions are trained."""
     row = replace(SHAPED["rloo"], kl_coefficient=100.0, keep="positive")
     made = learner(model)
-    made.settings = replace(made.settings, algorithm=row)
-    rollouts = to_rollouts(with_advantages(groups(), row))
+    use(made, row)
+    rollouts = to_data(with_advantages(groups(), row))
     with learning(made):
-        rows = made._rows(rollouts, 4, made._measure(rollouts, 4))
-        every = replace(row, keep="all")
-        made.settings = replace(made.settings, algorithm=every)
-        everything = list(made._rows(rollouts, 4, made._measure(rollouts, 4)).values())
-    assert all(float(r.advantages.mean()) > 0 for r in rows.values())  # type: ignore[union-attr]
-    expected = [i for i, r in enumerate(everything) if float(r.advantages.mean()) > 0]  # type: ignore[union-attr]
-    assert list(rows) == expected
-    assert expected != [i for i, r in enumerate(rollouts) if r.advantage > 0]
+        prepared = made._prepared(rollouts, 1)
+    expected = [i for i, datum in enumerate(prepared) if mean_advantage(datum) > 0]
+    assert made.settings.objective.counted(prepared) == expected
+    assert expected != [i for i, datum in enumerate(rollouts) if mean_advantage(datum) > 0]
 
 
 def test_the_spread_of_the_advantages_is_of_those_that_were_used(model: Model) -> None:
     """After the KL where it belongs to the reward, and of the counted completions."""
     row = replace(SHAPED["rloo"], kl_coefficient=100.0)
     made = learner(model)
-    made.settings = replace(made.settings, algorithm=row)
-    rollouts = to_rollouts(with_advantages(groups(), row))
+    use(made, row)
+    rollouts = to_data(with_advantages(groups(), row))
     with learning(made):
-        rows = made._rows(rollouts, 4, made._measure(rollouts, 4))
-    shaped = [row.rollout.advantage for row in rows.values()]
+        shaped = [mean_advantage(datum) for datum in made._prepared(rollouts, 1)]
     metrics, _ = learned(model, row)
     assert metrics["train/advantage_std"] == pytest.approx(statistics.stdev(shaped), rel=1e-4)
-    before = statistics.stdev(r.advantage for r in rollouts)
+    before = statistics.stdev(mean_advantage(datum) for datum in rollouts)
     assert metrics["train/advantage_std"] > 2 * before
     positive, _ = learned(model, replace(row, keep="positive"))
     expected = statistics.stdev(value for value in shaped if value > 0)

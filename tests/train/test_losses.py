@@ -133,7 +133,9 @@ def test_only_grpo_lets_a_long_wrong_answer_off(name: str, is_biased: bool) -> N
     def push(length: int) -> float:
         logprobs = torch.zeros(1, length, dtype=torch.float64, requires_grad=True)
         mask = torch.ones(1, length, dtype=torch.bool)
-        loss, _ = losses.policy_loss(row, logprobs, logprobs.detach(), tensor([[-1.0]]), mask)
+        loss, _ = losses.policy_loss(
+            row, losses.Terms(logprobs, logprobs.detach(), tensor([[-1.0]]), mask)
+        )
         count = losses.denominator([length], row.aggregation, 16)
         (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
         return logprobs.grad[0, 0].item()
@@ -180,7 +182,9 @@ def value_and_gradient(
     """Loss per token, and the gradient of the aggregated loss, in the log-probs."""
     logprobs_BT = tensor(logprobs).requires_grad_()
     mask = torch.arange(logprobs_BT.shape[1])[None] < torch.tensor(lengths)[:, None]
-    loss, _ = losses.policy_loss(row, logprobs_BT, tensor(old), tensor(advantages), mask)
+    loss, _ = losses.policy_loss(
+        row, losses.Terms(logprobs_BT, tensor(old), tensor(advantages), mask)
+    )
     count = losses.denominator(lengths, row.aggregation, 8)
     (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
     assert logprobs_BT.grad is not None
@@ -305,7 +309,7 @@ def test_vespo_weighs_by_the_whole_completion() -> None:
 def test_correction_of_the_sampler_by_hand(kind: str, expected: list) -> None:
     old = tensor([[math.log(8.0), math.log(0.5)], [math.log(1.25), 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
-    found = losses.sampler_correction(old, torch.zeros_like(old), mask, kind, cap=2.0)
+    found = losses.importance_weights(old, torch.zeros_like(old), mask, kind, cap=2.0)
     assert torch.allclose(found, tensor(expected))
 
 
@@ -322,9 +326,9 @@ def test_the_floor_of_the_correction_by_hand(kind: str, expected: list) -> None:
     """Ratios 4, 0.5 and 0.9: 1.8 together."""
     old, mask = tensor([[4.0, 0.5, 0.9]]).log(), torch.ones(1, 3, dtype=torch.bool)
     sampler = torch.zeros_like(old)
-    found = losses.sampler_correction(old, sampler, mask, kind, cap=2.0, floor=0.7)
+    found = losses.importance_weights(old, sampler, mask, kind, cap=2.0, floor=0.7)
     assert torch.allclose(found, tensor([expected]))
-    low = losses.sampler_correction(old[:, 1:], sampler[:, 1:], mask[:, 1:], kind, 2.0, 0.7)
+    low = losses.importance_weights(old[:, 1:], sampler[:, 1:], mask[:, 1:], kind, 2.0, 0.7)
     whole = {"sequence_truncate": [0.7, 0.7], "sequence_mask": [0.0, 0.0]}
     assert torch.allclose(low, tensor([whole.get(kind, expected[1:])]))
 
@@ -390,9 +394,9 @@ def test_vespo_takes_the_sampler_s_correction_into_its_ratio_once(kind: str) -> 
     row = replace(ALGORITHMS["vespo"], correction=kind)
     old, mask = tensor([[0.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
     sampler = torch.full_like(old, -math.log(1.2))
-    weights = losses.sampler_correction(old, sampler, mask, kind, cap=3.0)
+    weights = losses.importance_weights(old, sampler, mask, kind, cap=3.0)
     logprobs = old.clone().requires_grad_()
-    loss, _ = losses.policy_loss(row, logprobs, old, tensor([[1.0]]), mask, weights)
+    loss, _ = losses.policy_loss(row, losses.Terms(logprobs, old, tensor([[1.0]]), mask, weights))
     (loss * mask).sum().backward()
     weight = math.exp(3.0 * (1 - 1.44)) * 1.44**2
     assert logprobs.grad[0].tolist() == pytest.approx([-weight, -weight, 0.0])
@@ -413,7 +417,8 @@ def test_gmpo_s_two_bounds_are_not_one() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
     for advantage, clipped, log_ratio in ((1.0, [True, False], 0.5), (-1.0, [False, True], -0.1)):
         loss, found = losses.policy_loss(
-            row, tensor([[0.6, -0.6]]), tensor([[0.0, 0.0]]), tensor([[advantage]]), mask
+            row,
+            losses.Terms(tensor([[0.6, -0.6]]), tensor([[0.0, 0.0]]), tensor([[advantage]]), mask),
         )
         free = -0.6 if advantage > 0 else 0.6
         assert loss[0, 0].item() == pytest.approx(-advantage * math.exp((log_ratio + free) / 2))
@@ -426,7 +431,9 @@ def test_no_gradient_is_clipped_where_there_is_none() -> None:
     for name in ("grpo", "gmpo"):
         mask = torch.ones(1, 2, dtype=torch.bool)
         row = ALGORITHMS[name]
-        _, clipped = losses.policy_loss(row, ratio.log(), 0 * ratio, tensor([[0.0]]), mask)
+        _, clipped = losses.policy_loss(
+            row, losses.Terms(ratio.log(), 0 * ratio, tensor([[0.0]]), mask)
+        )
         assert not clipped.any()
 
 

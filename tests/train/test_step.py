@@ -2,7 +2,7 @@
 
 1. What is measured once, before the policy moves.   2. Old log-probs and the sampler's correction.
 3. What is left out, and what is trained for its entropy.   4. Dropout: its seed, and replays.
-5. Going on between two optimizer steps.
+5. The same step again, after a kill inside it.
 """
 
 from collections.abc import Iterator
@@ -10,26 +10,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from peft import set_peft_model_state_dict
 
 from conftest import TINY
-from learners import ROW, SHAPED, groups, learned, learner, watch
+from learners import ROW, SHAPED, groups, learned, learner, use, watch
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
+from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, learning
 from reason_llm.train.losses import vespo_weights
-from reason_llm.train.preparation import to_rollouts, with_advantages
+from reason_llm.train.objectives import Batch, PolicyGradient, mean_advantage
+from reason_llm.train.scored import with_advantages
 from small_memory import SmallMemory
 
 
 def logprobs_now(model: Model) -> list[torch.Tensor]:
-    return learner(model)._logprobs_of(to_rollouts(groups()))[0]
+    return learner(model).logprobs(to_data(groups()))[0]
 
 
 def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
@@ -39,7 +40,9 @@ def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
     assert twice["train/sampler_kl"] == pytest.approx(once["train/sampler_kl"], rel=1e-5)
     made = learner(model, learning_rate=0.0)
     with learning(made):
-        first, second = (made.learn(step, groups(), lambda items: None) for step in range(2))
+        first, second = (
+            made.learn(step, to_data(groups()), lambda items: None) for step in range(2)
+        )
     assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
     assert all(parameter.grad is None for parameter in made.parameters)  # given back for sampling
 
@@ -55,10 +58,10 @@ def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
 
 def test_kl_of_the_reward_is_measured_against_the_base(model: Model) -> None:
     metrics, _ = learned(model, SHAPED["rloo"])
-    made, rollouts = learner(model), to_rollouts(groups())
-    now = torch.cat(made._logprobs_of(rollouts)[0])
+    made, rollouts = learner(model), to_data(groups())
+    now = torch.cat(made.logprobs(rollouts)[0])
     with adapters.reference(model.policy):
-        base = torch.cat(made._logprobs_of(rollouts)[0])
+        base = torch.cat(made.logprobs(rollouts)[0])
     assert metrics["train/kl"] == pytest.approx(float((now - base).mean()), rel=1e-4)
 
 
@@ -78,7 +81,7 @@ def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
 
 def sampled_near(model: Model, row: Algorithm, difference: float) -> list[Group]:
     """``groups`` as a sampler would have it whose log-probs are so much below the policy's."""
-    now = iter(learner(model)._logprobs_of(to_rollouts(groups()))[0])
+    now = iter(learner(model).logprobs(to_data(groups()))[0])
     return [
         replace(
             g,
@@ -94,28 +97,31 @@ def test_vespo_s_loss_with_a_correction_by_hand(model: Model) -> None:
     """The correction is in its ratio, and not a factor beside it."""
     row = replace(ALGORITHMS["vespo"], correction="token_truncate")
     made = learner(model)
-    made.settings = replace(made.settings, algorithm=row)
+    use(made, row)
     near = sampled_near(model, row, 0.02)
     with learning(made):
-        metrics = made.learn(0, near, lambda items: None)
+        metrics = made.learn(0, to_data(near), lambda items: None)
     total, tokens = 0.0, 0
-    for rollout in to_rollouts(near):
-        length = len(rollout.completion_ids)
-        ones, advantage = torch.ones(1, length, dtype=torch.bool), torch.tensor(rollout.advantage)
+    for datum in to_data(near):
+        length, advantage = datum.num_trained, datum.on_trained("advantages")[0]
+        ones = torch.ones(1, length, dtype=torch.bool)
         weight = vespo_weights(torch.full((1, length), 0.02), advantage.view(1, 1), ones, None)
-        total -= float(weight * advantage) * (sum(rollout.sampler_logprobs) + 0.02 * length)
+        logprobs = float(datum.on_trained("sampler_logprobs").sum())
+        total -= float(weight * advantage) * (logprobs + 0.02 * length)
         tokens += length
     assert metrics["train/loss"] == pytest.approx(total / tokens, rel=1e-3)
 
 
 def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
     made = learner(model)
-    made.settings = replace(made.settings, algorithm=SHAPED["rloo"])
-    rollouts = to_rollouts(with_advantages(groups(), SHAPED["rloo"]))
+    use(made, SHAPED["rloo"])
+    rollouts = to_data(with_advantages(groups(), SHAPED["rloo"]))
     with learning(made):
-        rows = list(made._rows(rollouts, 4, made._measure(rollouts, 4)).values())
-        metrics = made.learn(0, with_advantages(groups(), SHAPED["rloo"]), lambda items: None)
-    by_hand = -sum(row.rollout.advantage * float(row.old.sum()) for row in rows) / 12  # type: ignore[union-attr]
+        rows = made._prepared(rollouts, 1)
+        metrics = made.learn(
+            0, to_data(with_advantages(groups(), SHAPED["rloo"])), lambda items: None
+        )
+    by_hand = -sum(mean_advantage(d) * float(d.columns["old_logprobs"].sum()) for d in rows) / 12
     assert metrics["train/loss"] == pytest.approx(by_hand, rel=1e-3)
 
 
@@ -124,10 +130,10 @@ def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> 
     row, left_out = replace(ROW, off_policy_threshold=0.01), []
     for epochs in (1, 2):
         made = learner(model, learning_rate=0.02, epochs=epochs)
-        made.settings = replace(made.settings, algorithm=row)
+        use(made, row)
         before = [p.detach().clone() for p in made.parameters]
         with learning(made):
-            metrics = made.learn(0, sampled_near(model, row, 0.0), lambda items: None)
+            metrics = made.learn(0, to_data(sampled_near(model, row, 0.0)), lambda items: None)
         for parameter, old in zip(made.parameters, before, strict=True):
             parameter.data.copy_(old)
         left_out.append(metrics["train/left_out"])
@@ -139,11 +145,10 @@ def test_completions_beyond_the_ratio_are_counted_as_left_out(model: Model) -> N
     bound, _ = learned(model, replace(ROW, max_ratio=1.01), learning_rate=0.02, epochs=2)
     assert free["train/left_out"] == 0
     assert 0 < bound["train/left_out"] <= 12
-    made = learner(model)
-    made.settings = replace(made.settings, algorithm=replace(ROW, max_ratio=1.2))
     now = torch.tensor([[9.0, 0.5, 0.0], [9.0, 0.1, -3.0]])  # what no mask holds says nothing
     mask = torch.tensor([[False, True, True]] * 2)
-    kept = made._kept(now, torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 1), mask)
+    batch = Batch(mask, now, now, {"old_logprobs": torch.zeros(2, 3)})
+    kept = PolicyGradient(replace(ROW, max_ratio=1.2), 32)._kept(batch)
     assert kept.tolist() == [[False] * 3, [False, True, True]]
 
 
@@ -152,13 +157,13 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
         replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
         for g in groups()
     ]
-    found = torch.cat(learner(model)._logprobs_of(to_rollouts(flat))[1])
+    found = torch.cat(learner(model).logprobs(to_data(flat))[1])
     for fraction in (1.0, 0.1):
         made = learner(model, learning_rate=0.0)
         row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)
-        made.settings = replace(made.settings, algorithm=row)
+        use(made, row)
         with learning(made):
-            metrics = made.learn(0, flat, lambda items: None)
+            metrics = made.learn(0, to_data(flat), lambda items: None)
         assert metrics["train/trained_fraction"] == 1
         assert metrics["train/grad_norm"] > 0
         # The mean of the tokens that are trained, and of no others.
@@ -194,10 +199,10 @@ def test_completions_without_signal_have_their_part_of_the_highest_entropies(mod
     row, seen = replace(ROW, top_entropy_fraction=0.3), []
     for each in (row, replace(row, kl="k3", kl_coefficient=1e-12)):
         made = learner(model, learning_rate=0.0, max_grad_norm=1e9)
-        made.settings = replace(made.settings, algorithm=each)
+        use(made, each)
         found = watch(made)
         with learning(made):
-            made.learn(0, with_advantages(data, each), lambda items: None)
+            made.learn(0, to_data(with_advantages(data, each)), lambda items: None)
         seen.append(found[0][1])
     assert seen[1].norm() > 0
     assert (seen[0] - seen[1]).norm() < 1e-5 * seen[1].norm()
@@ -222,7 +227,7 @@ def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
     with learning(made):
-        made.learn(step, groups(), lambda items: None)
+        made.learn(step, to_data(groups()), lambda items: None)
     return seen
 
 
@@ -244,7 +249,7 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     made.micro_batches.tokens = 40
     limit = 25 * 384 * 4
     with learning(made), SmallMemory(limit, torch.OutOfMemoryError) as memory:
-        made.learn(0, groups(), told.append)
+        made.learn(0, to_data(groups()), told.append)
     assert memory.refused
     assert sum(told) == 12
     small = learner(dropping, learning_rate=0.0)
@@ -253,7 +258,7 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in small.parameters]).clone())
     )
     with learning(small):
-        small.learn(0, groups(), lambda items: None)
+        small.learn(0, to_data(groups()), lambda items: None)
     assert torch.equal(seen[0], seen[1])
 
 
@@ -262,43 +267,45 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     [replace(ROW, kl="k3", kl_coefficient=0.1, top_entropy_fraction=0.5), *SHAPED.values()],
     ids=["loss", *SHAPED],
 )
-def test_a_step_goes_on_between_two_optimizer_steps(model: Model, row: Algorithm) -> None:
-    """From adapter, optimizer and what ``between`` was given, to the last bit."""
-    start = adapters.snapshot(model.policy).tensors
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_step_that_broke_off_is_learned_again_to_the_same_bits(
+    dropping: Model, row: Algorithm, updates: int
+) -> None:
+    """From the adapter and the optimizer of before the step, whatever was drawn meanwhile."""
+    model, start = dropping, adapters.snapshot(dropping.policy).tensors
     options = {"learning_rate": 0.01, "optimizer_steps": 2, "epochs": 2}
 
-    def made() -> Learner:
-        found = learner(model, **options)
-        found.settings = replace(found.settings, algorithm=row)
-        return found
+    def fresh() -> Learner:
+        set_peft_model_state_dict(model.policy, start)
+        made = learner(model, **options)
+        use(made, row)
+        return made
 
-    def now(of: Learner) -> tuple[Any, ...]:
+    def after(of: Learner) -> tuple[Any, ...]:
         optimizer = {k: v.clone() for k, v in optim.state_tensors(of.optimizer).items()}
         return adapters.snapshot(model.policy).tensors, optimizer
 
-    saved: list[tuple[Any, ...]] = []
-    whole = made()
+    whole = fresh()
     with learning(whole):
-        expected = whole.learn(
-            3, groups(), lambda items: None,
-            between=lambda state: saved.append((*now(whole), safetensors.torch.save(state()))),
-        )  # fmt: skip
-    after = now(whole)
-    assert len(saved) == 3
-    for updates, (adapter, optimizer, state) in enumerate(saved, start=1):
-        set_peft_model_state_dict(model.policy, start)
-        other = made()
-        set_peft_model_state_dict(model.policy, adapter)
-        optim.load_state_tensors(other.optimizer, optimizer)
-        torch.manual_seed(0)
-        calls: list[int] = []
-        with learning(other):
-            found = other.learn(
-                3, groups(), lambda items: None, safetensors.torch.load(state),
-                lambda state, calls=calls: calls.append(1),  # type: ignore[misc]
-            )  # fmt: skip
-        assert found == expected
-        assert len(calls) == 3 - updates
-        for mine, theirs in zip(now(other), after, strict=True):
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        expected = whole.learn(3, to_data(groups()), lambda items: None)
+    wanted = after(whole)
+    broken = fresh()
+
+    class KilledError(Exception):
+        pass
+
+    def die(*_: Any) -> None:
+        if broken.updates_in_step > updates:
+            raise KilledError
+
+    broken.optimizer.register_step_pre_hook(die)
+    with pytest.raises(KilledError), learning(broken):
+        broken.learn(3, to_data(groups()), lambda items: None)
+    torch.manual_seed(0)
+    again = fresh()
+    with learning(again):
+        found = again.learn(3, to_data(groups()), lambda items: None)
+    assert found == expected
+    for mine, theirs in zip(after(again), wanted, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)

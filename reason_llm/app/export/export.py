@@ -33,11 +33,10 @@ from reason_llm.data.templates import chat_template
 from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
 from reason_llm.files import check_writable, replacing_folder
 from reason_llm.model import adapters, base
-from reason_llm.model.layout import Rollout
+from reason_llm.model.datum import Datum, to_data
 from reason_llm.run import folder as run_folder
 from reason_llm.run.buffer import read_document
 from reason_llm.run.prepare import quiet_libraries
-from reason_llm.train.preparation import to_rollouts
 
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
@@ -82,7 +81,7 @@ class _Job:
     run: Path | None
     config: Config | None
     tokenizer: Any
-    rollouts: list[Rollout]
+    rollouts: list[Datum]
     """Empty if none were found."""
     converter: Path | None
 
@@ -216,24 +215,24 @@ def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -
             shutil.copyfile(job.run / "curves.png", beside / "curves.png")
 
 
-def _rollouts(request: Request, run: Path | None, config: Config | None) -> list[Rollout]:
+def _rollouts(request: Request, run: Path | None, config: Config | None) -> list[Datum]:
     """Those that are named, else the newest that the run kept, else those of its buffer."""
-    found: list[Rollout] = []
+    found: list[Datum] = []
     archives = sorted((run / "buffers").glob("*.json.gz")) if run is not None else []
     if request.rollouts is not None or archives:
         document = read_document(request.rollouts or archives[-1])
-        found = to_rollouts(document.groups)
+        found = to_data(document.groups)
     elif config is not None and config.run.buffer.exists():
         try:
             document = read_document(config.run.buffer)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:
-            found = to_rollouts(document.groups)
+            found = to_data(document.groups)
     sample = None if config is None else config.sample
     if sample is None or sample.top_p < 1 or sample.top_k or sample.min_p:
         # What was recorded is, or may be, of another distribution than the model's.
-        found = [replace(rollout, sampler_logprobs=()) for rollout in found]
+        found = [replace(rollout, columns={}) for rollout in found]
     return found
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reason_llm.errors import ModelError, one_line
-from reason_llm.evaluate.held_out import share_of_base
 from reason_llm.model import adapters, nf4
 from reason_llm.model.base import default_device
-from reason_llm.model.layout import Rollout
+from reason_llm.model.canary import share_of_base
+from reason_llm.model.datum import Datum
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
@@ -116,7 +116,7 @@ def check_parity(
     base: Path,
     adapter: Path,
     exported: Path,
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[Datum],
     dtype: torch.dtype,
     temperature: float,
 ) -> Parity:
@@ -135,7 +135,10 @@ def check_parity(
     del policy, model  # one model at a time
     exported_N = logprobs(load(exported, dtype), rollouts, temperature)
     lost, error = share_of_base(policy_N, base_N, exported_N)
-    recorded_N = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
+    recorded = [
+        r.on_trained("sampler_logprobs") for r in rollouts if "sampler_logprobs" in r.columns
+    ]
+    recorded_N = torch.cat(recorded) if recorded else torch.empty(0)
     return Parity(
         gap=Gap.between(exported_N, policy_N),
         learned=Gap.between(policy_N, base_N),
@@ -150,7 +153,7 @@ def gap_to_nf4(
     base: Path,
     adapter: Path,
     exported: Path,
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[Datum],
     dtype: torch.dtype,
     temperature: float,
 ) -> Gap:
@@ -181,33 +184,33 @@ def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
 
 
 @torch.no_grad()
-def logprobs(model: Any, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
+def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tensor:
     """Log-probs (N,) in nats of all completions' tokens, float32, on the CPU."""
     found = []
     for rollout in rollouts:
-        start = len(rollout.prompt_ids)
-        ids_1T = torch.tensor([rollout.prompt_ids + rollout.completion_ids], device=model.device)
-        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, start - 1 : -1]
+        ids_T = torch.tensor(rollout.ids, device=model.device)
+        trained_T = torch.tensor(rollout.trained, device=model.device)
+        logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1][trained_T[1:]]
         logprobs_TV = (logits_TV.float() / temperature).log_softmax(-1)
-        found.append(logprobs_TV.gather(-1, ids_1T[0, start:, None])[:, 0].cpu())
+        found.append(logprobs_TV.gather(-1, ids_T[trained_T][:, None])[:, 0].cpu())
     return torch.cat(found)
 
 
-def chosen(rollouts: Sequence[Rollout], vocabulary: int) -> list[Rollout]:
+def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
     """As many as are scored, spread over all of them.
 
     Raises:
         ModelError: they are of another tokenizer.
     """
     step = max(1, len(rollouts) // MOST_ROLLOUTS)
-    taken: list[Rollout] = []
+    taken: list[Datum] = []
     tokens = 0
     for rollout in rollouts[::step][:MOST_ROLLOUTS]:
         tokens += rollout.num_tokens
         if taken and tokens > MOST_TOKENS:
             break
         taken.append(rollout)
-    highest = max(max(rollout.prompt_ids + rollout.completion_ids) for rollout in taken)
+    highest = max(max(rollout.ids) for rollout in taken)
     if highest >= vocabulary:
         raise ModelError(
             f"the rollouts hold token {highest} and the model knows {vocabulary}: they are of "
@@ -218,7 +221,7 @@ def chosen(rollouts: Sequence[Rollout], vocabulary: int) -> list[Rollout]:
 
 @torch.no_grad()
 @_fitting()
-def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Rollout]:
+def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Datum]:
     """Rollouts where there are none: continuations of a few lines, drawn from base and adapter."""
     model = adapters.over(load(base, dtype), adapter)
     torch.manual_seed(0)
@@ -229,7 +232,5 @@ def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> li
             input_ids=torch.tensor([ids], device=model.device), do_sample=True, max_new_tokens=32,
             num_return_sequences=4, pad_token_id=tokenizer.eos_token_id, top_k=0, top_p=1.0,
         )  # fmt: skip
-        found += [
-            Rollout(text, tuple(ids), tuple(row[len(ids) :]), (), 0.0) for row in drawn.tolist()
-        ]
+        found += [Datum.of(ids, row[len(ids) :], text) for row in drawn.tolist()]
     return found

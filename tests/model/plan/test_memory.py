@@ -24,17 +24,18 @@ from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
 from reason_llm.errors import ConfigError
-from reason_llm.model import layout as packing
+from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
-from reason_llm.model.layout import Rollout
-from reason_llm.model.logprobs import chunk_bytes, target_logprobs, token_logprobs
+from reason_llm.model.datum import Datum
+from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logprobs, token_logprobs
 from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.run.prepare import plan_only
 from reason_llm.train import losses
 from reason_llm.train.learner import Learner, LearningSettings
-from reason_llm.train.policy import policy_logprobs
+from reason_llm.train.micro_batches import packed_batches
+from reason_llm.train.objectives import PolicyGradient
 from shapes import PARAMETERS, SHAPES, write_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
@@ -87,7 +88,7 @@ def test_what_lies_in_memory_is_what_was_planned(family: str, kind: str, tmp_pat
     row = ALGORITHMS["dapo"]
     train = TrainSection(gradient_checkpointing=False)
     with Model(section, load_tokenizer(section.path), 0) as model:
-        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
         frozen = [p for p in model.policy.parameters() if not p.requires_grad]
         weights = storages([*frozen, *quantisation_tensors(model.policy)])
         planned = shape.weight_bytes(dtype.itemsize, quantize, under_vllm=False)
@@ -155,7 +156,7 @@ def test_activations_are_planned_for_and_not_far_beyond(
     train = TrainSection(gradient_checkpointing=checkpointing)
     rows, tokens = 2, 512
     with Model(section, load_tokenizer(section.path), 0) as model:
-        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
         for parameter in learner.parameters:
             parameter.grad = torch.zeros_like(parameter)
         model.policy.train()
@@ -189,17 +190,17 @@ def test_activations_of_rows_end_to_end_are_planned_for(
     )
     shape = Shape.of(meta_model(section))
     prompt = tuple(range(3, 259))
-    rows = [Rollout("", prompt, tuple(range(i, i + 64)), (), 1.0) for i in range(12)]
-    assert packing.packed_batches(rows, 1024) == [list(range(12))]
+    rows = [Datum.of(prompt, range(i, i + 64)) for i in range(12)]
+    assert packed_batches(rows, 1024) == [list(range(12))]
     train = TrainSection(gradient_checkpointing=checkpointing, packing="varlen")
     with Model(section, load_tokenizer(section.path), 0) as model:
-        settings = LearningSettings(ALGORITHMS["dapo"], train, 1.0, 16, 4096, 0, 20)
+        settings = LearningSettings(PolicyGradient(ALGORITHMS["dapo"], 16), train, 1.0, 4096, 0, 20)
         learner = Learner(model, settings)
         for parameter in learner.parameters:
             parameter.grad = torch.zeros_like(parameter)
         model.policy.train()
-        ids, mask = packing.collate(rows, model.device)
-        layout = packing.lay_out(rows, model.device)
+        ids, mask = layouts.collate(rows, model.device)
+        layout = layouts.lay_out(rows, model.device)
         mask[:, :-4] = False  # few, so that the chunk of log-probs is small
         layout = replace(layout, predictors_M=layout.predictors_M.view(12, 64)[:, -4:].flatten())
 

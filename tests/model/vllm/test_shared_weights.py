@@ -25,16 +25,21 @@ from families import FAMILIES, SIZES, make_model, quiet, randomize
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError, TrainingError
-from reason_llm.evaluate.held_out import prove_sampler_is_policy
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.datum import to_data
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
-from reason_llm.sample import SamplingParams, sampling
-from reason_llm.sample.transformers_sampler import TransformersSampler, filtered_logprobs
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample import (
+    SamplingParams,
+    TransformersSampler,
+    VllmSampler,
+    filtered_logprobs,
+    prove_sampler_is_policy,
+    sampling,
+)
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.preparation import with_advantages
+from reason_llm.train.scored import with_advantages
 
 pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
 
@@ -242,7 +247,7 @@ def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
             for g in groups
         ]
         with learning(learner):
-            learner.learn(step, with_advantages(scored, row), lambda items: None)
+            learner.learn(step, to_data(with_advantages(scored, row)), lambda items: None)
     assert with_gradient == trained
     assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
     ordinary = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
@@ -280,7 +285,7 @@ def test_sampling_from_the_base_is_told_before_the_adapter_does_much(
         if parameter.requires_grad:
             parameter.data.mul_(0.1)
     everything = {torch.float32: (0.5, 5.0)}
-    monkeypatch.setattr("reason_llm.evaluate.held_out.CANARY_TOLERANCE", everything)
+    monkeypatch.setattr("reason_llm.model.canary.CANARY_TOLERANCE", everything)
     with sampling(model, 0) as sampler:
         prove_sampler_is_policy(sampler, model, prompts)
         base = type("Base", (), {"request": None})()

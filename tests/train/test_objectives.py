@@ -3,31 +3,64 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from reason_llm.config.algorithms import ALGORITHMS, resolve
-from reason_llm.model.layout import Rollout
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
+from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.preparation import counted, shaped_advantages, with_advantages
+from reason_llm.train.objectives import PolicyGradient, shaped_advantages
+from reason_llm.train.scored import with_advantages
 
 
-def rollout(reward: float, advantage: float = 0.0, truncated: bool = False) -> Rollout:
-    return Rollout("r", (1,), (2, 3), (-1.0, -1.0), advantage, reward, truncated)
+def rollout(
+    reward: float, advantage: float = 0.0, truncated: bool = False, group: int = 0, length: int = 2
+) -> Datum:
+    return Datum.of(
+        (1,), (2,) * length, reward=reward, is_truncated=truncated, group=group,
+        columns={"advantages": [advantage] * length},
+    )  # fmt: skip
+
+
+def counted(data: list[Datum], row: Algorithm) -> list[int]:
+    return PolicyGradient(row, 32).counted(data)
+
+
+def shaped(rewards: list[float], row: Algorithm, old: list[Tensor], ref: list[Tensor]) -> Any:
+    """Advantages of one group's completions."""
+    data = [
+        rollout(reward, length=len(o))
+        .with_trained("old_logprobs", o)
+        .with_trained("ref_logprobs", r)
+        for reward, o, r in zip(rewards, old, ref, strict=True)
+    ]
+    return shaped_advantages(data, row)
 
 
 def test_all_count_unless_the_row_says_otherwise() -> None:
-    rollouts = [rollout(1, 0.5), rollout(0, -0.5, truncated=True), rollout(2, 0.0), rollout(3, 0.1)]
-    assert counted(rollouts, 2, ALGORITHMS["grpo"]) == [0, 1, 2, 3]
-    assert counted(rollouts, 2, resolve("grpo", {"keep": "positive"})) == [0, 3]
-    assert counted(rollouts, 2, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [0, 3]
-    assert counted(rollouts, 2, resolve("grpo", {"truncated": "leave_out"})) == [0, 2, 3]
+    data = [
+        rollout(1, 0.5),
+        rollout(0, -0.5, truncated=True),
+        rollout(2, 0.0, group=1),
+        rollout(3, 0.1, group=1),
+    ]
+    assert counted(data, ALGORITHMS["grpo"]) == [0, 1, 2, 3]
+    assert counted(data, resolve("grpo", {"keep": "positive"})) == [0, 3]
+    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [0, 3]
+    assert counted(data, resolve("grpo", {"truncated": "leave_out"})) == [0, 2, 3]
 
 
 def test_ties_of_the_best_go_to_the_first() -> None:
-    rollouts = [rollout(1), rollout(2), rollout(2), rollout(2)]
-    assert counted(rollouts, 4, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [1, 2]
+    data = [rollout(1), rollout(2), rollout(2), rollout(2)]
+    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [1, 2]
+
+
+def test_groups_may_have_different_sizes() -> None:
+    data = [rollout(1), rollout(2, group=1), rollout(3, group=1), rollout(0, group=1)]
+    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [0, 1, 2]
 
 
 def test_kl_off_the_reward_of_the_completion() -> None:
@@ -35,7 +68,7 @@ def test_kl_off_the_reward_of_the_completion() -> None:
     row = replace(ALGORITHMS["rloo"], kl_coefficient=0.1)
     old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
     ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
-    found = shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref)
+    found = shaped([1, 0], row, old, ref)
     by_hand = (1 - 0.05) - (0 + 0.025)
     assert found[0].tolist() == pytest.approx([by_hand] * 2)
     assert found[1].tolist() == pytest.approx([-by_hand] * 2)
@@ -51,7 +84,7 @@ def test_any_estimator_comes_off_the_reward(
     row = resolve("rloo", {"kl": estimator, "kl_coefficient": 0.1})
     old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
     ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
-    found = shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref)
+    found = shaped([1, 0], row, old, ref)
     first, second = of_token(-0.2) + of_token(-0.3), of_token(0.25)
     assert found[0].tolist() == pytest.approx([1 - 0.1 * first + 0.1 * second] * 2)
 
@@ -61,7 +94,7 @@ def test_kl_off_each_token_s_reward_is_whitened_over_all_tokens() -> None:
     row = replace(ALGORITHMS["reinforce_pp"], kl_coefficient=1.0)
     old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
     ref = [torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -0.5])]
-    found = torch.stack(shaped_advantages([rollout(1), rollout(0)], 2, row, old, ref))
+    found = torch.stack(shaped([1, 0], row, old, ref))
     returns = torch.tensor([[-0.5 + 1, 1.0], [0.5, 0.5]])
     assert torch.allclose(found, (returns - returns.mean()) / returns.std(), atol=1e-6)
 
@@ -80,7 +113,7 @@ def test_weights_of_the_rewards_reach_gdpo() -> None:
 def test_the_reward_stands_at_the_last_token_of_a_short_completion_too() -> None:
     row = replace(ALGORITHMS["reinforce_pp"], kl_coefficient=1.0)
     none = [torch.zeros(1), torch.zeros(3)]
-    found = shaped_advantages([rollout(2), rollout(0)], 2, row, none, none)
+    found = shaped([2, 0], row, none, none)
     returns = torch.tensor([2.0, 0.0, 0.0, 0.0])
     by_hand = (returns - returns.mean()) / returns.std()
     assert torch.allclose(torch.cat(found), by_hand, atol=1e-6)

@@ -1,0 +1,106 @@
+"""What the learner sees of a rollout: tokens, which of them are trained, and numbers for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from reason_llm.rollout import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One row of T tokens.
+
+    Every column has length T, and its entry t belongs to token t; entries of tokens that are not
+    trained are 0 and count nowhere.
+    """
+
+    name: str
+    """For messages: the prompt's id and the completion's index."""
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+    """False for the prompt and for tokens that the model did not write."""
+    group: int = 0
+    """Rows with the same number were drawn for the same prompt."""
+    reward: float = 0.0
+    is_truncated: bool = False
+    """The token limit cut it off."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """By name, such as sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages."""
+
+    @classmethod
+    def of(
+        cls,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        name: str = "",
+        *,
+        group: int = 0,
+        reward: float = 0.0,
+        is_truncated: bool = False,
+        columns: Mapping[str, Sequence[float]] | None = None,
+    ) -> Self:
+        """A prompt with one completion; ``columns`` hold a number for each of its tokens."""
+        prompt = len(prompt_ids)
+        return cls(
+            name=name,
+            ids=(*prompt_ids, *completion_ids),
+            trained=(False,) * prompt + (True,) * len(completion_ids),
+            group=group,
+            reward=reward,
+            is_truncated=is_truncated,
+            columns={
+                key: torch.tensor([0.0] * prompt + list(values), dtype=torch.float32)
+                for key, values in (columns or {}).items()
+            },
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole row."""
+        return len(self.ids)
+
+    @property
+    def num_trained(self) -> int:
+        """Trained tokens."""
+        return sum(self.trained)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens before the first trained one."""
+        return self.ids[: self.trained.index(True)] if True in self.trained else self.ids
+
+    def on_trained(self, name: str) -> Tensor:
+        """A column's entries for the trained tokens, in order."""
+        column = self.columns[name]
+        return column[torch.tensor(self.trained, device=column.device)]
+
+    def with_trained(self, name: str, values: Tensor) -> Self:
+        """The row with a column more, given for its trained tokens in order."""
+        mask = torch.tensor(self.trained, device=values.device)
+        column = torch.zeros(len(mask), dtype=values.dtype, device=values.device)
+        return replace(self, columns={**self.columns, name: column.masked_scatter(mask, values)})
+
+
+def to_data(groups: Sequence[Group]) -> list[Datum]:
+    """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``
+    and ``advantages``."""
+    return [
+        Datum.of(
+            group.prompt.token_ids,
+            c.token_ids,
+            f"{group.prompt.id}#{i}",
+            group=number,
+            reward=float(c.reward or 0.0),
+            is_truncated=c.finish_reason == "length",
+            columns={
+                "sampler_logprobs": c.logprobs,
+                "advantages": [float(c.advantage or 0.0)] * len(c.token_ids),
+            },
+        )
+        for number, group in enumerate(groups)
+        for i, c in enumerate(group.completions)
+    ]

@@ -1,0 +1,48 @@
+"""The sampling phase, and the proof that its sampler samples from the policy."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from reason_llm.model.base import Model
+from reason_llm.model.canary import prove_logprobs
+from reason_llm.rollout import Prompt
+from reason_llm.sample.protocol import Sampler, SamplingParams
+from reason_llm.sample.transformers_sampler import TransformersSampler
+from reason_llm.sample.vllm_sampler import VllmSampler
+
+CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
+
+
+@contextmanager
+def sampling(model: Model, cache_tokens: int) -> Iterator[Sampler]:
+    """The sampling phase: within it the policy is in evaluation mode and the GPU is the sampler's.
+
+    With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's.
+
+    Args:
+        cache_tokens: how many tokens the Transformers sampler's KV cache may hold.
+    """
+    model.policy.eval()
+    if model.engine is None or model.sync is None:
+        yield TransformersSampler(model, cache_tokens)
+        return
+    model.engine.wake()
+    model.sync()
+    yield VllmSampler(model)
+
+
+def prove_sampler_is_policy(
+    sampler: Sampler, model: Model, prompts: Sequence[Prompt]
+) -> dict[str, float]:
+    """Sample a few tokens of the shortest prompts and compare their log-probs with the learner's.
+
+    Returns:
+        ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats.
+
+    Raises:
+        TrainingError: they differ by more than rounding.
+    """
+    short = sorted(prompts, key=lambda prompt: len(prompt.token_ids))[:CANARY_PROMPTS]
+    params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
+    sampled = sampler.sample(short, params, seed=0, progress=lambda tokens, items: None)
+    return prove_logprobs(model, sampled)

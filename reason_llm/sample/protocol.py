@@ -1,0 +1,45 @@
+"""What a sampler takes and gives. The engines are beside this file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reason_llm.rollout import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw. Applied in this order: temperature, top-k, top-p, min-p."""
+
+    num_completions: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0: greedy, always the likeliest token."""
+    top_k: int = 0
+    """0: all tokens."""
+    top_p: float = 1.0
+    """1: all tokens."""
+    min_p: float = 0.0
+    """0: all tokens."""
+
+
+Progress = Callable[[int, int], None]
+"""Told of every decoding step: (tokens sampled in it, completions that ended in it)."""
+
+
+class Sampler(Protocol):
+    """One engine over the resident base and its current adapter."""
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        """A Group of ``params.num_completions`` completions for each prompt, in the prompts' order.
+
+        The same prompts, params, seed and weights give the same tokens on the same machine.
+        """
+        ...
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        """How many of these prompts fit into memory together with all their completions; at least
+        1."""
+        ...

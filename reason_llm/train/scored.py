@@ -1,0 +1,62 @@
+"""Scored groups and what learning adds to them: advantages, and the learner's own log-probs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from reason_llm.config.algorithms import Algorithm
+from reason_llm.rollout import Group, shortest_decimals
+from reason_llm.train import advantages
+
+
+def with_advantages(
+    groups: Sequence[Group], algorithm: Algorithm, weights: Mapping[str, float] | None = None
+) -> list[Group]:
+    """The scored groups with an advantage on every completion, from the rewards alone.
+
+    Args:
+        weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
+    """
+    size = len(groups[0].completions)
+    completions = [c for group in groups for c in group.completions]
+    if algorithm.normalization == "per_reward":
+        names = list(completions[0].rewards)
+        rewards_RN = torch.tensor(
+            [[c.rewards[name] for c in completions] for name in names], dtype=torch.float64
+        )
+        weights_R = torch.tensor(
+            [weights[name] if weights else 1.0 for name in names], dtype=torch.float64
+        )
+        found = advantages.per_reward_advantages(rewards_RN, weights_R, size, algorithm.scale)
+    else:
+        rewards_N = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+        found = advantages.group_advantages(rewards_N, size, algorithm.scale, algorithm.baseline)
+    values = iter(found.tolist())
+    return [
+        replace(
+            group, completions=tuple(replace(c, advantage=next(values)) for c in group.completions)
+        )
+        for group in groups
+    ]
+
+
+def with_learner_logprobs(
+    groups: Sequence[Group], logprobs: Sequence[Tensor | None]
+) -> list[Group]:
+    """The groups with the learner's log-probs (T,) on every completion, in ``to_data``'s order;
+    None where it computed none."""
+    found = iter(None if each is None else tuple(shortest_decimals(each)) for each in logprobs)
+    return [
+        replace(
+            group,
+            completions=tuple(replace(c, learner_logprobs=next(found)) for c in group.completions),
+        )
+        for group in groups
+    ]
+
+
+def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
+    """The groups as they were before learning."""
+    return with_learner_logprobs(groups, [None] * sum(len(g.completions) for g in groups))
