@@ -23,7 +23,7 @@ from reason_llm import (
 )
 from reason_llm.archive import Archive
 from reason_llm.background import BackgroundWriter
-from reason_llm.buffer import Document, RolloutBuffer
+from reason_llm.buffer import Document, RolloutBuffer, warn_without_digest
 from reason_llm.checkpoint import RunState
 from reason_llm.config import Config
 from reason_llm.console import Console
@@ -138,7 +138,7 @@ def prepare(config: Config, console: Console) -> Job:
     config, saved = _with_saved_buffers(config, folder)
     room = context, text_config.vocab_size
     if saved:
-        saved_rollouts.read(saved[0], config, *room)
+        warn_without_digest(saved[0], saved_rollouts.read(saved[0], config, *room))
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
@@ -149,6 +149,7 @@ def prepare(config: Config, console: Console) -> Job:
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
+            warn_without_digest(config.run.buffer, found)
             saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
