@@ -107,6 +107,9 @@ class RolloutBuffer:
         self._lock = lock(path)
         self._document: Document | None = None
         """What the file holds."""
+        self.checkpoint: str | None = None
+        """Path of the run's newest checkpoint between two steps, for what is written from here on;
+        None: that which the document on disk names."""
         self._taken: Document | None = None
         """What was taken from elsewhere, while the file holds a later step."""
 
@@ -244,7 +247,9 @@ class RolloutBuffer:
         complete: bool,
     ) -> Document:
         count = len(groups) if drawn is None else drawn
-        return Document(self.run, step, step, complete, False, count, groups, dict(counts))
+        held = self.document(step)
+        named = self.checkpoint or (held.checkpoint if held is not None else None)
+        return Document(self.run, step, step, complete, False, count, groups, dict(counts), named)
 
     def _write(self, document: Document) -> None:
         if self._document is None or self._document.step != document.step:

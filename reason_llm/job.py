@@ -18,6 +18,7 @@ from reason_llm import (
     config_file,
     environment,
     memory,
+    recovery,
     saved_rollouts,
     trackers,
 )
@@ -206,7 +207,10 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
     if resume == "never":
         return checkpoint.fresh(name, identity)
     if resume == "auto":
-        return checkpoint.find(folder, name, identity)
+        found = checkpoint.find(folder, name, identity)
+        if found.folder is not None:
+            return found
+        return recovery.from_buffer(config.run.buffer, name, identity) or found
     has_begun = bool(checkpoint.listing(folder))
     try:
         begun = checkpoint.begin_from(Path(resume), name, identity)
@@ -216,9 +220,9 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             raise CheckpointError(f"{error}; {way_on}") from error
         raise
     if not has_begun and not (folder / "summary.json").exists():
-        return begun
+        return recovery.from_copy(begun, config.run.buffer) or begun
     found = checkpoint.find(folder, name, identity)
-    if found.run.id != begun.run.id:
+    if found.run.id != begun.run.id and not recovery.went_on_from(begun, found):
         raise CheckpointError(
             f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
             "--run.name of its own, or leave --run.resume out to go on with that run"
