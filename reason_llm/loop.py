@@ -29,7 +29,7 @@ from reason_llm.model.base import Model, default_device
 from reason_llm.model.plan.machine import GIB
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
-from reason_llm.run import checkpoint, metrics
+from reason_llm.run import checkpoint, metrics, saved_rollouts
 from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.collect import collect
@@ -89,6 +89,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 f"{job.state.folder} needs the rollouts of step {job.state.step}, which are not in "
                 f"{config.run.buffer}; restore that, or remove the folder to sample them again"
             )
+        if job.state.folder is not None and not job.state.updates:
+            buffer.checkpoint = str(job.state.folder)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
         console.take(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
@@ -166,6 +168,7 @@ def _learning_settings(
         seed=config.run.seed,
         total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
         chunk_tokens=chunk_tokens,
+        rounding_nats=saved_rollouts.rounding_nats(config),
     )
 
 
@@ -262,7 +265,10 @@ def _save(run: _Run, state: RunState, learning: dict[str, Tensor] | None = None)
     state = replace(state, micro_batch_tokens=_halved(run))
     keep = run.job.config.run.keep_checkpoints
     policy, optimizer = run.model.policy, run.learner.optimizer
-    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer, learning)
+    state = checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer, learning)
+    if not state.updates:
+        run.buffer.checkpoint = str(state.folder)
+    return state
 
 
 def _halved(run: _Run) -> int | None:

@@ -47,6 +47,8 @@ class LearningSettings:
     total_optimizer_steps: int
     chunk_tokens: int | None = None
     """Tokens whose logits exist at once; None as for ``logprobs``."""
+    rounding_nats: float = 0.0
+    """Log-ratios of policy and sampler up to this count as 0 in the importance weights."""
 
 
 class Learner:
@@ -295,7 +297,7 @@ class Learner:
         if algorithm.correction not in ("auto", "none"):
             weights_BT = losses.sampler_correction(
                 old_BT, sampler_BT, mask_BT, algorithm.correction,
-                algorithm.correction_cap, algorithm.correction_floor,
+                algorithm.correction_cap, algorithm.correction_floor, self.settings.rounding_nats,
             )  # fmt: skip
         loss_BT, clipped_BT = losses.policy_loss(
             algorithm, logprobs_BT, old_BT, advantages_BT, mask_BT, weights_BT
