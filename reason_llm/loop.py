@@ -29,7 +29,7 @@ from reason_llm.model.datum import to_data
 from reason_llm.model.plan.machine import GIB
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
-from reason_llm.run import checkpoint, metrics
+from reason_llm.run import checkpoint, metrics, saved_rollouts
 from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.collect import collect
@@ -85,6 +85,8 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         tokens = min(halved, plan.micro_batch_tokens)  # which the user may have lowered since
         learner = Learner(model, _learning_settings(config, tokens, plan.chunk_tokens))
         checkpoint.restore(job.state, model.policy, learner.optimizer)
+        if job.state.folder is not None:
+            buffer.checkpoint = str(job.state.folder)
         under_way = _Run(job, model, learner, buffer, writer, job.begin(started), console)
         console.take(under_way.log.records())
         state = _begin(under_way) if job.is_new else job.state
@@ -153,7 +155,9 @@ def _learning_settings(
 ) -> LearningSettings:
     train = config.train
     return LearningSettings(
-        objective=PolicyGradient(config.learned_row, config.sample.max_new_tokens),
+        objective=PolicyGradient(
+            config.learned_row, config.sample.max_new_tokens, saved_rollouts.rounding_nats(config)
+        ),
         train=train,
         temperature=config.sample.temperature,
         micro_batch_tokens=micro_batch_tokens,
@@ -244,7 +248,9 @@ def _save(run: _Run, state: RunState) -> RunState:
     state = replace(state, micro_batch_tokens=_halved(run))
     keep = run.job.config.run.keep_checkpoints
     policy, optimizer = run.model.policy, run.learner.optimizer
-    return checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer)
+    state = checkpoint.save(run.job.folder, state, policy, optimizer, keep, run.writer)
+    run.buffer.checkpoint = str(state.folder)
+    return state
 
 
 def _halved(run: _Run) -> int | None:

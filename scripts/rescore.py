@@ -1,5 +1,6 @@
 """``python scripts/rescore.py BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``: saved
-rollouts get the rewards and advantages of a config."""
+rollouts get the rewards and advantages of a config. With ``--accept-edited``, a buffer that was
+edited on purpose gets a new digest."""
 
 import sys
 from argparse import RawDescriptionHelpFormatter
@@ -20,7 +21,8 @@ def main() -> int:
     parser = Parser(
         prog="python scripts/rescore.py",
         description=DESCRIPTION,
-        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]",
+        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] "
+        "[--section.key value ...]",
         epilog="All options of scripts/train.py can be given too; score and algorithm count.",
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -29,6 +31,12 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
     )
+    parser.add_argument(
+        "--accept-edited",
+        action="store_true",
+        help="BUFFER was edited on purpose: write the new SHA-256 of its content into it; it is "
+        "rescored only if a config, an option or --out is given, too",
+    )
     write_for_oneself()
     try:
         own, rest = parser.parse_known_args()
@@ -36,11 +44,18 @@ def main() -> int:
         config, _ = parse_command_line(
             "python scripts/rescore.py BUFFER", DESCRIPTION, default, rest, {}
         )
-        from reason_llm.app.rescore import default_target, rescore_file  # heavy: torch
+        from reason_llm.app import rescore as rescoring  # heavy: torch
+        from reason_llm.run.saved_rollouts import default_target
 
         console = Console(config.log.console)
+        if own.accept_edited:
+            is_new = rescoring.accept_edited(own.buffer)
+            told = "has a new SHA-256, of its content as edited" if is_new else "is as written"
+            console.line(f"{own.buffer} {told}")
+            if not rest and own.out is None:
+                return 0
         target = own.out or default_target(own.buffer)
-        document = rescore_file(own.buffer, target, config)
+        document = rescoring.rescore_file(own.buffer, target, config)
         completions = [c for group in document.groups for c in group.completions]
         mean = sum(c.reward or 0.0 for c in completions) / len(completions)
         console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")

@@ -41,7 +41,7 @@ LAYERS = [
      "score.table",
      "score.tags", "score.units", "train.policy", "train.preparation", "train.tally",
      "train.replay", "train.phase"},
-    {"evaluate", "backends", "job", "data_check", "collection", "rescoring", "accuracy",
+    {"evaluate", "backends", "job", "data_check", "collection", "rescoring", "recovery", "accuracy",
      "evaluation", "evaluation_request", "export", "model_card", "parity", "chat",
      "chat_terminal"},
     {"loop"},

@@ -4,6 +4,7 @@ rollouts."""
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
-from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.run.buffer import (
+    Document,
+    RunIdentity,
+    lock,
+    read_document,
+    to_bytes,
+    warn_without_digest,
+)
 from reason_llm.score import Scorer
 from reason_llm.train.scored import with_advantages, without_learner_logprobs
 
@@ -47,15 +55,32 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
     """
     if os.path.lexists(target):
         raise WriteError(f"{target} exists and is left as it is; name another file with --out")
-    document = rescore(read_document(source), config, source)
+    saved = read_document(source)
+    warn_without_digest(source, saved)
+    document = rescore(saved, config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
     return document
 
 
-def default_target(source: Path) -> Path:
-    """``buffer.json`` becomes ``buffer.rescored.json``, ``x.json.gz`` ``x.rescored.json.gz``."""
-    suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
-    return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")
+def accept_edited(path: Path) -> bool:
+    """Write a new digest into a buffer that was edited on purpose, in place; nothing else of it
+    changes. Whether there was anything to write: False, if its digest is right.
+
+    Raises:
+        RolloutBufferError: it cannot be read, or holds no rollouts in this format.
+        BusyError: a run is using it.
+    """
+    read_document(path, accept_edited=True)  # before the lock makes a file beside it
+    is_archived = path.suffix == ".gz"
+    with nullcontext() if is_archived else lock(path):
+        try:
+            if read_document(path).has_digest:
+                return False
+        except RolloutBufferError:
+            pass  # for its digest; all else of it can be read
+        document = read_document(path, accept_edited=True)
+        write_atomically(path, to_bytes(document, compressed=is_archived))
+    return True
 
 
 def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:

@@ -279,13 +279,13 @@ class Config(Section):
 
     @property
     def learned_row(self) -> Algorithm:
-        """The algorithm's row, ``correction: auto`` resolved: only vLLM's log-probs are not the
-        learner's own."""
+        """The algorithm's row, ``correction: auto`` resolved: saved rollouts are another policy's,
+        and vLLM's log-probs are not quite the learner's own."""
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
         filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
-        needed = sample.engine == "vllm" and not filtered
+        needed = self.run.from_buffer is not None or (sample.engine == "vllm" and not filtered)
         return replace(row, correction="token_truncate" if needed else "none")
 
     @model_validator(mode="after")

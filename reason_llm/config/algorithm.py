@@ -83,9 +83,10 @@ class AlgorithmSection(Section):
     """Leave out completions with a token whose probability ratio is above this, which is at least
     1, where a step has several optimizer steps. 0: none."""
     correction: Correction | None = None
-    """Weights for a sampler that is not quite the policy, from its log-probs in the buffer:
-    token_truncate, token_mask, sequence_truncate, sequence_mask or none. auto: token_truncate with
-    vllm, none with transformers, whose log-probs are the learner's."""
+    """Importance weights for rollouts that another policy sampled, or a sampler that is not quite
+    the policy, from the log-probs in the buffer: token_truncate, token_mask, sequence_truncate,
+    sequence_mask or none. auto: token_truncate with run.from_buffer and with vllm; else none, as
+    the log-probs of transformers are the learner's."""
     correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest weight; above it, it is cut down to it (truncate) or to 0 (mask)."""
     correction_floor: NonNegative | None = None

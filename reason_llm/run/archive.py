@@ -18,7 +18,13 @@ from reason_llm.config.file import changes
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.reading import read_bounded
-from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.run.buffer import (
+    Document,
+    RunIdentity,
+    read_document,
+    to_bytes,
+    warn_without_digest,
+)
 
 MAX_INDEX_BYTES = 64 << 20
 FILES = "step-????????.json.gz"
@@ -61,12 +67,17 @@ class Archive:
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
         """This step's document, if it is there and was sampled by this run with this config. A
-        damaged one is named and passed over."""
-        if not self._file(step).exists():
+        damaged one, or one of another step, is named and passed over."""
+        file = self._file(step)
+        if not file.exists():
             return None
-        document = self._read(self._file(step))
+        document = self._read(file)
         if document is None or document.run.id != run.id:
             return None
+        if document.step != step:
+            logger.warning("%s holds step %d; it is passed over", file, document.step)
+            return None
+        warn_without_digest(file, document)
         changed = changes(document.run.config, run.config)
         return None if changed.refused or changed.warned else document
 

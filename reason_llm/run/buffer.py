@@ -5,12 +5,20 @@ finds the old document or the new one and never half of one. Held by a lock that
 process. A document of another run is refused or moved aside, never overwritten. Knows nothing of
 models, rewards or tensors.
 
-    {"format": 1, "run": {"id", "name", "config"}, "step", "weight_version", "complete", "trained",
-    "drawn", "groups": [...], "counts": {}}
+    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
+    "complete", "trained", "drawn", "groups": [...], "counts": {}}
+
+``sha256`` is the digest of the file's bytes without that first member, ``{"format"...}`` to the
+line's end; of an archived document, unpacked. Whoever reads a document compares it, so that a
+changed number is told and not learned from. Format 1, of earlier versions, has no digest and no
+``checkpoint``; it is read with a warning. A document of format 2 without a digest is refused.
 """
 
 import gzip
+import hashlib
+import logging
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,12 +35,17 @@ from reason_llm.files import FileLock, move_aside, write_atomically
 from reason_llm.reading import MIB, check_nesting, open_regular, read_bounded, too_large
 from reason_llm.rollout import Group, group_from_json, group_to_json
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_DIGEST = 1
 MAX_BYTES = 4 << 30
 """Of a document, unpacked."""
 MAX_RATIO = 200
 """Of an archive's unpacked bytes to its own, beyond what fits into memory anywhere."""
 NO_COUNTS: Mapping[str, float] = {}
+DIGEST_BEGINS, DIGEST_ENDS = b'{"sha256":"', b'",'
+"""Around the 64 hexadecimal digits that a document begins with."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,10 @@ class Document:
     groups: list[Group]
     counts: dict[str, float] = field(default_factory=dict)
     """Of the rewards' errors and time limits while these were scored, by metric."""
+    checkpoint: str | None = None
+    """Path of the run's newest checkpoint when these were written; None: it had none."""
+    has_digest: bool = field(default=True, compare=False)
+    """Whether a digest was compared when it was read; False for format 1."""
 
 
 class RolloutBuffer:
@@ -89,6 +106,9 @@ class RolloutBuffer:
         self._lock = lock(path)
         self._document: Document | None = None
         """What the file holds."""
+        self.checkpoint: str | None = None
+        """Path of the run's newest checkpoint between two steps, for what is written from here on;
+        None: that which the document on disk names."""
         self._taken: Document | None = None
         """What was taken from elsewhere, while the file holds a later step."""
 
@@ -226,7 +246,9 @@ class RolloutBuffer:
         complete: bool,
     ) -> Document:
         count = len(groups) if drawn is None else drawn
-        return Document(self.run, step, step, complete, False, count, groups, dict(counts))
+        held = self.document(step)
+        named = self.checkpoint or (held.checkpoint if held is not None else None)
+        return Document(self.run, step, step, complete, False, count, groups, dict(counts), named)
 
     def _write(self, document: Document) -> None:
         if self._document is None or self._document.step != document.step:
@@ -244,61 +266,104 @@ def lock(path: Path) -> FileLock:
 
 
 def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
-    """The document as JSON; ``compressed``: in gzip, the same bytes every time."""
+    """The document as JSON with its digest; ``compressed``: in gzip, the same bytes every time."""
     run = document.run
     value = {
         "format": FORMAT,
         "run": {"id": run.id, "name": run.name, "config": run.config},
         "step": document.step,
         "weight_version": document.weight_version,
+        "checkpoint": document.checkpoint,
         "complete": document.complete,
         "trained": document.trained,
         "drawn": document.drawn,
         "groups": [group_to_json(group) for group in document.groups],
         "counts": document.counts,
     }
-    content = orjson.dumps(value) + b"\n"
+    content = with_digest(orjson.dumps(value) + b"\n")
     return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
 
 
-def read_document(path: Path, way_on: str = "restore it or name another file") -> Document:
+def with_digest(content: bytes) -> bytes:
+    """A JSON object's bytes with their SHA-256 as its first member."""
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return b"".join((DIGEST_BEGINS, digest, DIGEST_ENDS, memoryview(content)[1:]))
+
+
+def _is_as_written(content: bytes) -> bool:
+    """Whether ``with_digest`` made these bytes."""
+    start = len(DIGEST_BEGINS) + 64
+    body = start + len(DIGEST_ENDS)
+    if not content.startswith(DIGEST_BEGINS) or content[start:body] != DIGEST_ENDS:
+        return False
+    digest = hashlib.sha256(b"{")
+    digest.update(memoryview(content)[body:])
+    return content[len(DIGEST_BEGINS) : start] == digest.hexdigest().encode()
+
+
+def read_document(
+    path: Path, way_on: str = "restore it or name another file", *, accept_edited: bool = False
+) -> Document:
     """The document in ``path``: data/buffer.json, a copy of it, or an archived one (.json.gz).
 
     Args:
         way_on: what to do about a damaged one, for the error.
+        accept_edited: the digest may be wrong or missing.
 
     Raises:
-        RolloutBufferError: it is not there, cannot be read, or is damaged.
+        RolloutBufferError: it is not there, cannot be read, is damaged, or is not what was written.
     """
-    try:
-        if path.suffix == ".gz":
-            with open_regular(path) as packed, gzip.open(packed) as file:
-                most = min(MAX_BYTES, 64 * MIB + MAX_RATIO * path.stat().st_size)
-                content = file.read(most + 1)
-                if len(content) > most:
-                    raise too_large(most)
-        else:
-            content = read_bounded(path, MAX_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RolloutBufferError(f"{path} cannot be read ({one_line(error)}); {way_on}") from error
+    content = _read(path, way_on)
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise RolloutBufferError(
             f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}"
         ) from error
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+    found = value.get("format") if isinstance(value, dict) else type(value).__name__
+    if type(found) is not int or found not in (FORMAT, FORMAT_WITHOUT_DIGEST):
         raise RolloutBufferError(
             f"{path} is of format {found!r:.60} and this version reads {FORMAT}; {way_on}"
         )
+    has_digest = found == FORMAT or "sha256" in value
+    if has_digest and not accept_edited and not _is_as_written(content):
+        problem = "its SHA-256 is another" if "sha256" in value else "it has no SHA-256"
+        raise RolloutBufferError(
+            f"{path} is not what was written ({problem}); {way_on}, or, if it was edited on "
+            f"purpose, accept it with: python scripts/rescore.py {shlex.quote(str(path))} "
+            "--accept-edited"
+        )
     try:
-        return _document(value)
+        return _document(value, has_digest=has_digest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RolloutBufferError(f"{path} is damaged: {error!r:.300}; {way_on}") from error
 
 
-def _document(value: dict[str, Any]) -> Document:
+def warn_without_digest(path: Path, document: Document) -> None:
+    """Say so, if damage in this document could not be told."""
+    if not document.has_digest:
+        logger.warning(
+            "%s is of format %d, which has no SHA-256: a number that was changed in it is not "
+            "noticed", path, FORMAT_WITHOUT_DIGEST,
+        )  # fmt: skip
+
+
+def _read(path: Path, way_on: str) -> bytes:
+    """The bytes of a document, unpacked."""
+    try:
+        if path.suffix != ".gz":
+            return read_bounded(path, MAX_BYTES)
+        with open_regular(path) as packed, gzip.open(packed) as file:
+            most = min(MAX_BYTES, 64 * MIB + MAX_RATIO * path.stat().st_size)
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise too_large(most)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RolloutBufferError(f"{path} cannot be read ({one_line(error)}); {way_on}") from error
+    return content
+
+
+def _document(value: dict[str, Any], *, has_digest: bool) -> Document:
     document = Document(
         run=identity_from_json(value["run"]),
         step=count_from_json(value, "step"),
@@ -308,7 +373,11 @@ def _document(value: dict[str, Any]) -> Document:
         drawn=count_from_json(value, "drawn"),
         groups=[group_from_json(group) for group in value["groups"]],
         counts={str(name): float(count) for name, count in value.get("counts", {}).items()},
+        checkpoint=value.get("checkpoint"),
+        has_digest=has_digest,
     )
+    if not isinstance(document.checkpoint, str | None):
+        raise ValueError(f"checkpoint is {document.checkpoint!r:.60}, not a path")
     completions = [c for group in document.groups for c in group.completions]
     if document.complete and any(c.reward is None or c.advantage is None for c in completions):
         raise ValueError("a completion without reward or advantage")

@@ -24,9 +24,9 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.reading import MIB, read_bounded
-from reason_llm.run import checkpoint, environment, saved_rollouts
+from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
-from reason_llm.run.buffer import Document, RolloutBuffer
+from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.writer import BackgroundWriter
@@ -132,7 +132,7 @@ def prepare(config: Config, console: Console) -> Job:
     config, saved = _with_saved_buffers(config, folder)
     room = context, text_config.vocab_size
     if saved:
-        saved_rollouts.read(saved[0], config, *room)
+        warn_without_digest(saved[0], saved_rollouts.read(saved[0], config, *room))
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
@@ -143,6 +143,7 @@ def prepare(config: Config, console: Console) -> Job:
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
+            warn_without_digest(config.run.buffer, found)
             saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
@@ -199,7 +200,10 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
     if resume == "never":
         return checkpoint.fresh(name, identity)
     if resume == "auto":
-        return checkpoint.find(folder, name, identity)
+        found = checkpoint.find(folder, name, identity)
+        if found.folder is not None:
+            return found
+        return recovery.from_buffer(config.run.buffer, name, identity) or found
     has_begun = bool(checkpoint.listing(folder))
     try:
         begun = checkpoint.begin_from(Path(resume), name, identity)
@@ -209,9 +213,9 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             raise CheckpointError(f"{error}; {way_on}") from error
         raise
     if not has_begun and not (folder / "summary.json").exists():
-        return begun
+        return recovery.from_copy(begun, config.run.buffer) or begun
     found = checkpoint.find(folder, name, identity)
-    if found.run.id != begun.run.id:
+    if found.run.id != begun.run.id and not recovery.went_on_from(begun, found):
         raise CheckpointError(
             f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
             "--run.name of its own, or leave --run.resume out to go on with that run"

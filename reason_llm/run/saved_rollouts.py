@@ -1,6 +1,8 @@
 """``run.from_buffer``: rollouts that were sampled before, learned from without sampling.
 
-Their rewards are as they stand there; advantages are computed anew, by this run's algorithm.
+Their rewards are as they stand there; advantages are computed anew, by this run's algorithm. The
+policy that sampled them is another one from the first update on, so that ``algorithm.correction:
+auto`` weighs their tokens by importance (``Config.learned_row``).
 """
 
 import os
@@ -9,7 +11,23 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.archive import FILES
-from reason_llm.run.buffer import Document, read_document
+from reason_llm.run.buffer import (
+    Document,
+    read_document,
+)
+
+ROUNDING_NATS = 1e-3
+"""More than float32 log-probs of one policy differ between sampling and learning."""
+
+
+def rounding_nats(config: Config) -> float:
+    """Up to which log-ratio of policy and sampler a token counts as the policy's own.
+
+    A run that learns its own algorithm from its own rollouts again, in float32, then has weights of
+    exactly 1, and the same adapter to the last bit.
+    """
+    is_auto = config.algorithm.row().correction == "auto"
+    return ROUNDING_NATS if is_auto and config.run.from_buffer is not None else 0.0
 
 
 def files(source: Path) -> list[Path]:
@@ -97,3 +115,9 @@ def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
                 f"{path}: {group.prompt.id!r} has the token id {largest} and the model "
                 f"{vocabulary} tokens: it was sampled by another model; name that one"
             )
+
+
+def default_target(source: Path) -> Path:
+    """``buffer.json`` becomes ``buffer.rescored.json``, ``x.json.gz`` ``x.rescored.json.gz``."""
+    suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
+    return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")

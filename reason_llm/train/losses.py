@@ -263,12 +263,17 @@ def importance_weights(
     kind: Correction,
     cap: float,
     floor: float = 0.0,
+    rounding: float = 0.0,
 ) -> Tensor:
-    """Weights that correct for tokens drawn by a sampler that is not quite the old policy.
+    """Importance weights for tokens drawn by another policy, or by a sampler that is not quite the
+    old policy.
 
     ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
     is cut down to it (truncate) or the weight is 0 (mask); below ``floor`` it is raised to it, or 0
     likewise. 0 outside the mask.
+
+    Args:
+        rounding: a token's log-ratio of up to this many nats counts as 0, its weight as 1.
 
     Source: truncated importance sampling, F. Yao et al., "Your Efficient RL Framework Secretly
     Brings You Off-Policy RL Training" (2025); the four kinds and the floor are TRL's.
@@ -276,6 +281,8 @@ def importance_weights(
     with a cap of 3.
     """
     log_ratio_BT = (old_BT - sampler_BT) * mask_BT
+    if rounding:
+        log_ratio_BT = log_ratio_BT.masked_fill(log_ratio_BT.abs() <= rounding, 0.0)
     if kind.startswith("sequence"):
         log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)
     ratio_BT = torch.exp(log_ratio_BT)

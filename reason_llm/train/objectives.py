@@ -107,6 +107,8 @@ class PolicyGradient:
     row: Algorithm
     """Its correction is resolved: not ``auto``."""
     max_new_tokens: int
+    rounding_nats: float = 0.0
+    """Log-ratios of policy and sampler up to this count as 0 in the importance weights."""
     unit: Literal["sequence", "pair"] = "sequence"
 
     @property
@@ -211,7 +213,7 @@ class PolicyGradient:
             return None
         return losses.importance_weights(
             batch.old_BT, batch.columns["sampler_logprobs"], batch.mask_BT, row.correction,
-            row.correction_cap, row.correction_floor,
+            row.correction_cap, row.correction_floor, self.rounding_nats,
         )  # fmt: skip
 
     def _kept(self, batch: Batch) -> Tensor:

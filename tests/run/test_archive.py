@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reason_llm.app.rescore import default_target
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.run import saved_rollouts
 from reason_llm.run.archive import Archive, Entry, read_index
 from reason_llm.run.buffer import Document, RolloutBuffer, RunIdentity, read_document, to_bytes
+from reason_llm.run.saved_rollouts import default_target
 
 RUN = RunIdentity(
     "a", "small", Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")

@@ -1,9 +1,11 @@
 """The buffer: whole or not at all, held by one process, refused to another run."""
 
 import gzip
+import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,18 @@ from typing import Any
 import orjson
 import pytest
 
+from reason_llm.app.rescore import accept_edited
 from reason_llm.config import Config
-from reason_llm.errors import RolloutBufferError, WriteError
+from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document
+from reason_llm.run.buffer import (
+    RolloutBuffer,
+    RunIdentity,
+    read_document,
+    warn_without_digest,
+    with_digest,
+)
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -76,7 +85,7 @@ def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:
 
 def test_it_is_one_json_document_with_version_run_and_step(tmp_path: Path) -> None:
     value = orjson.loads(saved(tmp_path / "buffer.json").read_bytes())
-    assert (value["format"], value["run"]["id"], value["step"]) == (1, "run-a", 3)
+    assert (value["format"], value["run"]["id"], value["step"]) == (2, "run-a", 3)
     assert value["weight_version"] == 3
     completion = value["groups"][0]["completions"][0]
     assert completion["token_ids"] == [5, 0]
@@ -168,11 +177,114 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
 def test_a_damaged_document_is_one_line(spoil: Any, tmp_path: Path) -> None:
     path = saved(tmp_path / "buffer.json")
     value = orjson.loads(path.read_bytes())
+    del value["sha256"]
     spoil(value)
-    path.write_bytes(orjson.dumps(value))
+    path.write_bytes(with_digest(orjson.dumps(value)))
     with pytest.raises(RolloutBufferError) as caught:
         RolloutBuffer(path, identity()).__enter__()
     assert "\n" not in str(caught.value)
+    assert "is not what was written" not in str(caught.value)
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a token id": lambda v: v["groups"][0]["completions"][1]["token_ids"].__setitem__(0, 6),
+    "a prompt's token": lambda v: v["groups"][1]["prompt"]["token_ids"].__setitem__(2, 4),
+    "an answer": lambda v: v["groups"][1]["prompt"].update(answer="43"),
+    "a log-prob": lambda v: v["groups"][0]["completions"][0]["logprobs"].__setitem__(1, -2.4),
+    "a reward": lambda v: v["groups"][0]["completions"][0].update(reward=0.0),
+    "an advantage": lambda v: v["groups"][0]["completions"][0].update(advantage=-0.5),
+    "drawn": lambda v: v.update(drawn=3),
+    "a group less": lambda v: v["groups"].pop(),
+    "a group twice": lambda v: v["groups"].append(v["groups"][0]),
+    "groups in another order": lambda v: v["groups"].reverse(),
+    "a seed": lambda v: v["run"]["config"]["run"].update(seed=1),
+    "trained": lambda v: v.update(trained=True),
+    "the digest": lambda v: v.update(sha256="0" * 64),
+    "another kind of digest": lambda v: v.update(sha256=5),
+    "without the digest": lambda v: v.pop("sha256"),
+    "an earlier format with a digest": lambda v: v.update(format=1),
+    "something new": lambda v: v.update(note="x"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edited_document_is_not_what_was_written(
+    edit: Callable[[dict[str, Any]], object], suffix: str, tmp_path: Path
+) -> None:
+    value = orjson.loads(saved(tmp_path / "whole.json").read_bytes())
+    edit(value)
+    content = orjson.dumps(value) + b"\n"
+    path = tmp_path / f"buffer.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix == "json.gz" else content)
+    before = path.read_bytes()
+    with pytest.raises(RolloutBufferError, match="is not what was written") as caught:
+        read_document(path)
+    told = str(caught.value)
+    assert "\n" not in told
+    assert f"scripts/rescore.py {path} --accept-edited" in told
+    with pytest.raises(RolloutBufferError, match=r"--run\.resume never"):
+        RolloutBuffer(path, identity()).check()
+    assert path.read_bytes() == before
+
+
+def test_no_byte_of_a_document_can_change(tmp_path: Path) -> None:
+    """Each byte in turn: most leave valid JSON of the right form behind."""
+    path = saved(tmp_path / "buffer.json")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for byte in {b"7", b" ", b"x"} - {whole[place : place + 1]}:
+            path.write_bytes(whole[:place] + byte + whole[place + 1 :])
+            with pytest.raises(RolloutBufferError):
+                read_document(path)
+    path.write_bytes(whole)
+    assert read_document(path).groups == [group("a"), group("b")]
+
+
+def test_the_digest_is_that_of_the_bytes_behind_it(tmp_path: Path) -> None:
+    content = saved(tmp_path / "buffer.json").read_bytes()
+    value = orjson.loads(content)
+    assert list(value)[:2] == ["sha256", "format"]
+    without = b"{" + content[content.index(b'"format"') :]
+    assert value["sha256"] == hashlib.sha256(without).hexdigest()
+
+
+def test_a_document_of_the_earlier_format_has_no_digest_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(tmp_path / "buffer.json")
+    value = orjson.loads(path.read_bytes()) | {"format": 1}
+    del value["sha256"], value["checkpoint"]
+    path.write_bytes(orjson.dumps(value))
+    document = read_document(path)
+    assert (document.groups, document.has_digest) == ([group("a"), group("b")], False)
+    warn_without_digest(path, document)
+    assert "buffer.json is of format 1, which has no SHA-256" in caplog.text
+    with RolloutBuffer(path, identity()) as buffer:
+        buffer.finish()
+    assert read_document(path).has_digest
+
+
+def test_what_was_edited_on_purpose_is_accepted(tmp_path: Path) -> None:
+    for suffix in ("json", "json.gz"):
+        path = tmp_path / f"buffer.{suffix}"
+        value = orjson.loads(saved(tmp_path / "whole.json").read_bytes())
+        value["groups"].pop()
+        content = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+        path.write_bytes(gzip.compress(content) if suffix == "json.gz" else content)
+        assert accept_edited(path)
+        assert read_document(path).groups == [group("a")]
+        before = path.read_bytes()
+        assert not accept_edited(path)
+        assert path.read_bytes() == before
+    path.write_bytes(gzip.compress(content[:-9]))
+    with pytest.raises(RolloutBufferError, match="cut short or damaged"):
+        accept_edited(path)
+    with pytest.raises(RolloutBufferError, match="No such file"):
+        accept_edited(tmp_path / "none" / "buffer.json")
+    assert not (tmp_path / "none").exists()
+    with RolloutBuffer(tmp_path / "buffer.json", identity()), pytest.raises(BusyError):
+        accept_edited(tmp_path / "buffer.json")
 
 
 def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:

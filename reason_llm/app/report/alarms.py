@@ -44,6 +44,9 @@ class Evidence:
     num_held_out: int | None
     group_size: int
     """Completions of a prompt."""
+    replayed: str | None = None
+    """Of a run that learns from saved rollouts (run.from_buffer), its resolved
+    algorithm.correction; None for a run that samples."""
 
     @property
     def first(self) -> str:
@@ -301,17 +304,36 @@ def jump(seen: Evidence) -> Finding:
                     f"{values[i] / max(before, 1e-12):,.0f} times the most of the "
                     f"{RECENT_STEPS} steps before."
                 )
-                advice = (
-                    "Look at this step's rollouts. KL: lower the learning rate or "
-                    "train.max_grad_norm. Mismatch: sampler and learner disagree; compare with "
-                    "sample.engine=transformers and report it."
-                )
+                advice = _about_jump(key, seen.replayed)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
                 at = (steps[i], steps[i])
                 return Finding("alarm", text, advice, (key,), at, tuple(shown[:MOST_GROUPS]))
     if not looked_at:
         return Finding("unknown", f"Not judged: no more than {RECENT_STEPS} steps.")
     return Finding("clear", f"None in {', '.join(looked_at)}.")
+
+
+def _about_jump(key: str, replayed: str | None) -> str:
+    """What a jump of this metric means, and what can be done."""
+    if key == "train/kl":
+        return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
+    if replayed is None:
+        return (
+            "Look at this step's rollouts. Sampler and learner disagree; compare with "
+            "sample.engine=transformers and report it."
+        )
+    between = (
+        "The rollouts are saved ones (run.from_buffer): this is how far the policy has moved from "
+        "the one that sampled them, and no fault of the sampler. "
+    )
+    if replayed == "none":
+        return between + (
+            "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
+        )
+    return between + (
+        f"algorithm.correction={replayed} weighs each rollout by it; the larger it is, the less "
+        "they teach. Lower the learning rate, or sample anew."
+    )
 
 
 def scoring_errors(seen: Evidence) -> Finding:

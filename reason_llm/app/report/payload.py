@@ -45,7 +45,8 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     weights = {reward.label: reward.weight for reward in rewards}
     groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
     size = run.config.sample.completions_per_prompt
-    findings = judge(Evidence(run.records, groups, weights, run.num_held_out, size))
+    replayed = run.config.learned_row.correction if run.config.run.from_buffer else None
+    findings = judge(Evidence(run.records, groups, weights, run.num_held_out, size, replayed))
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (

@@ -1,0 +1,150 @@
+"""Where a run stands that has no checkpoint in its folder, and whose rollouts are in
+data/buffer.json: the buffer alone, or with a checkpoint that lies elsewhere.
+
+Rollouts of step 0 were sampled by the base, so that nothing else is needed. Those of a later step
+were sampled by the policy of a checkpoint. The buffer names it; ``run.resume`` may name a copy.
+"""
+
+import logging
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reason_llm.config import file as config_file
+from reason_llm.errors import CheckpointError, RolloutBufferError
+from reason_llm.run import checkpoint
+from reason_llm.run.buffer import Document, RunIdentity, read_document
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.saved_rollouts import default_target
+
+logger = logging.getLogger(__name__)
+
+
+def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
+    """Where the unfinished run ``name`` stands by its buffer; None if the buffer is not its.
+
+    Raises:
+        RolloutBufferError: it is damaged, or was sampled with another config.
+        CheckpointError: the run's checkpoint is needed and was not found.
+    """
+    document = _unfinished(path, name)
+    if document is None:
+        return None
+    _check_config(path, document, config)
+    run = RunIdentity(document.run.id, name, config)
+    if document.step == 0 and _begins_from_base(document):
+        logger.warning("%s has no checkpoints; the run goes on from the rollouts in %s", name, path)
+        return RunState(run, step=0, folder=None)
+    found = _named_checkpoint(document)
+    if isinstance(found, str):
+        raise CheckpointError(
+            f"{path} holds step {document.step} of the unfinished run {name!r} "
+            f"({document.run.id}) and its checkpoint is missing: {found}; restore it, name a copy "
+            "of it with --run.resume, or learn from these rollouts alone: "
+            f"{_replay_command(path, document)}"
+        )
+    logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
+    return replace(found, run=run)
+
+
+def from_copy(begun: RunState, path: Path) -> RunState | None:
+    """Where the run stands whose checkpoint ``run.resume`` names and whose rollouts are in
+    ``path``; None if the two are not of one run.
+
+    Args:
+        begun: a new run that begins from that checkpoint.
+    """
+    document = _unfinished(path, begun.run.name)
+    if document is None or begun.folder is None:
+        return None
+    found = checkpoint.read(begun.folder)
+    if not _is_of(found, document):
+        return None
+    _check_config(path, document, begun.run.config)
+    return replace(found, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
+
+
+def went_on_from(begun: RunState, found: RunState) -> bool:
+    """Whether ``from_copy`` took the run up that stands at ``found``, with the same run.resume.
+
+    Args:
+        begun: a new run that begins from the checkpoint that run.resume names.
+    """
+    if begun.folder is None or found.folder is None:
+        return False
+    own = checkpoint.read(found.folder).run
+    is_named = own.config["run"].get("resume") == begun.run.config["run"]["resume"]
+    return is_named and checkpoint.read(begun.folder).run.id == own.id
+
+
+def _unfinished(path: Path, name: str) -> Document | None:
+    """The document in ``path``, if it is of a run of this name that is not finished."""
+    if not os.path.lexists(path):
+        return None
+    document = read_document(
+        path, "restore it, or start with --run.resume never, which moves it aside"
+    )
+    return document if document.run.name == name and not document.trained else None
+
+
+def _check_config(path: Path, document: Document, config: dict[str, Any]) -> None:
+    """Whether the run may go on with this config; warns of what makes it another experiment.
+
+    Raises:
+        RolloutBufferError: it may not.
+    """
+    changes = config_file.changes(document.run.config, config)
+    if changes.refused:
+        raise RolloutBufferError(
+            f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "
+            f"({document.run.id}), which was sampled with another config "
+            f"({'; '.join(changes.refused)}); set that back, give this run a --run.name and a "
+            "--run.buffer of its own, or start with --run.resume never, which moves "
+            f"{path} aside"
+        )
+    for line in changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+
+
+def _named_checkpoint(document: Document) -> RunState | str:
+    """The checkpoint that the document names, or why the run cannot go on from it."""
+    if document.checkpoint is None:
+        return "the buffer names none"
+    folder = Path(document.checkpoint)
+    if "\0" in document.checkpoint or not os.path.lexists(folder):
+        return f"{document.checkpoint} is not there"
+    try:
+        found = checkpoint.read(folder)
+    except CheckpointError as error:
+        return str(error)
+    return found if _is_of(found, document) else f"{folder} is of another run or of a later step"
+
+
+def _begins_from_base(document: Document) -> bool:
+    """Whether the run had no other run's checkpoint to begin from."""
+    section = document.run.config.get("run")
+    resume = section.get("resume") if isinstance(section, dict) else None
+    return resume in (None, "auto", "never")
+
+
+def _is_of(found: RunState, document: Document) -> bool:
+    """Whether the run of ``document`` can go on from this checkpoint to the document's step."""
+    return found.run.id == document.run.id and found.step <= document.step
+
+
+def _replay_command(path: Path, document: Document) -> str:
+    """The command that learns from the rollouts without their run: this process's own, as a run of
+    another name that reads them. Rollouts without all their rewards are scored first."""
+    script, *given = sys.argv if Path(sys.argv[0]).name == "train.py" else ["scripts/train.py"]
+    scored, commands = path, []
+    if not document.complete:
+        scored = default_target(path)
+        rest = [each for each in given if each != "--quiet"]
+        rescore = str(Path(script).with_name("rescore.py"))
+        commands.append(["python", rescore, str(path), *rest])
+    own = ["--run.name", f"{document.run.name}_replay", "--from-buffer", str(scored)]
+    commands.append(["python", script, *given, *own])
+    return " && ".join(map(shlex.join, commands))
