@@ -43,9 +43,9 @@ def main() -> int:
             report = check_data(config)
             print("\n".join(report.lines))
             return 2 if report.num_errors else 0
-        from reason_llm.loop import run  # heavy: after --help, and after a config that holds
+        from reason_llm.app.training import run_training  # heavy: after a config that holds
 
-        run(config, console)
+        run_training(config, console)
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2

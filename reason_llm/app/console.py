@@ -9,17 +9,19 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
+from reason_llm.app import lines
 from reason_llm.app.screen import Screen
 from reason_llm.errors import printable, without_secrets
 from reason_llm.rollout import Group
 from reason_llm.run.metrics import Record
+from reason_llm.run.watch import Begun, Progress
 
 REFRESHES_PER_SECOND = 2
 
@@ -39,6 +41,7 @@ class Console:
         self._quiet = mode == "quiet"
         self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
+        self._last_step = 0
         handler = _Lines(self._rich)
         # On import it tells of CPU kernels that are nowhere asked for.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -51,34 +54,34 @@ class Console:
         if not self._quiet:
             self._rich.print(without_secrets(printable(text)))
 
-    def take(self, records: Sequence[Record]) -> None:
-        """Records for the live part alone: those of a run that goes on, and of step 0."""
-        if self._screen is not None:
-            for record in records:
-                self._screen.take(record)
+    @contextmanager
+    def run(self, begun: Begun) -> Iterator[None]:
+        """Within: the live part, if there is one. What is printed and warned of goes above it."""
+        self._last_step = begun.last_step
+        with self._shown(Screen(begun.name, begun.last_step, begun.step)):
+            if self._screen is not None:
+                for record in begun.records:
+                    self._screen.take(record)
+            yield
 
-    def step(self, text: str, record: Record, group: Group) -> None:
+    def step(self, record: Record, group: Group | None) -> None:
         """The line of a step, and what the live part shows of it.
 
         Args:
-            group: whose last completion is shown.
+            group: whose last completion is shown; None before training.
         """
-        self.line(text)
-        if self._screen is not None:
+        if group is None:
+            if "eval/accuracy" in record:
+                self.line(f"before training: {lines.accuracy(record)}")
+        else:
+            self.line(lines.of_step(record, self._last_step))
+        if self._screen is not None and group is None:
+            self._screen.take(record)
+        elif self._screen is not None and group is not None:
             self._screen.end_step(record, group.completions[-1])
 
     @contextmanager
-    def screen(self, name: str, step: int, last_step: int) -> Iterator[None]:
-        """Within: the live part, if there is one. What is printed and warned of goes above it.
-
-        Args:
-            step: how many of the ``last_step`` steps are done.
-        """
-        with self._shown(Screen(name, last_step, step)):
-            yield
-
-    @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    def phase(self, name: str, total: int) -> Iterator[Progress]:
         """A bar over ``total`` items while the phase lasts, in the live part or, outside of a run,
         as all of it; call what it yields with (tokens, items) done."""
         if self._screen is None:
@@ -88,7 +91,7 @@ class Console:
         yield self._begin(name, total)
         self._screen.end_phase()
 
-    def _begin(self, name: str, total: int) -> Callable[[int, int], None]:
+    def _begin(self, name: str, total: int) -> Progress:
         if self._screen is None:
             return lambda tokens, items: None
         phase = self._screen.begin_phase(name, total)

@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.data.load import LoadedSet, load_evaluation
 from reason_llm.errors import ConfigError, printable
@@ -34,6 +33,7 @@ from reason_llm.model.plan.shape import Shape
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import folder as run_folder
 from reason_llm.run.prepare import quiet_libraries
+from reason_llm.run.watch import Watch
 from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.score import Scorer
 
@@ -69,7 +69,7 @@ class _Stage:
         return MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
 
 
-def run_evaluation(request: Request, console: Console) -> dict[str, Any]:
+def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     """Evaluate and return the summary, which is also written to ``<out>/summary.json``, last of
     all.
 
@@ -90,23 +90,23 @@ def run_evaluation(request: Request, console: Console) -> dict[str, Any]:
         with lock:
             log = _open(request, stages)
             for line in (*lines, *scorer.descriptions):
-                console.line(line)
+                watch.line(line)
             ahead = [list(stage.waves()) for stage in stages]
             done = log.resume([wave for each in ahead for _, wave in each])
             if done:
-                console.line(f"{len(log.outcomes)} problems are done already")
+                watch.line(f"{len(log.outcomes)} problems are done already")
             for stage, waves in zip(stages, ahead, strict=True):
                 skipped = min(done, len(waves))
                 done -= skipped
                 if skipped < len(waves):
-                    _run_stage(request, stage, waves[skipped:], log, scorer, console)
+                    _run_stage(request, stage, waves[skipped:], log, scorer, watch)
         if request.generate_only:
             summary = {"prompts": len(log.outcomes), "k": request.num_samples}
             write_atomically(request.out / "summary.json", orjson.dumps(summary))
-            console.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
+            watch.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
             return summary
         with_majority = scorer.rewards[0].reward.answer is not None
-    return _finish(request, log, with_majority, console)
+    return _finish(request, log, with_majority, watch)
 
 
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
@@ -222,7 +222,7 @@ def _run_stage(
     waves: Sequence[tuple[Target, Wave]],
     log: OutcomeLog,
     scorer: Scorer,
-    console: Console,
+    watch: Watch,
 ) -> None:
     """Sample and judge these waves, one target's after another's."""
     config, plan = stage.config, stage.plan
@@ -238,7 +238,7 @@ def _run_stage(
             total = sum(len(wave.prompts) for wave in todo) * _completions_each(request)
             with (
                 sampling(model, plan.cache_tokens) as sampler,
-                console.phase(target.label, total) as progress,
+                watch.phase(target.label, total) as progress,
             ):
                 if model.engine is not None:
                     prove_sampler_is_policy(sampler, model, todo[0].prompts)
@@ -307,9 +307,7 @@ def _outcome(
     }
 
 
-def _finish(
-    request: Request, log: OutcomeLog, with_majority: bool, console: Console
-) -> dict[str, Any]:
+def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch) -> dict[str, Any]:
     k, config = request.num_samples, request.config
     summary = {
         "models": {t.label: str(t.adapter or t.path) for t in request.targets},
@@ -322,6 +320,6 @@ def _finish(
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(request.out / "summary.json", content)
     for line in accuracy.table(summary):
-        console.line(line)
-    console.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
+        watch.line(line)
+    watch.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
     return summary

@@ -85,6 +85,7 @@ class RolloutBuffer:
         discard: whatever is there is to be moved aside, unread.
         settle: called before a step's rollouts give way to the next step's, to have what was
             learned from them on disk.
+        elsewhere: the rollouts of a step that are on disk in another place, with advantages.
 
     Raises (on entry):
         BusyError: another process holds it.
@@ -98,11 +99,13 @@ class RolloutBuffer:
         *,
         discard: bool = False,
         settle: Callable[[], None] = lambda: None,
+        elsewhere: Callable[[int], Document | None] = lambda step: None,
     ) -> None:
         self.path = path
         self.run = run
         self._discard = discard
         self._settle = settle
+        self._elsewhere = elsewhere
         self._lock = lock(path)
         self._document: Document | None = None
         """What the file holds."""
@@ -165,6 +168,13 @@ class RolloutBuffer:
             )
         return document
 
+    def read(self, step: int) -> list[Group] | None:
+        """All groups of this step with their advantages, wherever on disk they are; None: the step
+        must be sampled, or sampled to its end."""
+        if not self.holds(step) and (found := self._elsewhere(step)) is not None:
+            self._take(step, found)
+        return self.groups(step) if self.holds(step) else None
+
     def holds(self, step: int) -> bool:
         """Whether every group of this step is here."""
         document = self.document(step)
@@ -216,15 +226,13 @@ class RolloutBuffer:
         """
         self._write(self._made(step, groups, drawn, counts, complete=True))
 
-    def take(
-        self, step: int, groups: list[Group], drawn: int, counts: Mapping[str, float] = NO_COUNTS
-    ) -> None:
-        """All groups of a step, with their advantages, which are elsewhere on disk as well.
+    def _take(self, step: int, found: Document) -> None:
+        """All groups of a step, which are elsewhere on disk as well.
 
         They are written as by ``write``, but where the rollouts of a later step of this run are
         here: a run that goes on from an older checkpoint comes to those again, and needs them.
         """
-        document = self._made(step, groups, drawn, counts, complete=True)
+        document = self._made(step, found.groups, found.drawn, found.counts, complete=True)
         if self._document is not None and self._document.step > step:
             self._taken = document
         else:

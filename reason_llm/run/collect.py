@@ -12,33 +12,21 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Self
 
-from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.data.render import order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import metrics
 from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.metrics import Record, timed
+from reason_llm.run.metrics import timed
 from reason_llm.run.prepare import Job
-from reason_llm.run.stopping import StopSignal
+from reason_llm.run.run import Run
 from reason_llm.sample import Sampler, SamplingParams
+from reason_llm.train.scored import with_advantages
 
 
-def collect(
-    job: Job,
-    sampler: Sampler,
-    buffer: RolloutBuffer,
-    step: int,
-    start: int,
-    record: Record,
-    console: Console,
-    stop: StopSignal,
-) -> tuple[list[Group], int, dict[str, float]]:
-    """The groups to train on, how many prompts were sampled for them, how often a reward failed.
-
-    Args:
-        start: how many prompts were taken from the order before this step.
+def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
+    """The groups to train on, with their advantages; all of them in the buffer when it returns.
 
     Raises:
         Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
@@ -48,10 +36,11 @@ def collect(
     there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
     rewards do not vary; groups that only ``success_range`` dropped are then trained.
     """
+    job, buffer, record, stop = run.job, run.buffer, run.record, run.stop
     config, sample = job.config, job.config.sample
     algorithm = config.algorithm.row()
     wanted, most = sample.prompts_per_step, sample.prompts_per_step * algorithm.dynamic_sampling
-    prompts = _prompts(job, start, most)
+    prompts = _prompts(job, run.state.drawn, most)
     params = sampling_params(config)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     state = _Collected.of(buffer, step)
@@ -70,7 +59,7 @@ def collect(
             buffer.write_part(step, *state.together())
 
     with (
-        console.phase("sampling", wanted * sample.completions_per_prompt) as progress,
+        run.watch.phase("sampling", wanted * sample.completions_per_prompt) as progress,
         ThreadPoolExecutor(1) as scoring,
     ):
         progress(0, len(state.together()[0]) * sample.completions_per_prompt)
@@ -104,7 +93,10 @@ def collect(
             under_way.result()
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
-    return state.groups or state.last, state.drawn, state.counts
+    groups = with_advantages(state.groups or state.last, config.learned_row, job.scorer.weights)
+    with timed(record, "buffer"):
+        buffer.write(step, groups, state.drawn, state.counts)
+    return groups
 
 
 def _prompts(job: Job, start: int, count: int) -> list[Prompt]:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ import orjson
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm.app import trackers
-from reason_llm.app.console import Console
 from reason_llm.config import Config, file as config_file
 from reason_llm.data.load import Data, load_data
 from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
@@ -29,8 +27,10 @@ from reason_llm.run.archive import Archive
 from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
+from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.score import Scorer
+from reason_llm.train.scored import with_advantages, without_learner_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -66,23 +66,31 @@ class Job:
         run, never = self.config.run, self.config.run.resume == "never"
         run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
         writer = BackgroundWriter()
-        buffer = RolloutBuffer(run.buffer, self.state.run, discard=never, settle=writer.wait)
+        buffer = RolloutBuffer(
+            run.buffer, self.state.run, discard=never, settle=writer.wait, elsewhere=self._saved
+        )
         with buffer, run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
             if not never and checkpoint.listing(self.folder) != self.checkpoints:
                 raise BusyError(f"another process has just gone on with {self.folder}; call again")
             yield buffer, writer
 
-    def saved(self, step: int) -> Document | None:
-        """The rollouts of this step that are on disk beside the buffer: those to learn from without
-        sampling, or those that a killed run had learned from since its last checkpoint.
+    def _saved(self, step: int) -> Document | None:
+        """The rollouts of this step that are on disk beside the buffer, as this run's algorithm
+        sees them: those to learn from without sampling, or those that a killed run had learned from
+        since its last checkpoint.
 
         Raises:
             RolloutBufferError: they are damaged or do not fit the model.
         """
         if self.saved_buffers:
-            return saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
-        return self.archive.read(step, self.state.run)
+            found = saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
+        elif (archived := self.archive.read(step, self.state.run)) is not None:
+            found = archived
+        else:
+            return None
+        groups = with_advantages(found.groups, self.config.learned_row, self.scorer.weights)
+        return replace(found, groups=without_learner_logprobs(groups))
 
     def begin(self, started: float) -> MetricsLog:
         """Make the first changes on disk, now that everything is known to be good.
@@ -100,21 +108,27 @@ class Job:
         environment.record_start(self.folder, step, self.data, self.plan)
         return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self, watch: Watch) -> dict[str, Any] | None:
         """The summary of a run that is finished where it stands; a run writes it last."""
+        if self.state.step < self.config.run.steps:
+            return None
         try:
             summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
         except (OSError, orjson.JSONDecodeError):
             return None
-        is_current = isinstance(summary, dict) and summary.get("steps") == self.state.step
-        return summary if is_current else None
+        if not isinstance(summary, dict) or summary.get("steps") != self.state.step:
+            return None
+        watch.line(
+            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
+            "or start afresh with --run.resume never"
+        )
+        return summary
 
 
-def prepare(config: Config, console: Console) -> Job:
+def prepare(config: Config, watch: Watch) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     quiet_libraries()
     device = base.default_device()
-    trackers.check_installed(config.log.trackers)
     scorer = Scorer(config.score, config.sample.max_new_tokens)
     trusted = config.model.trust_remote_code
     tokenizer = base.load_tokenizer(config.model.path, trusted)
@@ -146,16 +160,16 @@ def prepare(config: Config, console: Console) -> Job:
             warn_without_digest(config.run.buffer, found)
             saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
-    console.line(
+    watch.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
     for line in data.notes():
-        console.line(line)
+        watch.line(line)
     if warning := data.contamination_warning():
         logger.warning("%s", warning)
     for line in (*why, *scorer.descriptions):
-        console.line(line)
+        watch.line(line)
     longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
     plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
     archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))

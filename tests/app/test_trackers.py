@@ -15,13 +15,14 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from trackio.sqlite_storage import SQLiteStorage
 
 from conftest import ROOT
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.tracker_process import Tail
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
 from reason_llm.errors import ConfigError
-from reason_llm.run import metrics, prepare as job
+from reason_llm.run import metrics
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 RUN_ID = "abc123def456"
@@ -190,12 +191,12 @@ def test_a_run_with_a_tracker_that_hangs_is_the_same_run(
     small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    from reason_llm import loop
+    from reason_llm.app import training
 
     replaced("trackio", "import time\ntime.sleep(1000)", tmp_path, monkeypatch)
     monkeypatch.setattr(Trackers, "GRACE_SECONDS", 5.0)
     config = small_run(run__steps=2, log__trackers=["trackio", "tensorboard"])
-    loop.run(config, Console("quiet"))
+    training.run_training(config, Console("quiet"))
     folder = config.run.directory / "small"
     records = metrics.read(folder / "metrics.jsonl")
     assert tensorboard(folder) == [
@@ -244,7 +245,7 @@ def test_one_that_is_not_installed_is_refused(
     with pytest.raises(
         ConfigError, match=r"wandb is not installed; pip install -e '.\[trackers\]'"
     ):
-        job.prepare(config, Console("quiet"))
+        training.run_training(config, Console("quiet"))
     assert not config.run.directory.exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm import loop
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.run import metrics
@@ -131,7 +131,7 @@ def test_a_run_over_several_sets_tells_each_accuracy(
         eval={"sets": {"sums": str(test), "seen": str(part)}, "limit": 8},
         run__steps=2,
     )
-    loop.run(config, Console("plain"))
+    training.run_training(config, Console("plain"))
     shown = capsys.readouterr().out
     folder = config.run.directory / "small"
     records = metrics.read(folder / "metrics.jsonl")

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT, TINY
-from reason_llm import loop
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.export import merging, parity
 from reason_llm.config import AdapterSection, Config, ModelSection
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train": {"learning_rate": 3e-3, "gradient_checkpointing": False},
         "eval": {"limit": 16},
     }  # fmt: skip
-    loop.run(Config.model_validate(tree), Console("quiet"))
+    training.run_training(Config.model_validate(tree), Console("quiet"))
     return folder / "runs" / "sums"
 
 
@@ -140,8 +140,8 @@ def test_a_head_that_learned_is_exported_apart_from_the_embedding(
     """Trained, gone on with from its checkpoint, merged, and loaded by Transformers."""
     options = {"model__adapter": {"rank": 8, "targets": ["down_proj", "lm_head"]},
                "train__learning_rate": 1e-2}  # fmt: skip
-    loop.run(small_run(run__steps=1, **options), Console("quiet"))
-    loop.run(small_run(run__steps=2, **options), Console("quiet"))
+    training.run_training(small_run(run__steps=1, **options), Console("quiet"))
+    training.run_training(small_run(run__steps=2, **options), Console("quiet"))
     run, out = tmp_path / "runs" / "small", tmp_path / "out"
     assert load_file(run / "adapter" / "adapter_model.safetensors").keys() == {
         f"base_model.model.{name}.lora_{factor}.weight"

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from reason_llm import loop
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
@@ -25,7 +25,7 @@ QUIET = Console("quiet")
 
 
 def run(config: Config) -> dict[str, Any]:
-    return loop.run(config, QUIET)
+    return training.run_training(config, QUIET)
 
 
 def folder_of(config: Config) -> Path:
@@ -65,7 +65,7 @@ def test_what_a_run_leaves_behind(
     small_run: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
-    summary = loop.run(config, Console("plain"))
+    summary = training.run_training(config, Console("plain"))
     folder = folder_of(config)
     resolved = load(folder / "resolved_config.yaml")
     assert (resolved.sample.engine, resolved.train.packing) == ("transformers", "varlen")

@@ -3,11 +3,11 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.config.algorithms import ALGORITHMS, resolve
 from reason_llm.data.render import order
@@ -16,9 +16,10 @@ from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.buffer import RolloutBuffer
 from reason_llm.run.collect import collect, is_kept
 from reason_llm.run.prepare import Job, prepare
+from reason_llm.run.run import Run
 from reason_llm.run.stopping import StopSignal
+from reason_llm.run.watch import SILENT
 
-QUIET = Console("quiet")
 BOXED = {"boxed": 1.0}
 
 
@@ -98,7 +99,7 @@ def collected(
     job: Job, sampler: Scripted, stop_after: int | None = None, start: int = 32, step: int = 2
 ) -> Any:
     """Collect a step; with ``stop_after``, die when the sampler is asked once more."""
-    original, record = sampler.sample, {}
+    original = sampler.sample
 
     def sample(*args: Any, **kwargs: Any) -> list[Group]:
         if stop_after is not None and len(sampler.asked) == stop_after:
@@ -107,13 +108,22 @@ def collected(
 
     sampler.sample = sample  # type: ignore[method-assign]
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
-        return collect(job, sampler, buffer, step, start, record, QUIET, StopSignal())[:2]
+        groups = collect(run_of(job, buffer, StopSignal(), start), sampler, step)
+        return groups, buffer.drawn(step)
+
+
+def run_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int) -> Run:
+    """A run that samples and does nothing else."""
+    unused: Any = None
+    run = Run(job, unused, unused, buffer, unused, unused, SILENT, stop)
+    run.state = replace(job.state, drawn=drawn)
+    return run
 
 
 @pytest.fixture
 def job(small_run: Callable[..., Config]) -> Job:
     config = small_run(algorithm__name="dapo", algorithm__kl=None, algorithm__dynamic_sampling=4)
-    return prepare(config, QUIET)
+    return prepare(config, SILENT)
 
 
 def test_the_step_is_filled_with_groups_that_have_signal(job: Job) -> None:
@@ -163,7 +173,7 @@ def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:
     buffer = RolloutBuffer(job.config.run.buffer, job.state.run)
     with StopSignal() as stop, buffer, pytest.raises(Stopped) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
-        collect(job, sampler, buffer, 2, 32, {}, QUIET, stop)
+        collect(run_of(job, buffer, stop, drawn=32), sampler, 2)
     assert stopped.value.exit_code == 143
     assert len(sampler.asked) == 1
     assert buffer.drawn(2) == sampler.asked[0][0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT
-from reason_llm import loop
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
@@ -59,7 +59,7 @@ def test_a_run_that_hacks(
         score__rewards=[JUDGE, reward],
         train={"learning_rate": rate, "gradient_checkpointing": False},
     )
-    loop.run(config, Console("quiet"))
+    training.run_training(config, Console("quiet"))
     assert wanted <= alarms_of(tmp_path / "runs" / "small")
     page = (tmp_path / "runs" / "small" / "report.html").read_text()
     assert all(title in page for title in wanted)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from conftest import ROOT
-from reason_llm import loop
+from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
@@ -22,7 +22,7 @@ def test_a_run_ends_with_a_report_of_all_its_rollouts(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
     data = str(ROOT / "data" / "arithmetic_test.jsonl")
-    loop.run(small_run(run__steps=2, data__eval=data, eval__limit=8), QUIET)
+    training.run_training(small_run(run__steps=2, data__eval=data, eval__limit=8), QUIET)
     folder = tmp_path / "runs" / "small"
     assert (folder / "report.html").read_bytes().startswith(b"<!doctype html>")
     found = examine(read_run(folder, "small"))
@@ -37,7 +37,7 @@ def test_a_run_ends_with_a_report_of_all_its_rollouts(
 def test_environment_tells_of_the_machine_and_of_no_one_else(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
-    loop.run(small_run(run__steps=1), QUIET)
+    training.run_training(small_run(run__steps=1), QUIET)
     path = tmp_path / "runs" / "small" / "environment.json"
     [first] = orjson.loads(path.read_bytes())["starts"]
     assert first["step"] == 0
@@ -51,9 +51,9 @@ def test_environment_tells_of_the_machine_and_of_no_one_else(
     assert str(tmp_path) not in text
     assert str(Path.home()) not in text
     assert getpass.getuser() not in text
-    loop.run(small_run(run__steps=2), QUIET)  # goes on: nothing has changed
+    training.run_training(small_run(run__steps=2), QUIET)  # goes on: nothing has changed
     assert [each["step"] for each in orjson.loads(path.read_bytes())["starts"]] == [0]
-    loop.run(
+    training.run_training(
         small_run(
             run__steps=3, eval__limit=4, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl")
         ),
@@ -68,10 +68,10 @@ def test_a_report_that_fails_is_a_warning_and_the_run_is_whole(
     small_run: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "runs" / "small"
-    loop.run(small_run(run__steps=1), QUIET)
+    training.run_training(small_run(run__steps=1), QUIET)
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()
-    summary = loop.run(small_run(run__steps=2), QUIET)
+    summary = training.run_training(small_run(run__steps=2), QUIET)
     assert "no report was written: WriteError" in caplog.text
     assert orjson.loads((folder / "summary.json").read_bytes()) == summary
     assert summary["steps"] == 2

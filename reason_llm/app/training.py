@@ -1,0 +1,87 @@
+"""A training run with all who look on: the console, the trackers, and the curves and the report at
+its end."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from reason_llm.app import lines, trackers
+from reason_llm.app.console import Console
+from reason_llm.app.report import curves
+from reason_llm.app.report.page import write_report
+from reason_llm.app.trackers import Trackers
+from reason_llm.config import Config
+from reason_llm.errors import one_line
+from reason_llm.files import write_atomically
+from reason_llm.loop import train
+from reason_llm.rollout import Group
+from reason_llm.run import metrics
+from reason_llm.run.metrics import Record
+from reason_llm.run.watch import Begun, Progress
+
+logger = logging.getLogger(__name__)
+
+
+def run_training(config: Config, console: Console) -> dict[str, Any]:
+    """``loop.train`` as the command line shows it; the summary.
+
+    Raises:
+        ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
+    """
+    trackers.check_installed(config.log.trackers)
+    with Trackers(config.log.trackers) as followers:
+        watch = _Terminal(console, followers)
+        summary = train(config, watch)
+        folder = config.run.directory / str(config.run.name)
+        if watch.has_begun or not (folder / "curves.png").exists():
+            _write_curves(config, folder)
+            for line in lines.of_summary(summary):
+                console.line(line)
+            _write_report(folder, console)
+    return summary
+
+
+class _Terminal:
+    """The console and the trackers as one watch."""
+
+    def __init__(self, console: Console, followers: Trackers) -> None:
+        self._console = console
+        self._followers = followers
+        self.has_begun = False
+
+    def line(self, text: str) -> None:
+        self._console.line(text)
+
+    @contextmanager
+    def run(self, begun: Begun) -> Iterator[None]:
+        self.has_begun = True
+        self._followers.start(begun.folder, begun.id)
+        with self._console.run(begun):
+            yield
+
+    def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
+        return self._console.phase(name, total)
+
+    def step(self, record: Record, group: Group | None) -> None:
+        self._console.step(record, group)
+
+
+def _write_curves(config: Config, folder: Path) -> None:
+    sources = " + ".join(each.source for each in config.data.sources)
+    title = f"{config.run.name}: {config.algorithm.name} on {sources}"
+    picture = curves.draw_curves(metrics.read_all(folder), title)
+    write_atomically(folder / "curves.png", picture)
+
+
+def _write_report(folder: Path, console: Console) -> None:
+    """Write report.html when all else is written: nothing that is wrong with it may end the run as
+    a failed one."""
+    try:
+        alarms = write_report([folder], folder / "report.html")
+    except Exception as error:  # noqa: BLE001
+        logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
+    else:
+        told = f"alarms: {'; '.join(alarms)}" if alarms else "no alarms"
+        console.line(f"report in {folder / 'report.html'}, {told}")

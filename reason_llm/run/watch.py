@@ -1,0 +1,76 @@
+"""Who looks on while a run is under way: all that the loop knows of consoles, trackers and
+notebooks. Nothing that a watch does changes a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from reason_llm.rollout import Group
+from reason_llm.run.metrics import Record
+
+Progress = Callable[[int, int], None]
+"""Told of what was done: (tokens, items)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that is under way."""
+
+    folder: Path
+    id: str
+    name: str
+    step: int
+    """Steps that were learned before."""
+    last_step: int
+    records: Sequence[Record]
+    """Of those steps."""
+
+
+class Watch(Protocol):
+    """Told of a run's lines, phases and steps, in the thread that runs it."""
+
+    def line(self, text: str) -> None:
+        """Something that the user may want to read."""
+        ...
+
+    def run(self, begun: Begun) -> AbstractContextManager[None]:
+        """Around the steps of a run; its records are in ``metrics.jsonl`` as they come."""
+        ...
+
+    def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
+        """Around a phase of ``total`` items; what it yields is called as they are done."""
+        ...
+
+    def step(self, record: Record, group: Group | None) -> None:
+        """A step is on record.
+
+        Args:
+            record: that of step 0 tells of the policy before training.
+            group: the last one that was learned from; None at step 0.
+        """
+        ...
+
+
+class Silent:
+    """A watch that shows nothing."""
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def run(self, begun: Begun) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[Progress]:
+        """Nothing."""
+        yield lambda tokens, items: None
+
+    def step(self, record: Record, group: Group | None) -> None:
+        """Nothing."""
+
+
+SILENT = Silent()
