@@ -9,12 +9,12 @@ is under way in ``run.run``.
 from typing import Any
 
 from reason_llm.config import Config
-from reason_llm.model.datum import to_data
+from reason_llm.model import to_data
 from reason_llm.rollout import Group
+from reason_llm.run import SILENT, Watch
 from reason_llm.run.collect import collect
 from reason_llm.run.prepare import prepare
 from reason_llm.run.run import Run, open_run
-from reason_llm.run.watch import SILENT, Watch
 
 
 def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:

@@ -21,7 +21,7 @@ SWITCHES = {
 
 def main() -> int:
     """Read the command line, evaluate, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.config.command_line import Value, read_command_line
+    from reason_llm.config import Value, read_command_line
     from reason_llm.errors import ReasonError, shown
     from reason_llm.files import write_for_oneself
 
@@ -53,13 +53,13 @@ def main() -> int:
         line = read_command_line(
             "python scripts/evaluate.py", DESCRIPTION, what, sys.argv[1:], SWITCHES, values
         )
-        from reason_llm.app.console import Console
+        from reason_llm.app import Console
 
         Console("plain")  # sets up what libraries may say, before they are imported
-        from reason_llm.evaluate.request import make_request
+        from reason_llm.evaluate import make_request
 
         request = make_request(line)
-        from reason_llm.evaluate.evaluation import run_evaluation
+        from reason_llm.evaluate import run_evaluation
 
         run_evaluation(request, Console(request.config.log.console))
     except ReasonError as error:

@@ -17,7 +17,7 @@ SWITCHES = {"adapter-only": "the adapter in PEFT's form, not merged"}
 
 def main() -> int:
     """Read the command line, export, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.config.command_line import Value, read_command_line
+    from reason_llm.config import Value, read_command_line
     from reason_llm.errors import ConfigError, ReasonError, shown
     from reason_llm.files import write_for_oneself
 
@@ -53,10 +53,10 @@ def main() -> int:
                 raise ConfigError(
                     f"--{name} contradicts --adapter-only: it is of a merge; leave one of them out"
                 )
-        from reason_llm.app.console import Console
+        from reason_llm.app import Console
 
         console = Console("plain")
-        from reason_llm.app.export.export import Request, dtype_name, export, shard_bytes
+        from reason_llm.app.export import Request, dtype_name, export, shard_bytes
 
         rollouts = line.one("rollouts")
         request = Request(

@@ -10,9 +10,8 @@ Write the report of one or more runs: one HTML file that loads nothing from anyw
 
 def main() -> int:
     """Read the command line, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.app.report.page import write_report
-    from reason_llm.app.report.serve import serve
-    from reason_llm.config.command_line import Parser
+    from reason_llm.app.report import serve, write_report
+    from reason_llm.config import Parser
     from reason_llm.errors import ConfigError, ReasonError, shown
     from reason_llm.files import write_for_oneself
 

@@ -13,8 +13,8 @@ Learn from it with: python scripts/train.py CONFIG.yaml --from-buffer FILE"""
 
 def main() -> int:
     """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.app.console import Console
-    from reason_llm.config.command_line import Parser, parse_command_line
+    from reason_llm.app import Console
+    from reason_llm.config import Parser, parse_command_line
     from reason_llm.errors import ReasonError, shown
     from reason_llm.files import write_for_oneself
 
@@ -45,7 +45,7 @@ def main() -> int:
             "python scripts/rescore.py BUFFER", DESCRIPTION, default, rest, {}
         )
         from reason_llm.app import rescore as rescoring  # heavy: torch
-        from reason_llm.run.saved_rollouts import default_target
+        from reason_llm.run import default_target
 
         console = Console(config.log.console)
         if own.accept_edited:

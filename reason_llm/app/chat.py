@@ -15,16 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config import Config, ModelSection, file as config_file
-from reason_llm.config.types import Count, Section
-from reason_llm.data.forms import Messages
-from reason_llm.data.render import Renderer
-from reason_llm.data.templates import chat_template, system_prompt
+from reason_llm.config import Config, Count, ModelSection, Section, file as config_file
+from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.model import adapters, base
-from reason_llm.model.base import Model
+from reason_llm.model import Model, adapters, base, quiet_libraries
 from reason_llm.run import folder as run_folder
-from reason_llm.run.prepare import quiet_libraries
 from reason_llm.sample import SamplingParams, stream
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from reason_llm.app.chat import Chat, Options, parse_option
-from reason_llm.data.templates import system_prompt
+from reason_llm.data import system_prompt
 from reason_llm.errors import ReasonError, printable
 
 KEPT = "\n\t\u00a0\u202f\u3000\u200d"

@@ -20,8 +20,7 @@ from reason_llm.app import lines
 from reason_llm.app.screen import Screen
 from reason_llm.errors import printable, without_secrets
 from reason_llm.rollout import Group
-from reason_llm.run.metrics import Record
-from reason_llm.run.watch import Begun, Progress
+from reason_llm.run import Begun, Progress, Record
 
 REFRESHES_PER_SECOND = 2
 

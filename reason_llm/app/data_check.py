@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reason_llm.config import Config
-from reason_llm.data.load import Data, LoadedSet, load_data
+from reason_llm.data import Data, LoadedSet, load_data
 from reason_llm.errors import DataError, printable
-from reason_llm.model import base
-from reason_llm.run.prepare import quiet_libraries
+from reason_llm.model import base, quiet_libraries
 from reason_llm.score import Scorer
 
 NUM_ERRORS_SHOWN = 10

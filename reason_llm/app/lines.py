@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from reason_llm.run import metrics
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record, metrics
 
 
 def of_step(record: Record, last_step: int) -> str:

@@ -12,16 +12,9 @@ from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
-from reason_llm.run.buffer import (
-    Document,
-    RunIdentity,
-    lock,
-    read_document,
-    to_bytes,
-    warn_without_digest,
-)
+from reason_llm.run import Document, RunIdentity, lock, read_document, to_bytes, warn_without_digest
 from reason_llm.score import Scorer
-from reason_llm.train.scored import with_advantages, without_learner_logprobs
+from reason_llm.train import with_advantages, without_learner_logprobs
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from reason_llm.errors import printable
 from reason_llm.rollout import Completion
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record
 
 LABEL = 10
 """Cells of the first column."""

@@ -17,9 +17,7 @@ from reason_llm.errors import one_line
 from reason_llm.files import write_atomically
 from reason_llm.loop import train
 from reason_llm.rollout import Group
-from reason_llm.run import metrics
-from reason_llm.run.metrics import Record
-from reason_llm.run.watch import Begun, Progress
+from reason_llm.run import Begun, Progress, Record, metrics
 
 logger = logging.getLogger(__name__)
 

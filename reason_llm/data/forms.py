@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reason_llm.config.data import ColumnsSection
+from reason_llm.config import ColumnsSection
 from reason_llm.data import code_cases
 from reason_llm.data.box import BOX, last_boxed
 from reason_llm.data.rows import Row

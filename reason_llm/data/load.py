@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.config import Config
-from reason_llm.config.data import DataSection, PassRateSection
+from reason_llm.config import Config, DataSection, PassRateSection
 from reason_llm.data.forms import (
     Demonstration,
     Example,

@@ -1,1 +1,9 @@
 """Accuracy with intervals on problems that are not trained on."""
+
+from reason_llm.evaluate.evaluation import run_evaluation
+from reason_llm.evaluate.request import make_request
+
+__all__ = [
+    "make_request",
+    "run_evaluation",
+]

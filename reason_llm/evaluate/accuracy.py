@@ -19,7 +19,7 @@ from reason_llm.evaluate.statistics import (
     pass_at_k,
     proportion,
 )
-from reason_llm.score.math.boxed_math import majority
+from reason_llm.score.math import majority
 
 Values = dict[str, list[float]]
 """The value of each problem by the score's name."""

@@ -18,22 +18,16 @@ from typing import Any
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data.load import LoadedSet, load_evaluation
+from reason_llm.data import LoadedSet, load_evaluation
 from reason_llm.errors import ConfigError, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
-from reason_llm.model import adapters, base
-from reason_llm.model.base import Model
-from reason_llm.model.plan import backends, memory
-from reason_llm.model.plan.machine import Machine
-from reason_llm.model.plan.memory import Plan
-from reason_llm.model.plan.shape import Shape
+from reason_llm.model import Model, adapters, base, quiet_libraries
+from reason_llm.model.plan import Machine, Plan, Shape, backends, memory
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run import folder as run_folder
-from reason_llm.run.prepare import quiet_libraries
-from reason_llm.run.watch import Watch
+from reason_llm.run import Watch, folder as run_folder
 from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.score import Scorer
 

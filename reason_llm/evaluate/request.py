@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import Config, file as config_file
-from reason_llm.config.command_line import CommandLine
+from reason_llm.config import CommandLine, Config, file as config_file
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
 from reason_llm.run import folder as run_folder

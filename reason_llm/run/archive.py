@@ -14,7 +14,7 @@ from typing import Literal
 
 import orjson
 
-from reason_llm.config.file import changes
+from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.reading import read_bounded

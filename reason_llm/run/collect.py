@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Self
 
-from reason_llm.config import Config
-from reason_llm.config.algorithms import Algorithm
-from reason_llm.data.render import order
+from reason_llm.config import Algorithm, Config
+from reason_llm.data import order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import metrics
 from reason_llm.run.buffer import RolloutBuffer
@@ -22,7 +21,7 @@ from reason_llm.run.metrics import timed
 from reason_llm.run.prepare import Job
 from reason_llm.run.run import Run
 from reason_llm.sample import Sampler, SamplingParams
-from reason_llm.train.scored import with_advantages
+from reason_llm.train import with_advantages
 
 
 def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:

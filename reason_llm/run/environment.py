@@ -20,10 +20,9 @@ import orjson
 import torch
 
 import reason_llm
-from reason_llm.data.load import Data, LoadedSet
+from reason_llm.data import Data, LoadedSet
 from reason_llm.files import write_atomically
-from reason_llm.model.plan.machine import GIB
-from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan import GIB, Plan
 from reason_llm.reading import MIB, read_bounded
 
 PACKAGES = (

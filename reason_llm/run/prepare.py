@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import transformers
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config, file as config_file
-from reason_llm.data.load import Data, load_data
+from reason_llm.data import Data, load_data
 from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
 from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
-from reason_llm.model import base
-from reason_llm.model.plan import backends, memory
-from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.memory import Plan
-from reason_llm.model.plan.shape import Shape
+from reason_llm.model import base, quiet_libraries
+from reason_llm.model.plan import GIB, Machine, Plan, Shape, backends, memory
 from reason_llm.reading import MIB, read_bounded
 from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
@@ -30,7 +26,7 @@ from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.score import Scorer
-from reason_llm.train.scored import with_advantages, without_learner_logprobs
+from reason_llm.train import with_advantages, without_learner_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -259,9 +255,3 @@ def _digest(data: Data) -> str:
         [(prompt.token_ids, prompt.answer) for prompt in each.prompts] for each in data.training
     ]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]
-
-
-def quiet_libraries() -> None:
-    """Let no library print beside the console."""
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()

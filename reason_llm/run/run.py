@@ -11,10 +11,8 @@ import orjson
 from reason_llm.config import Config
 from reason_llm.errors import OutOfMemory, Stopped
 from reason_llm.files import replacing_folder, write_atomically
-from reason_llm.model import adapters
-from reason_llm.model.base import Model, default_device
-from reason_llm.model.plan.machine import GIB
-from reason_llm.model.plan.meter import Meter, peak_rss_mib
+from reason_llm.model import Model, adapters, default_device
+from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.run import checkpoint, metrics, saved_rollouts
 from reason_llm.run.buffer import RolloutBuffer
 from reason_llm.run.checkpoint import RunState
@@ -25,9 +23,13 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
-from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
-from reason_llm.train.scored import with_learner_logprobs
+from reason_llm.train import (
+    Learner,
+    LearningSettings,
+    PolicyGradient,
+    learning,
+    with_learner_logprobs,
+)
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from reason_llm.model.base import Model
-from reason_llm.model.canary import prove_logprobs
+from reason_llm.model import Model, prove_logprobs
 from reason_llm.rollout import Prompt
 from reason_llm.sample.protocol import Sampler, SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler

@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 from reason_llm.errors import TrainingError
-from reason_llm.model.base import Model
+from reason_llm.model import Model
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.protocol import Progress, SamplingParams
 

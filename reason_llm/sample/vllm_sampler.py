@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from reason_llm.errors import ModelError
-from reason_llm.model.base import Model
+from reason_llm.model import Model
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.protocol import Progress, SamplingParams
 

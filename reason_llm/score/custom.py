@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from reason_llm.data.time_limit import within
+from reason_llm.data import within
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.rollout import Completion, Group, Prompt
 

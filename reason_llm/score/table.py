@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config.score import RewardSpec, ScoreSection
-from reason_llm.config.types import Count, Section
+from reason_llm.config import Count, RewardSpec, ScoreSection, Section
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import shaping, tags

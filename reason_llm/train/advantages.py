@@ -7,7 +7,7 @@ rewards; T tokens.
 import torch
 from torch import Tensor
 
-from reason_llm.config.algorithms import Baseline, Scale
+from reason_llm.config import Baseline, Scale
 
 
 def group_advantages(

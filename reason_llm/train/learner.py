@@ -22,13 +22,17 @@ from torch.autograd.graph import save_on_cpu
 
 from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
-from reason_llm.model import adapters
-from reason_llm.model.base import Model
-from reason_llm.model.canary import prove_packing
-from reason_llm.model.datum import Datum
-from reason_llm.model.layout import collate, collate_columns, lay_out
-from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.model.vllm.engine import on_default_stream
+from reason_llm.model import (
+    Datum,
+    Model,
+    adapters,
+    collate,
+    collate_columns,
+    lay_out,
+    policy_logprobs,
+    prove_packing,
+)
+from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import micro_batches, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import Batch, Counts, Objective, mean_advantage

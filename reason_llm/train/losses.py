@@ -15,14 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reason_llm.config.algorithms import (
-    Aggregation,
-    Algorithm,
-    Correction,
-    KLEstimator,
-    Ratio,
-    Surrogate,
-)
+from reason_llm.config import Aggregation, Algorithm, Correction, KLEstimator, Ratio, Surrogate
 
 VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 """(k, lambda) of VESPO's weight for advantages from 0 up, and below."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
-from reason_llm.model.datum import Datum
+from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from reason_llm.config.algorithms import Algorithm
-from reason_llm.model.datum import Datum
+from reason_llm.config import Algorithm
+from reason_llm.model import Datum
 from reason_llm.train import advantages, losses
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from reason_llm.config.algorithms import Algorithm
+from reason_llm.config import Algorithm
 from reason_llm.rollout import Group, shortest_decimals
 from reason_llm.train import advantages
 

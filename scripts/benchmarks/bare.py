@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from benchmarks import device, models, ours
 from benchmarks.work import Outcome, Work
-from reason_llm.model.base import meta_model
-from reason_llm.model.vllm.engine import MAX_LORA_RANKS
+from reason_llm.model import meta_model
+from reason_llm.model.vllm import MAX_LORA_RANKS
 
 
 def measure(work: Work, lora: bool) -> Outcome:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cpu_worker import Turns, resident_bytes
-from reason_llm.model.logprobs import token_logprobs
+from reason_llm.model import token_logprobs
 
 HIDDEN = 64
 

@@ -17,23 +17,14 @@ import torch
 
 from benchmarks.cpu_worker import Turns, check_lengths, read_workload
 from benchmarks.cpu_workloads import SEED, Workload
-from reason_llm.config import Config
-from reason_llm.config.algorithms import Algorithm
-from reason_llm.config.score import RewardSpec, ScoreSection
-from reason_llm.model import base
-from reason_llm.model.base import Model
-from reason_llm.model.datum import to_data
-from reason_llm.model.plan import memory
-from reason_llm.model.plan.machine import Machine
-from reason_llm.model.plan.memory import Plan
-from reason_llm.model.plan.shape import Shape
+from reason_llm.config import Algorithm, Config, RewardSpec, ScoreSection
+from reason_llm.model import Model, base, to_data
+from reason_llm.model.plan import Machine, Plan, Shape, memory
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import RolloutBuffer, RunIdentity
+from reason_llm.run import RolloutBuffer, RunIdentity
 from reason_llm.sample import SamplingParams, TransformersSampler, sampling
 from reason_llm.score import Scorer
-from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
-from reason_llm.train.scored import with_advantages
+from reason_llm.train import Learner, LearningSettings, PolicyGradient, learning, with_advantages
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 

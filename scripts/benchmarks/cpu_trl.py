@@ -27,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.cpu_worker import Turns, check_lengths, read_workload
 from benchmarks.cpu_workloads import SEED, Workload
-from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.config import RewardSpec, ScoreSection
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 

@@ -15,10 +15,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from reason_llm.config.file import load
-from reason_llm.data.load import load_data
-from reason_llm.data.render import order
-from reason_llm.model.base import load_tokenizer
+from reason_llm.config import load
+from reason_llm.data import load_data, order
+from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]

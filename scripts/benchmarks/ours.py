@@ -9,20 +9,12 @@ from transformers import AutoTokenizer
 
 from benchmarks import device, models
 from benchmarks.work import TARGETS, Outcome, Work
-from reason_llm.config import Config
-from reason_llm.config.algorithms import resolve
-from reason_llm.model.base import Model, default_device, meta_model
-from reason_llm.model.datum import to_data
-from reason_llm.model.plan import memory
-from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.memory import Plan
-from reason_llm.model.plan.meter import Meter
-from reason_llm.model.plan.shape import Shape
+from reason_llm.config import Config, resolve
+from reason_llm.model import Model, default_device, meta_model, to_data
+from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, VllmSampler, sampling
-from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
-from reason_llm.train.scored import with_advantages
+from reason_llm.train import Learner, LearningSettings, PolicyGradient, learning, with_advantages
 
 ALGORITHM = {"name": "grpo", "kl": "none"}
 ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM

@@ -17,8 +17,8 @@ import torch
 from benchmarks import device, models, ours
 from benchmarks.device import GIB
 from benchmarks.work import TARGETS, Outcome, Work
-from reason_llm.model.base import meta_model
-from reason_llm.model.plan.shape import Shape
+from reason_llm.model import meta_model
+from reason_llm.model.plan import Shape
 
 RUNTIME_BYTES = int(1.5 * GIB)
 """CUDA's context, and what a trainer holds beside the model."""

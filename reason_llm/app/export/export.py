@@ -29,14 +29,11 @@ from reason_llm.app.export import merging, model_card, parity
 from reason_llm.app.export.model_card import Card
 from reason_llm.app.export.parity import Parity
 from reason_llm.config import Config
-from reason_llm.data.templates import chat_template
+from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
 from reason_llm.files import check_writable, replacing_folder
-from reason_llm.model import adapters, base
-from reason_llm.model.datum import Datum, to_data
-from reason_llm.run import folder as run_folder
-from reason_llm.run.buffer import read_document
-from reason_llm.run.prepare import quiet_libraries
+from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
+from reason_llm.run import folder as run_folder, read_document
 
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"

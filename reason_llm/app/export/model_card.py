@@ -13,9 +13,8 @@ from typing import Any
 import orjson
 import yaml
 
-from reason_llm.config import Config
-from reason_llm.config.data import DataSection
-from reason_llm.data.templates import system_prompt
+from reason_llm.config import Config, DataSection
+from reason_llm.data import system_prompt
 from reason_llm.errors import printable
 from reason_llm.run import folder as run_folder
 

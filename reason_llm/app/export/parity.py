@@ -18,10 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters, nf4
-from reason_llm.model.base import default_device
-from reason_llm.model.canary import share_of_base
-from reason_llm.model.datum import Datum
+from reason_llm.model import Datum, adapters, default_device, nf4, share_of_base
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}

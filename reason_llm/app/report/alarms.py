@@ -13,7 +13,7 @@ from typing import Literal
 
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.app.report.trends import Change, change, series
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
 RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")

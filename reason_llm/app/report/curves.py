@@ -2,7 +2,7 @@
 
 import io
 
-from reason_llm.run.metrics import Record, accuracies
+from reason_llm.run import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str) -> bytes:

@@ -4,8 +4,7 @@ It is put together from the row's columns exactly as ``train.losses`` and ``trai
 whose docstrings name the sources. Static text and numbers only: nothing of a run's words.
 """
 
-from reason_llm.config import Config
-from reason_llm.config.algorithms import Algorithm
+from reason_llm.config import Algorithm, Config
 
 
 def equation(config: Config) -> str:

@@ -11,7 +11,7 @@ from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly,
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.errors import ModelError
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record
 
 MOST_RECORDS = 4000
 """Of a run in a page; those with an evaluation are kept beyond."""

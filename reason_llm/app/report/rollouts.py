@@ -24,7 +24,7 @@ from reason_llm.app.report.repetition import repeated_fraction, similarity
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.errors import RolloutBufferError
 from reason_llm.rollout import Completion, Group
-from reason_llm.run.buffer import read_document
+from reason_llm.run import read_document
 
 T = TypeVar("T")
 MOST_ROLLOUTS = 20_000

@@ -15,8 +15,7 @@ import orjson
 
 from reason_llm.config import Config, file as config_file
 from reason_llm.errors import DataError
-from reason_llm.run import archive, metrics
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record, archive, metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from reason_llm.run.metrics import Record
+from reason_llm.run import Record
 
 ENDS = 5
 """Values averaged at either end, at most; a third of a short series."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from reason_llm.data.code_cases import (
+from reason_llm.data import (
     AssertTests,
     CallTests,
     ProgramTests,

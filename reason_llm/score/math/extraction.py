@@ -7,7 +7,7 @@ were asked in other ways.
 
 import re
 
-from reason_llm.data.box import BOX, last_boxed
+from reason_llm.data import BOX, last_boxed
 
 _ANSWER_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _HASH = re.compile(r"####[ \t]*(\S[^\n]*)")

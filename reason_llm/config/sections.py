@@ -1,0 +1,389 @@
+"""Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
+
+Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config_file``
+turns that into one line. Reward names are checked in ``score``, prompts in ``prompts``.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reason_llm.config.algorithm import AlgorithmSection
+from reason_llm.config.algorithms import Algorithm
+from reason_llm.config.data import DataSection
+from reason_llm.config.score import ScoreSection
+from reason_llm.config.types import Count, NonNegative, Section
+
+HEAD = "lm_head"
+"""What nearly every causal language model of Transformers calls its output head."""
+
+
+class RunSection(Section):
+    """Where a run lives and how long it goes on."""
+
+    name: str | None = None
+    """Name of the run; it lives in <directory>/<name>/. null: the config file's name."""
+    directory: Path = Path("runs")
+    """Folder of all runs."""
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
+    """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
+    steps: Count = 100
+    """Steps to take: each samples, scores, learns."""
+    resume: str = "auto"
+    """auto: go on where the run stopped. never: move an old run and its buffer aside and start
+    afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
+    go on with that run."""
+    from_buffer: Path | None = None
+    """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
+    says how many steps there are. Their rewards count; scripts/rescore.py gives others."""
+    buffer: Path = Path("data/buffer.json")
+    """The rollout buffer, written after every wave."""
+    save_every: Count = 1
+    """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
+    keep_checkpoints: Count = 2
+    """Checkpoints kept; older ones are deleted."""
+    keep_buffers: Literal["none", "all"] | Count = "all"
+    """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
+    keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    """What they may take together; the oldest go first, but for those since the checkpoint before
+    the newest, which a run may go on from."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (
+            name in {"", ".", ".."}
+            or Path(name).name != name
+            or not name.isprintable()
+            or len(name.encode()) > 100
+        ):
+            raise ValueError("must be one plain folder name of at most 100 bytes")
+        return name
+
+    @field_validator("directory", "buffer")
+    @classmethod
+    def _is_a_path(cls, path: Path) -> Path:
+        if not path.name or not str(path).isprintable():
+            raise ValueError("is no path")
+        return path
+
+
+class AdapterSection(Section):
+    """The LoRA adapter that is trained. Source: arXiv:2106.09685."""
+
+    rank: Annotated[int, Field(ge=1, le=4096, strict=True)] = 32
+    """Rank r of the two factors."""
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64
+    """The update is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the first factor while learning."""
+    targets: str | list[str] = "all-linear"
+    """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
+    v_proj], or a regular expression of them. With lm_head, the head, it is sampled with
+    transformers."""
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the output head is among the targets."""
+        if not isinstance(self.targets, str):
+            return HEAD in self.targets
+        try:
+            return re.fullmatch(self.targets, HEAD) is not None
+        except re.error:  # told where the targets are looked up in the model
+            return False
+
+
+class ModelSection(Section):
+    """The base model, of which one copy exists, and the adapter over it."""
+
+    path: str = "model/tiny"
+    """A folder or a Hub id."""
+    trust_remote_code: bool = False
+    """true: run Python code that comes with the model, with all rights of yours. Such a model is
+    sampled with transformers. false: a model that needs it is refused."""
+    allow_pickle: bool = False
+    """true: take pickled weights (pytorch_model.bin), as plain tensors, where there are no
+    safetensors; such a folder is sampled with transformers. false: refuse them."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
+    always float32."""
+    backend: Literal["auto", "native", "unsloth"] = "auto"
+    """How vLLM and the learner share the weights. native: our own views. unsloth: Unsloth's loader,
+    kernels and Standby (Llama, Mistral, Qwen2 and Qwen3 on a GPU). auto: native, and a word on
+    whether unsloth serves the model too."""
+    quantize: Literal["none", "nf4"] = "none"
+    """nf4: QLoRA, the base's linear layers in 4-bit NormalFloat with double quantisation, by
+    bitsandbytes. none: the base as dtype says."""
+    context_tokens: Count | None = None
+    """Longest prompt plus completion, in tokens. null: what the model's config allows."""
+    adapter: AdapterSection = AdapterSection()
+    """The LoRA adapter."""
+
+
+class SampleSection(Section):
+    """How completions are drawn."""
+
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """vllm: vLLM samples and holds the base weights, the learner views them. transformers: nothing
+    more is needed. auto: vllm where there is a GPU and vLLM is installed, else transformers."""
+    prompts_per_step: Count = 16
+    """Prompts drawn in a step."""
+    completions_per_prompt: Count = 8
+    """Completions of each prompt: the size G of a group."""
+    prompts_per_wave: Count | None = None
+    """Prompts sampled between two writes of the buffer. null: as many as fit into memory
+    together."""
+    max_new_tokens: Count = 512
+    """Longest completion, in tokens."""
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of tokens with at least this probability. 1: all."""
+    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Keep the k likeliest tokens. 0: all."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Prompts times completions."""
+        return self.prompts_per_step * self.completions_per_prompt
+
+
+class TrainSection(Section):
+    """How the adapter learns from the buffer."""
+
+    learning_rate: NonNegative = 1e-5
+    """Peak learning rate. 0 trains nothing, as a control."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or down to 0 at run.steps."""
+    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Optimizer steps of linear rise from 0."""
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    """AdamW with moments in float32, in 8 bits (bitsandbytes), or in 8 bits and paged to host
+    memory when the GPU is full. Source: arXiv:1711.05101, 2110.02861, 2305.14314."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's decoupled weight decay."""
+    epochs: Count = 1
+    """Passes over each step's rollouts."""
+    optimizer_steps: Count = 1
+    """Optimizer steps in a pass; the rollouts are split evenly among them."""
+    micro_batch_tokens: Literal["auto"] | Count = "auto"
+    """Tokens of one forward and backward pass, padding included. It changes memory and speed, never
+    the gradient."""
+    packing: Literal["auto", "padded", "varlen"] = "auto"
+    """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
+    end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
+    It changes memory and speed, never the gradient."""
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Gradients are scaled down to this norm."""
+    gradient_checkpointing: bool | Literal["offload"] = True
+    """Recompute activations in the backward pass: much less memory, about a third more time.
+    offload: what is kept for each layer waits in host memory too."""
+
+
+class EvalSection(Section):
+    """When and how the held-out set is judged: greedy decoding, scored by the first reward."""
+
+    every: Annotated[int, Field(ge=0, strict=True)] = 10
+    """Steps between evaluations, besides the first and the last. 0: only those two."""
+    sets: dict[str, str] = {}  # noqa: RUF012
+    """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
+    one is the held-out set that is reported plainly, too."""
+    limit: Count | None = None
+    """Take only this many rows from the start of each set. null: all."""
+    max_new_tokens: Count | None = None
+    """Longest completion. null: as in sample."""
+
+    @field_validator("sets")
+    @classmethod
+    def _names_fit_a_metric(cls, sets: dict[str, str]) -> dict[str, str]:
+        for name in sets:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+                raise ValueError(
+                    f"has {name!r} as a name; use letters, digits, '_', '-' and '.', at most 64"
+                )
+        return sets
+
+
+class MemorySection(Section):
+    """What may be used."""
+
+    budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
+    machine has."""
+    host_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    """Host memory that may be used beside a GPU. auto: all that the machine has."""
+
+
+class LogSection(Section):
+    """What is shown."""
+
+    console: Literal["auto", "plain", "quiet"] = "auto"
+    """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
+    errors only."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
+    """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
+    them. Each runs in a process of its own; one that fails is a warning."""
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_unique(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("names a tracker twice")
+        return names
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    """Where a run lives and how long it goes on."""
+    model: ModelSection = ModelSection()
+    """The base model and the adapter over it."""
+    data: DataSection
+    """What is trained and evaluated on."""
+    sample: SampleSection = SampleSection()
+    """How completions are drawn."""
+    score: ScoreSection = ScoreSection()
+    """How completions become rewards."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """A row of the algorithm table."""
+    train: TrainSection = TrainSection()
+    """How the adapter learns."""
+    eval: EvalSection = EvalSection()
+    """When and how the held-out set is judged."""
+    memory: MemorySection = MemorySection()
+    """What may be used."""
+    log: LogSection = LogSection()
+    """What is shown."""
+
+    @property
+    def eval_max_new_tokens(self) -> int:
+        """``eval.max_new_tokens``, or ``sample.max_new_tokens`` where that is null."""
+        return self.eval.max_new_tokens or self.sample.max_new_tokens
+
+    @property
+    def evaluation_sets(self) -> dict[str, str]:
+        """Held-out sources by name; that of ``data.eval`` is first and has the empty name."""
+        unnamed = {} if self.data.eval is None else {"": self.data.eval}
+        return unnamed | self.eval.sets
+
+    @property
+    def learned_row(self) -> Algorithm:
+        """The algorithm's row, ``correction: auto`` resolved: saved rollouts are another policy's,
+        and vLLM's log-probs are not quite the learner's own."""
+        row, sample = self.algorithm.row(), self.sample
+        if row.correction != "auto":
+            return row
+        filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
+        needed = self.run.from_buffer is not None or (sample.engine == "vllm" and not filtered)
+        return replace(row, correction="token_truncate" if needed else "none")
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        sample, train, context = self.sample, self.train, self.model.context_tokens
+        row = self.algorithm.row()
+        if sample.completions_per_prompt < 2 and row.needs_group:
+            raise ValueError(
+                f"sample.completions_per_prompt={sample.completions_per_prompt} contradicts "
+                f"algorithm.name={self.algorithm.name}, which compares the completions of a group; "
+                "set it to 2 or more, or algorithm.name to pg or reinforce_pp"
+            )
+        if sample.rollouts_per_step < 2 and row.scale != "none" and row.kl_place != "token_reward":
+            raise ValueError(
+                f"sample.prompts_per_step * completions_per_prompt = 1 contradicts algorithm.scale="
+                f"{row.scale}: one reward has no deviation; raise one of the two, or set scale to "
+                "none"
+            )
+        if row.max_ratio and train.epochs * train.optimizer_steps == 1:
+            raise ValueError(
+                f"algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
+                "train.epochs=1: before the first update every ratio is 1; raise one of the two, "
+                "or leave max_ratio out"
+            )
+        if row.top_k > sample.completions_per_prompt:
+            raise ValueError(
+                f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
+                f"{sample.completions_per_prompt}; set it to that or less"
+            )
+        filters = [
+            f"sample.{name}={value}"
+            for name, value, off in (
+                ("top_p", sample.top_p, 1), ("top_k", sample.top_k, 0), ("min_p", sample.min_p, 0)
+            )
+            if value != off
+        ]  # fmt: skip
+        if filters and (row.correction not in ("auto", "none") or row.off_policy_threshold):
+            option = "off_policy_threshold" if row.off_policy_threshold else "correction"
+            raise ValueError(
+                f"algorithm.{option}={getattr(row, option)} contradicts {filters[0]}: the "
+                "sampler's log-probs are then of another distribution than the policy's, so their "
+                "ratio is biased; leave one of the two out"
+            )
+        rollouts = sample.rollouts_per_step
+        if train.optimizer_steps > rollouts:
+            raise ValueError(
+                f"train.optimizer_steps={train.optimizer_steps} contradicts "
+                "sample.prompts_per_step * "
+                f"completions_per_prompt = {rollouts} rollouts; set it to {rollouts} or less"
+            )
+        if context is not None and sample.max_new_tokens >= context:
+            raise ValueError(
+                f"sample.max_new_tokens={sample.max_new_tokens} contradicts "
+                f"model.context_tokens={context}: "
+                f"no prompt would fit; set it below {context}"
+            )
+        total = self.run.steps * train.epochs * train.optimizer_steps
+        if train.warmup_steps > 0 and train.warmup_steps >= total:
+            raise ValueError(
+                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
+                f"steps: "
+                f"the learning rate would never be reached; set it below {total}"
+            )
+        if not self.evaluation_sets and self.eval != EvalSection():
+            raise ValueError(
+                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval "
+                "or eval.sets"
+            )
+        return self
+
+
+CHANGES: dict[str, Literal["free", "warn"]] = {
+    **dict.fromkeys(
+        (
+            *(
+                "run.steps",
+                "run.directory",
+                "run.resume",
+                "run.buffer",
+                "run.save_every",
+                "run.keep_",
+            ),
+            *("eval.", "data.eval", "log.", "score.timeout_seconds"),
+            # What it drops is told by the digest of the prompts, compared beside the config.
+            "data.contamination",
+        ),
+        "free",
+    ),
+    **dict.fromkeys(
+        (
+            *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
+            *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
+            "train.gradient_checkpointing",
+            *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
+        ),
+        "warn",
+    ),
+}
+"""What may differ between a run and its resumption, as dotted prefixes; nothing else may. ``free``:
+the adapter comes out the same. ``warn``: another one comes out, or another one bit by bit, and the
+run says so."""

@@ -1,0 +1,9 @@
+"""Libraries that print beside what the user is told."""
+
+import transformers
+
+
+def quiet_libraries() -> None:
+    """Let no library print beside the console."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,185 @@
+"""Completions become rewards: the weighted sum of what the config names. Meets the other stages in
+``rollout.py`` only.
+
+Completions are scored at once in as many threads as there are cores and more: the slow rewards
+(comparisons, programs) wait for processes of their own. An error or a time limit is one rollout's
+own.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from reason_llm.config import ScoreSection
+from reason_llm.errors import ConfigError, DataError, RewardError, one_line
+from reason_llm.rollout import Group
+from reason_llm.score.math.judge import default_judge
+from reason_llm.score.table import NEED_ANOTHER, Context, Reward, make_reward
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+MOST_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """One row of ``score.rewards``, its function found."""
+
+    name: str
+    weight: float
+    reward: Reward
+
+
+class Scorer:
+    """The rewards of a run and what they hold: threads, a sandbox; closed on leaving the ``with``.
+
+    Args:
+        max_new_tokens: of a completion, for rewards of length.
+
+    Raises:
+        ConfigError: a reward that the config names wrongly, or that cannot run here.
+    """
+
+    def __init__(self, config: ScoreSection, max_new_tokens: int) -> None:
+        self.config = config
+        if config.rewards[0].name in NEED_ANOTHER:
+            raise ConfigError(
+                f"score.rewards begins with {config.rewards[0].name}, which goes by the first "
+                "reward; put one before it that says what is right, such as boxed"
+            )
+        with ExitStack() as until_made:
+            context = Context(config, max_new_tokens, until_made)
+            self.rewards = [
+                WeightedReward(spec.label, spec.weight, make_reward(spec, context))
+                for spec in config.rewards
+            ]
+            self._resources = until_made.pop_all()
+        threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
+        self._errors = 0
+        self._timeouts_before = default_judge().num_timed_out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._resources.close()
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each reward by name."""
+        return {reward.name: reward.weight for reward in self.rewards}
+
+    @property
+    def columns(self) -> set[str]:
+        """Extra columns of the data that the rewards ask for."""
+        return {column for reward in self.rewards for column in reward.reward.columns}
+
+    @property
+    def descriptions(self) -> list[str]:
+        """What the user should know of the rewards at the start, once each."""
+        found = [reward.reward.description for reward in self.rewards]
+        return list(dict.fromkeys(text for text in found if text is not None))
+
+    def score(self, groups: Sequence[Group], only_first: bool = False) -> list[Group]:
+        """The same groups with every completion's rewards by name and their weighted sum.
+
+        Args:
+            only_first: leave out all rewards but the first, which judges in evaluation.
+
+        Raises:
+            RewardError: a reward raised, unless ``score.on_error`` is zero.
+        """
+        rewards = self.rewards[:1] if only_first else self.rewards
+        first: list[list[float]] = []
+        values: dict[str, list[list[float]]] = {}
+        for reward in rewards:
+            found = self._values(reward, groups, first)
+            first = first or found
+            values[reward.name] = found
+        return [
+            replace(
+                group,
+                completions=tuple(
+                    replace(
+                        completion,
+                        rewards={name: of[g][c] for name, of in values.items()},
+                        reward=sum(r.weight * values[r.name][g][c] for r in rewards),
+                    )
+                    for c, completion in enumerate(group.completions)
+                ),
+            )
+            for g, group in enumerate(groups)
+        ]
+
+    def take_counts(self) -> dict[str, float]:
+        """Errors and timed-out comparisons since this was asked last."""
+        timeouts = default_judge().num_timed_out
+        counts = {
+            "score/errors": float(self._errors),
+            "score/timeouts": float(timeouts - self._timeouts_before),
+        }
+        self._errors, self._timeouts_before = 0, timeouts
+        return counts
+
+    def _values(
+        self, weighted: WeightedReward, groups: Sequence[Group], first: list[list[float]]
+    ) -> list[list[float]]:
+        """One reward of every completion, by group."""
+        of_one, of_group = weighted.reward.of_one, weighted.reward.of_group
+        if of_group is not None:
+            of_first = first or [[] for _ in groups]
+            wholes = [
+                self._submit(
+                    weighted.name,
+                    group.prompt.id,
+                    partial(of_group, group, values),
+                    [0.0] * len(group.completions),
+                )
+                for group, values in zip(groups, of_first, strict=True)
+            ]
+            return [answer() for answer in wholes]
+        assert of_one is not None
+        singles = [
+            [
+                self._submit(
+                    weighted.name, f"{group.prompt.id}#{i}", partial(of_one, group.prompt, c), 0.0
+                )
+                for i, c in enumerate(group.completions)
+            ]
+            for group in groups
+        ]
+        return [[answer() for answer in answers] for answers in singles]
+
+    def _submit(self, name: str, rollout: str, call: Callable[[], T], zero: T) -> Callable[[], T]:
+        """Start ``call`` in a thread; what it gives when asked, or zero if that is allowed."""
+        future = self._threads.submit(call)
+
+        def answer() -> T:
+            try:
+                return future.result()
+            except DataError:
+                raise
+            except Exception as error:  # whatever a reward does
+                if self.config.on_error == "stop":
+                    raise RewardError(
+                        f"the reward {name} failed on {rollout} ({type(error).__name__}: "
+                        f"{one_line(error)[:200]}); mend it, or set score.on_error to zero"
+                    ) from error
+                self._errors += 1
+                log.warning("the reward %s failed on %s and counts 0: %s", name, rollout, error)
+                return zero
+
+        return answer
