@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from reason_llm.config.sections import CHANGES, Config, yaml_text
+from reason_llm.config import yaml_text
+from reason_llm.config.sections import CHANGES, Config
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.reading import read_bounded
 
