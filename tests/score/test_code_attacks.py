@@ -218,6 +218,13 @@ def test_an_attack_is_not_paid(code: CodeTests, tests: dict[str, Any], program: 
     assert outcome(code, tests, program).fraction <= 0.5
 
 
+def test_a_program_that_calls_back_without_end_is_ended() -> None:
+    again = "callback=0, arguments=[1]"
+    program = speaks(called=f"{again})\n        while server.incoming.readline(): say({again}")
+    with CodeTests("auto", timeout_seconds=0.3, num_workers=1) as hasty:
+        assert outcome(hasty, CALLING, program).passed == 0
+
+
 def test_a_program_that_speaks_the_protocol_is_heard(code: CodeTests) -> None:
     """Or the attacks above that do would show nothing."""
     found = outcome(code, ASSERTS, speaks(called="value=sum(request['arguments'][1:])"))
