@@ -15,7 +15,7 @@ import ast
 import math
 import symtable
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal",
            "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numpy",
@@ -135,7 +135,8 @@ class _Rewrite(ast.NodeTransformer):
     def rewritten(self, tree: ast.Module) -> ast.Module:
         for name, node in self.functions.items():
             node.body.insert(0, _call_statement(_ENTERED, [ast.Constant(name)]))
-        return ast.fix_missing_locations(self.visit(tree))
+        self.visit(tree)
+        return ast.fix_missing_locations(tree)
 
     def visit_Assert(self, node: ast.Assert) -> ast.Try:
         number = ast.Constant(self.numbers[id(node)])
@@ -180,7 +181,7 @@ def _free_names(source: str, mode: str) -> set[str]:
     return used - bound
 
 
-def _is_use(node: ast.AST) -> bool:
+def _is_use(node: ast.AST) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 

@@ -107,7 +107,8 @@ class Program:
         while "callback" in (message := self._receive(number)):
             self._call_back(number, message)
         if "error" in message:
-            raise self._error(*map(str, message["error"]), function=function)
+            name, text = message["error"]
+            raise self._error(str(name), str(text), function)
         return message
 
     def _call_back(self, number: str, message: Json) -> None:
