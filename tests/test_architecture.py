@@ -20,7 +20,8 @@ MODULES = sorted((ROOT / "reason_llm").rglob("*.py"))
 # Lowest first; a module may import from its own layer's package and from layers below.
 LAYERS = [
     {"errors", "rollout", "train.algorithms", "jail.isolation", "jail.seccomp", "jail.launcher",
-     "jail.values", "jail.program_server", "jail.function_harness", "box", "code_cases",
+     "jail.values", "jail.program_server", "jail.program_proxy", "jail.assert_source",
+     "jail.function_harness", "box", "code_cases",
      "reading", "time_limit"},
     {"files", "background", "stopping", "archive", "saved_rollouts", "yaml_text",
      "config", "config_types", "config_algorithm", "config_data", "config_score",

@@ -1,5 +1,5 @@
 """``--data-check``: everything that a config's data section names is read, and what it holds is
-told. The rewards are made ready, since they say which columns are needed; no weight is read.
+told. The rewards say which columns are needed; no weight is read, no program is run.
 """
 
 import statistics
@@ -42,7 +42,7 @@ def check_data(config: Config) -> DataReport:
             first_errors.append(printable(str(error)))
 
     context = base.context_limit(config.model)
-    with Scorer(config.score, config.sample.max_new_tokens) as scorer:
+    with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
         data = load_data(config, tokenizer, context, note, extra_columns=scorer.columns)
     total = sum(data.weights)
     lines = []

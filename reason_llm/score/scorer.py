@@ -41,12 +41,15 @@ class Scorer:
 
     Args:
         max_new_tokens: of a completion, for rewards of length.
+        runs_programs: False to look at the rewards alone: no sandbox is started or needed.
 
     Raises:
         ConfigError: a reward that the config names wrongly, or that cannot run here.
     """
 
-    def __init__(self, config: ScoreSection, max_new_tokens: int) -> None:
+    def __init__(
+        self, config: ScoreSection, max_new_tokens: int, runs_programs: bool = True
+    ) -> None:
         self.config = config
         if config.rewards[0].name in NEED_ANOTHER:
             raise ConfigError(
@@ -54,7 +57,7 @@ class Scorer:
                 "reward; put one before it that says what is right, such as boxed"
             )
         with ExitStack() as until_made:
-            context = Context(config, max_new_tokens, until_made)
+            context = Context(config, max_new_tokens, until_made, runs_programs)
             self.rewards = [
                 WeightedReward(spec.label, spec.weight, make_reward(spec, context))
                 for spec in config.rewards

@@ -77,6 +77,8 @@ class Context:
     max_new_tokens: int
     resources: ExitStack
     """Closes what a reward holds."""
+    runs_programs: bool = True
+    """False: the rewards are looked at, and none is asked for; no sandbox is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,20 @@ def _code(context: Context) -> CodeTests:
     return context.resources.enter_context(code)
 
 
+def _not_run(prompt: Prompt, completion: Completion) -> float:
+    raise RuntimeError("this Scorer was made without programs; it cannot score")
+
+
 def _code_tests(options: Section, context: Context) -> Reward:
+    if not context.runs_programs:
+        return Reward(_not_run)
     code = _code(context)
     return Reward(code.all_pass, description=code.sandbox.description)
 
 
 def _code_tests_fraction(options: Section, context: Context) -> Reward:
+    if not context.runs_programs:
+        return Reward(_not_run)
     code = _code(context)
     return Reward(code.fraction, description=code.sandbox.description)
 

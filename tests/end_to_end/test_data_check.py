@@ -17,6 +17,7 @@ from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.run import metrics
+from reason_llm.score.code import code_tests
 
 TRAIN = ROOT / "scripts" / "train.py"
 Call = Callable[..., tuple[int, str, str]]
@@ -143,3 +144,20 @@ def test_a_run_over_several_sets_tells_each_accuracy(
     assert f"held-out accuracy {sums:.1%} (sums {sums:.1%}, seen {seen:.1%})" in shown
     assert (folder / "curves.png").stat().st_size > 10_000
     assert "what an evaluation set asks: 16, such as" in " ".join(shown.split())
+
+
+def test_code_rows_are_checked_without_a_sandbox(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a sandbox is started")
+
+    monkeypatch.setattr(code_tests, "Sandbox", refuse)
+    good = {"prompt": "Write add.", "test_list": ["assert add(1, 2) == 3"]}
+    bad = {"prompt": "Write add.", "test": "assert add("}
+    source = lines(tmp_path / "a.jsonl", good, bad)
+    rewards = [{"name": "code_tests_fraction"}, {"name": "code_tests", "weight": 0.1}]
+    code, shown, errors = call({"train": source}, score={"rewards": rewards})
+    assert (code, errors) == (2, "")
+    assert "2 rows, 1 taken" in shown
+    assert "no valid Python" in shown

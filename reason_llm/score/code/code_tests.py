@@ -42,7 +42,9 @@ _PYTHON = {"python", "py", "python3", "py3"}
 _HARNESS = "from reason_llm.score.code.jail.function_harness import main; main()"
 _HARNESS_FILES = {
     f"reason_llm/jail/{name}.py": Path(jail.__file__).with_name(f"{name}.py").read_text()
-    for name in ("function_harness", "program_server", "values")
+    for name in (
+        *("function_harness", "assert_source", "program_proxy", "program_server", "values"),
+    )
 }
 
 

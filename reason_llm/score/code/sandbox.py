@@ -2,8 +2,9 @@
 
 Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/test_sandbox.py``:
 - the network: there is none, and no socket but local ones can be opened
-- the host's files: a program sees the system's libraries, this Python and a few packages, all
-  read-only, and an empty folder in memory that is gone afterwards; no project, no home, no /proc
+- the host's files: a program sees the system's libraries, this Python (at ``/python``) and a few
+  packages (at ``/packages``), all read-only, and an empty folder in memory that is gone afterwards;
+  no project, no home, no /proc
 - the host's processes: it sees and reaches none; whatever it started ends with it
 - the environment: it has a fixed one of its own; nothing of the host's
 - privileges: no user of the host, no capability, no way to gain one, no tracing, no new namespace
@@ -40,7 +41,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from reason_llm.errors import ConfigError
-from reason_llm.score.code.jail import seccomp
+from reason_llm.score.code.jail import isolation, seccomp
 
 Mode = Literal["auto", "limits_only"]
 Limit = Literal["time", "cpu", "memory", "processes", "output"]
@@ -159,22 +160,45 @@ class Sandbox:
 
     def _check(self, mode: Mode) -> str:
         """One line on what protects the host."""
-        try:
-            ended = self.run("print('ready')")
-            problem = "" if ended.stdout == "ready\n" else f"{ended.stderr.strip()[-200:]}"
-        except SandboxError as error:
-            problem = str(error)
-        if problem or not sys.platform.startswith("linux"):
+        problem = self._problem()
+        if problem is not None:
             self.close()
+            if mode == "limits_only":
+                raise ConfigError(
+                    f"score.sandbox={mode}: programs cannot be run here ({problem}); "
+                    "remove that cause"
+                )
             raise ConfigError(
-                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); allow user "
-                "namespaces on Linux 5.12 or later (sysctl -a | grep userns), or set score.sandbox"
-                "=limits_only if every program is trusted"
+                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); "
+                f"{_fix(problem)}, or set score.sandbox=limits_only if every program is trusted"
             )
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
             return f"code sandbox: limits only, {filtered}; programs can reach the host's files"
         return f"code sandbox: namespaces, {filtered}, {self.num_workers} workers"
+
+    def _problem(self) -> str | None:
+        """Why a first program does not run; None if it does."""
+        if not sys.platform.startswith("linux"):
+            return f"this is {sys.platform}, not Linux"
+        try:
+            ended = self.run("print('ready')")
+        except SandboxError as error:
+            return str(error)
+        if ended.stdout == "ready\n":
+            return None
+        how = f"the {ended.limit} limit" if ended.limit else f"exit code {ended.status}"
+        return f"a first program ended with {how}: {ended.stderr.strip()[-200:]}"
+
+
+def _fix(problem: str) -> str:
+    """What the user can do about that problem."""
+    if problem.startswith("mount_setattr"):
+        return "use Linux 5.12 or later"
+    is_refused = problem.startswith(("unshare", "mount", "/proc/self/"))
+    if is_refused and not problem.endswith(("No such file or directory", "File exists")):
+        return "allow user namespaces (sysctl -a | grep userns)"
+    return "remove that cause"
 
 
 # A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames.
@@ -190,14 +214,39 @@ def _setup(mode: Mode) -> dict[str, Any]:
     python = base / "bin" / version
     if not python.exists():
         python = Path(sys.executable)
-    packages = Path(sysconfig.get_path("purelib"))
-    shown = [packages / name for name in PACKAGES if (packages / name).exists()]
-    return {
-        "isolated": mode == "auto",
-        "python": str(python.resolve()),
-        "packages": [str(packages)] if shown else [],
-        "visible": [str(path) for path in (python.resolve(), base / "lib", *shown)],
+    python, packages = python.resolve(), _packages()
+    if mode == "limits_only":
+        folders = dict.fromkeys(str(path.parent) for path in packages.values())
+        environment = {"PYTHONPATH": os.pathsep.join(folders)}
+        return {"isolated": False, "python": str(python), "environment": environment}
+    inside = isolation.PYTHON / "bin" / version
+    libraries = {folder: base / folder for folder in ("lib", sys.platlibdir)}
+    shown = {
+        inside: python,
+        **{isolation.PYTHON / name: path for name, path in libraries.items() if path.exists()},
+        **{isolation.PACKAGES / name: path for name, path in packages.items()},
     }
+    return {
+        "isolated": True,
+        "python": str(inside),
+        "environment": {
+            "PYTHONPATH": str(isolation.PACKAGES) if packages else "",
+            "LD_LIBRARY_PATH": str(isolation.PYTHON / "lib"),  # for a Python that is a library
+        },
+        "visible": {str(at): str(path.resolve()) for at, path in shown.items()},
+    }
+
+
+def _packages() -> dict[str, Path]:
+    """Those of ``PACKAGES`` that are installed, and where."""
+    own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    shared = (path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+    folders = [Path(path) for path in (*own, *shared)]
+    found = {
+        name: next((path / name for path in folders if (path / name).is_dir()), None)
+        for name in PACKAGES
+    }
+    return {name: path for name, path in found.items() if path is not None}
 
 
 class _Launcher:

@@ -19,7 +19,15 @@ ADD_ASSERTS = {"assert_code": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
 
 @pytest.fixture(scope="module")
 def code() -> Iterator[CodeTests]:
-    with CodeTests("auto", timeout_seconds=2, num_workers=2) as code:
+    """With so much time that no machine needs it."""
+    with CodeTests("auto", timeout_seconds=30, num_workers=2) as code:
+        yield code
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[CodeTests]:
+    """For programs that never end, which fail on a machine of any speed."""
+    with CodeTests("auto", timeout_seconds=3, num_workers=2) as code:
         yield code
 
 
@@ -48,14 +56,14 @@ def test_without_a_block_the_reward_is_0(code: CodeTests) -> None:
     assert code.all_pass(prompt, completion) == code.fraction(prompt, completion) == 0
 
 
-def test_programs_are_judged_by_what_they_print(code: CodeTests) -> None:
+def test_programs_are_judged_by_what_they_print(code: CodeTests, hasty: CodeTests) -> None:
     good = "a, b = map(int, input().split())\nprint(a + b)"
     assert fraction(code, ADD, good) == (3, 3)
     assert fraction(code, ADD, good.replace("a + b", "abs(a) + abs(b)")) == (2, 3)
     assert fraction(code, ADD, good + "\nraise SystemExit(1)") == (0, 3)
     assert fraction(code, ADD, good + "\ninput()") == (0, 3)
     assert fraction(code, ADD, "def f(:") == (0, 3)
-    assert outcome(code, ADD, "import time; time.sleep(9)", stop_early=True).passed == 0
+    assert outcome(hasty, ADD, "import time; time.sleep(99)", stop_early=True).passed == 0
     assert fraction(code, ADD, f"import sys\nif True:\n    {good.splitlines()[0]}\nprint(a + b)\n"
                                "sys.exit(0)") == (3, 3)  # fmt: skip
 
@@ -93,14 +101,14 @@ def test_all_pass_stops_at_the_first_failure(code: CodeTests) -> None:
     assert outcome(code, ADD, "print(12)") == Outcome(1, 3, "a wrong output")
 
 
-def test_a_program_that_always_hangs_is_not_waited_for_each_time(code: CodeTests) -> None:
+def test_a_program_that_always_hangs_is_not_waited_for_each_time(hasty: CodeTests) -> None:
     tests = {"inputs": ["1\n"] * 50, "outputs": ["1\n"] * 50}
-    found = outcome(code, tests, "while True: pass")
+    found = outcome(hasty, tests, "while True: pass")
     assert (found.passed, found.total) == (0, 50)
     assert found.problem in ("the cpu limit", "the time limit")
 
 
-def test_many_are_judged_at_once_and_none_depends_on_another(code: CodeTests) -> None:
+def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -> None:
     programs = ["print(sum(map(int, input().split())))", "while True: pass", "print(3)"] * 4
     rollouts = [
         (
@@ -109,7 +117,7 @@ def test_many_are_judged_at_once_and_none_depends_on_another(code: CodeTests) ->
         )
         for n, p in enumerate(programs)
     ]
-    found = code.outcomes(rollouts, stop_early=True)
+    found = hasty.outcomes(rollouts, stop_early=True)
     assert [one and one.passed for one in found] == [3, 0, 1] * 4
 
 
@@ -138,12 +146,12 @@ def test_a_method_of_class_solution_is_called_on_a_fresh_one(code: CodeTests) ->
     assert fraction(code, ADD_CALLS, "x: List[int] = []\ndef add(a, b): return a + b") == (0, 2)
 
 
-def test_a_call_that_ends_the_program_costs_only_itself(code: CodeTests) -> None:
+def test_a_call_that_ends_the_program_costs_only_itself(hasty: CodeTests) -> None:
     tests = {"fn_name": "f", "inputs": [[n] for n in range(6)], "outputs": [[n] for n in range(6)]}
     for bad in ("while True: pass", "import os; os._exit(0)", "1 / 0", "raise SystemExit", "f(n)"):
         program = f"def f(n):\n    if n == 2:\n        {bad}\n    return n\n"
-        assert fraction(code, tests, program) == (5, 6), bad
-    assert outcome(code, tests, "def f(n): \n while True: pass").passed == 0
+        assert fraction(hasty, tests, program) == (5, 6), bad
+    assert outcome(hasty, tests, "def f(n): \n while True: pass").passed == 0
 
 
 @pytest.mark.parametrize(
@@ -343,11 +351,10 @@ CHEATS = {
 
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
 @pytest.mark.parametrize("tests", [ADD_CALLS, ADD_ASSERTS], ids=["calls", "asserts"])
-def test_a_cheat_fails(code: CodeTests, tests: Any, program: str) -> None:
-    found = outcome(code, tests, program, stop_early=True)
+def test_a_cheat_fails(code: CodeTests, hasty: CodeTests, tests: Any, program: str) -> None:
+    found = outcome(hasty if "while True" in program else code, tests, program, stop_early=True)
     assert found.problem is not None
     assert found.passed == 0
-    assert outcome(code, tests, "def add(a, b): return a + b") == Outcome(2, 2, None)
 
 
 def test_a_planted_module_is_not_imported_by_the_tests(code: CodeTests) -> None:

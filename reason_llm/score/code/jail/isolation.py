@@ -29,6 +29,10 @@ ROOT = Path("/sys")
 """Where the new root is built, seen by the launcher only: exists everywhere, and no Python is in
 it."""
 SCRATCH = Path("/tmp")
+PYTHON = Path("/python")
+"""Where programs see the Python installation, wherever it lies on the host."""
+PACKAGES = Path("/packages")
+"""Where programs see the installed packages."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 _LOADER_CACHE = "/etc/ld.so.cache"
@@ -36,23 +40,24 @@ _LOADER_CACHE = "/etc/ld.so.cache"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call(name: str, *arguments: object, shown_as: str | None = None) -> None:
     if _libc[name](*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+        raise OSError(number, f"{shown_as or name}: {os.strerror(number)}")
 
 
 def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
     _call("mount", source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags),
-          options.encode())  # fmt: skip
+          options.encode(), shown_as=f"mount of {source} on {target}")  # fmt: skip
 
 
-def build_root(visible: list[str], user: int) -> int | None:
+def build_root(visible: dict[str, str], user: int) -> int | None:
     """Leave the host's namespaces for users, mounts, network and host name, and build at ``ROOT``
     what a program will see: libraries, ``visible``, five devices, an empty ``/tmp``; read-only.
 
     Args:
-        visible: files and folders that can be read at their own paths.
+        visible: files and folders by the paths at which programs read them. Those paths are the
+            same on every host (``PYTHON``, ``PACKAGES``), so that none is hidden by ``/tmp``.
         user: id that programs run under where this process is root; no other process should have
             it, since processes are counted by user.
 
@@ -71,11 +76,13 @@ def build_root(visible: list[str], user: int) -> int | None:
         _unshare_as_user()
     _mount("none", Path("/"), "none", _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
-    shown: list[Path] = []
-    for path in sorted({*map(Path, (*_LIBRARIES, *_DEVICES, _LOADER_CACHE)), *map(Path, visible)}):
-        if path.exists() and not any(path.is_relative_to(parent) for parent in shown):
-            _show(path)
-            shown.append(path)
+    for path in map(Path, (*_LIBRARIES, *_DEVICES, _LOADER_CACHE)):
+        if path.is_symlink():
+            _inside(path).symlink_to(path.readlink())
+        elif path.exists():
+            _show(path, path)
+    for target, source in visible.items():
+        _show(Path(source), Path(target))
     _inside(SCRATCH).mkdir()
     _make_read_only()
     return change_to
@@ -93,23 +100,20 @@ def _inside(path: Path) -> Path:
     return ROOT / path.relative_to("/")
 
 
-def _show(path: Path) -> None:
-    target = _inside(path)
+def _show(source: Path, at: Path) -> None:
+    target = _inside(at)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():
-        target.symlink_to(path.readlink())
-        return
-    if path.is_dir():
+    if source.is_dir():
         target.mkdir()
     else:
         target.touch()
-    _mount(str(path), target, "none", _MS_BIND | _MS_REC)
+    _mount(str(source), target, "none", _MS_BIND | _MS_REC)
 
 
 def _make_read_only() -> None:
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
     _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, bytes(ROOT), _AT_RECURSIVE,
-          ctypes.byref(attributes), ctypes.c_size_t(32))  # fmt: skip
+          ctypes.byref(attributes), ctypes.c_size_t(32), shown_as="mount_setattr")  # fmt: skip
 
 
 def unshare_processes() -> None:

@@ -54,7 +54,8 @@ def main() -> None:
             change_to = isolation.build_root(setup["visible"], setup["user"])
         _write(answers, {"ready": True})
     except OSError as error:
-        _write(answers, {"error": error.strerror or str(error)})
+        where = f"{error.filename}: " if error.filename else ""
+        _write(answers, {"error": where + (error.strerror or str(error))})
         return
     while (request := _read(sys.stdin.buffer)) is not None:
         answers.write(_supervised(setup, change_to, request))
@@ -160,7 +161,7 @@ def _become_program(
         isolation.limit(limits)
         if seccomp.is_available():
             seccomp.install()
-        environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(setup["packages"])}
+        environment = {**_ENVIRONMENT, **setup["environment"]}
         os.execve(setup["python"], [setup["python"], *request["arguments"]], environment)
     except BaseException as error:  # noqa: BLE001 - this process must never return
         os.write(2, f"the sandbox cannot start the program: {error}\n".encode())

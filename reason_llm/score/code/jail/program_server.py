@@ -1,9 +1,10 @@
 """The untrusted program's own process, inside the sandbox: runs the program and answers what the
 tester asks of its functions and objects. Nothing here can be relied on once the program runs.
 
-The tester's side, and what this protects: ``function_harness``.
+The tester's side of the channel, and what the tester makes of an answer: ``program_proxy``.
 """
 
+import builtins
 import contextlib
 import functools
 import json
@@ -14,10 +15,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reason_llm.score.code.jail.values import decode, encode
+from reason_llm.score.code.jail.values import DATA_TYPES, TYPES, decode, encode
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda function, *arguments, **named: function(*arguments, **named),
+    "call": lambda function, /, *arguments, **named: function(*arguments, **named),
+    "sync": lambda: None,
     **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, iter, next)},
     **{
         f.__name__: f
@@ -46,6 +48,20 @@ from string import *
 from builtins import abs, pow
 """
 
+Json = dict[str, Any]
+
+
+def builtin_names(is_leetcode: bool) -> dict[str, Any]:
+    """What a namespace finds without defining it; for LeetCode's form with what is imported there.
+
+    These are no names of the program: one that defines nothing has no ``gcd`` to be called.
+    """
+    prelude: dict[str, Any] = {}
+    if is_leetcode:
+        exec(LEETCODE_PRELUDE, prelude)
+        del prelude["__builtins__"]
+    return {**vars(builtins), **prelude}
+
 
 class _NotPlain(Exception):
     """An argument that the tester cannot be given back."""
@@ -56,93 +72,89 @@ def _refuse(value: Any) -> Any:
 
 
 class ProgramServer:
-    """Answers the tester's calls on the program's functions and objects."""
+    """Answers the tester's requests, one after another."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self.incoming = os.fdopen(incoming, "rb")
         self.outgoing = outgoing
         self.objects: list[Any] = []
+        self.namespace: dict[str, Any] = {}
 
-    def load(self) -> Any:
-        """Run the program; what it defined, as pairs of a name and an encoded value."""
+    def run(self) -> None:
+        """Answer until the tester ends."""
+        for line in self.incoming:
+            self._answer(json.loads(line))
+
+    def load(self) -> None:
+        """Run the program."""
         module = types.ModuleType("solution")
         sys.modules["solution"] = module
+        self.namespace = module.__dict__
         with open("solution.py", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             source = file.read()
-        code = compile(source, "solution.py", "exec")
-        if LEETCODE_MARK in source:
-            exec(LEETCODE_PRELUDE, module.__dict__)
-        before = dict(module.__dict__)
-        exec(code, module.__dict__)
-        self.namespace = module.__dict__
-        return [
-            [name, self._describe(value)]
-            for name, value in list(self.namespace.items())
-            if not name.startswith("__") and (name not in before or before[name] is not value)
-        ]
+        self.namespace["__builtins__"] = builtin_names(LEETCODE_MARK in source)
+        exec(compile(source, "solution.py", "exec"), self.namespace)
 
-    def _describe(self, value: Any) -> Any:
-        if isinstance(value, types.ModuleType):
-            return {"module": value.__name__}
-        if isinstance(value, type) and issubclass(value, Exception):
-            return {"exception": value.__name__}
-        return encode(value, self._keep)
-
-    def _keep(self, value: Any) -> Any:
-        self.objects.append(value)
-        return {"object": len(self.objects) - 1}
+    def get(self, name: str) -> Any:
+        """What the program defined under that name."""
+        if name not in self.namespace:
+            raise NameError(f"name {name!r} is not defined")
+        return self.namespace[name]
 
     def solve(self, name: str, *arguments: Any) -> Any:
         """A call by ``fn_name``: a function, or a method of a fresh ``Solution``."""
         solution: Any = self.namespace.get("Solution")
         is_method = isinstance(solution, type) and name in dir(solution)
-        function = getattr(solution(), name) if is_method else self.namespace[name]
+        function = getattr(solution(), name) if is_method else self.get(name)
         result = function(*arguments)
         return list(result) if isinstance(result, Iterator | range) else result
 
-    def run(self) -> None:
-        """Load the program, then answer until the tester ends."""
-        self._answer(self.load)
-        for line in self.incoming:
-            request = json.loads(line)
-            name = request["function"]
-            function = self.solve if name == "solve" else _FUNCTIONS[name]
-            arguments = [decode(item, self._from_tester) for item in request["arguments"]]
-            named = {k: decode(v, self._from_tester) for k, v in request["named"].items()}
-            before = json.dumps(request["arguments"][1:])
-            call = functools.partial(self._call, function, arguments, named)
-            self._answer(call, before, arguments[1:])
-
-    def _call(self, function: Callable[..., Any], given: list[Any], named: dict[str, Any]) -> Any:
-        return encode(function(*given, **named), self._keep)
-
-    def _answer(
-        self, function: Callable[[], Any], before: str = "[]", arguments: list[Any] | None = None
-    ) -> None:
+    def _answer(self, request: Json) -> None:
+        own = {f.__name__: f for f in (self.load, self.get, self.solve)}
+        name = request["function"]
+        function = own[name] if name in own else _FUNCTIONS[name]
+        before = json.dumps(request["arguments"][1:])
+        answer: Json = {"id": request["id"]}
         try:
-            answer = {"value": function()}
+            tester = functools.partial(self._from_tester, request["id"])
+            arguments = [decode(item, tester, TYPES) for item in request["arguments"]]
+            named = {k: decode(v, tester, TYPES) for k, v in request["named"].items()}
+            answer["value"] = self._encoded(function(*arguments, **named), is_name=name == "get")
             with contextlib.suppress(_NotPlain):
-                after = [encode(argument, _refuse) for argument in arguments or []]
+                after = [encode(argument, _refuse) for argument in arguments[1:]]
                 if json.dumps(after) != before:
                     answer["changed"] = after
         except BaseException as error:  # noqa: BLE001 - the program's own
-            answer = {"error": [type(error).__name__, str(error)[:500]]}
+            answer = {"id": request["id"], "error": [type(error).__name__, str(error)[:500]]}
         self._send(answer)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _encoded(self, value: Any, is_name: bool = False) -> Any:
+        if is_name and isinstance(value, type):
+            is_exception = issubclass(value, Exception)
+            return {"exception": value.__name__} if is_exception else self._keep(value)
+        return encode(value, self._keep, DATA_TYPES)
+
+    def _keep(self, value: Any) -> Any:
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
+
+    def _send(self, message: Json) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
         while data:
             data = data[os.write(self.outgoing, data) :]
 
-    def _from_tester(self, kind: str, content: Any) -> Any:
+    def _from_tester(self, request: str, kind: str, content: Any) -> Any:
         if kind == "object":
             return self.objects[content]
 
         def callback(*arguments: Any) -> Any:
-            self._send(
-                {"callback": content, "arguments": [encode(a, self._keep) for a in arguments]}
-            )
-            answer = json.loads(self.incoming.readline())
-            return decode(answer["value"], self._from_tester)
+            given = [self._encoded(argument) for argument in arguments]
+            self._send({"id": request, "callback": content, "arguments": given})
+            while "function" in (answer := json.loads(self.incoming.readline())):
+                self._answer(answer)  # the callback calls the program in turn
+            if "error" in answer:
+                name, message = answer["error"]
+                raise TYPES.get(name, RuntimeError)(message)
+            return decode(answer["value"], functools.partial(self._from_tester, request))
 
         return callback

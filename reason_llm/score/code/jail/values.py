@@ -4,15 +4,27 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 """
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TYPES: dict[str, type] = {
     name: value for name, value in vars(builtins).items() if isinstance(value, type)
 }
+"""What tests may hand to a program."""
+EXCEPTIONS = {
+    name: kind
+    for name, kind in TYPES.items()
+    if issubclass(kind, Exception) and not issubclass(kind, StopIteration | StopAsyncIteration)
+}
+DATA_TYPES = {
+    **EXCEPTIONS,
+    **{kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, bytearray)},
+    **{kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)},
+}
+"""What a program may hand to its tests: the types of plain data, and exceptions."""
 
 
-def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = TYPES) -> Any:
     """Plain data as JSON, ``{"kind": …}`` where JSON has no form for it; ``other`` gives the form
     of anything else.
 
@@ -28,38 +40,40 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list):
-        return [encode(item, other) for item in value]
+        return [encode(item, other, types) for item in value]
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, other) for item in value]}
+            return {kind.__name__: [encode(item, other, types) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[encode(k, other), encode(v, other)] for k, v in value.items()]}
+        pairs = value.items()
+        return {"dict": [[encode(k, other, types), encode(v, other, types)] for k, v in pairs]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes | bytearray):
-        return {type(value).__name__: value.hex()}
-    if isinstance(value, type) and TYPES.get(value.__name__) is value:
+        return {"bytes" if isinstance(value, bytes) else "bytearray": value.hex()}
+    if isinstance(value, type) and types.get(value.__name__) is value:
         return {"type": value.__name__}
     if type(value).__module__ == "numpy" and callable(getattr(value, "tolist", None)):
-        return encode(value.tolist(), other)
+        return encode(value.tolist(), other, types)
     return other(value)
 
 
-def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
+def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, type] = TYPES) -> Any:
     """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: the other side sent nonsense.
+        ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError: the other
+            side sent nonsense.
     """
     if isinstance(value, list):
-        return [decode(item, other) for item in value]
+        return [decode(item, other, types) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind in ("tuple", "set", "frozenset"):
-        return TYPES[kind](decode(item, other) for item in content)
+        return TYPES[kind](decode(item, other, types) for item in content)
     if kind == "dict":
-        return {decode(k, other): decode(v, other) for k, v in content}
+        return {decode(k, other, types): decode(v, other, types) for k, v in content}
     if kind == "int":
         return int(content, 16)
     if kind == "complex":
@@ -67,7 +81,7 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
     if kind in ("bytes", "bytearray"):
         return (bytes if kind == "bytes" else bytearray).fromhex(content)
     if kind == "type":
-        return TYPES[content]
+        return types[content]
     return other(kind, content)
 
 

@@ -1,0 +1,230 @@
+"""Tests written as Python source: which names they ask the program for, and their assertions.
+
+All of it is decided from the text of the tests alone. A name is asked for if the tests use it as a
+global one and neither define it nor find it among the built-in names; so a program that defines
+``abs``, ``check`` or ``test_sum`` beside what was asked for defines it for itself. Where the tested
+function has a built-in name, as in ``assert sum(10, 15) == 6``, that name is the program's
+(``_builtin_under_test``).
+
+Each ``assert X`` becomes a call of the counter (``AssertionCounts``), and goes on where it fails.
+Each function that is a test (``check``, ``test_…``) says when it is entered, so that it is run once
+by whoever runs it.
+"""
+
+import ast
+import math
+import symtable
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, TypeGuard
+
+MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal",
+           "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numpy",
+           "operator", "os", "random", "re", "statistics", "string", "sys", "time",
+           "typing"}  # fmt: skip
+"""Modules that tests may use without importing them, since programs mostly do; ``np``, too."""
+PROGRAM_NAME = "solution"
+"""The module as which tests may import the program."""
+
+_CASE, _ENTERED, _EXCEPTION = "__case__", "__entered__", "__exception__"
+_FROM_PROGRAM = "program:"  # no identifier, so that no other name can be this one
+_Function = ast.FunctionDef
+
+
+class TestsSource:
+    """The tests of one problem, read and made ready to run.
+
+    Args:
+        builtin: names that the tests find without defining them.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: it is no valid Python.
+    """
+
+    def __init__(self, source: str, entry_point: str | None, builtin: Container[str]) -> None:
+        self.entry_point = entry_point
+        self.tree = ast.parse(source)
+        asserts = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assert)]
+        self.num_asserts = len(asserts)
+        self.functions = {node.name: node for node in _tests_among(self.tree.body)}
+        numbers = {id(node): number for number, node in enumerate(asserts)}
+        bodies = [self.tree.body, *(node.body for node in self.functions.values())]
+        self.certain = {numbers[id(node)] for body in bodies for node in _certain(body)}
+        """The assertions that no condition stands before: loops alone can keep them from being
+        run, so that one that never ran has not passed."""
+        free = _free_names(source, "exec")
+        self.asks_for_candidate = entry_point is not None and "candidate" in free
+        free -= {"candidate"} if self.asks_for_candidate else set()
+        self.modules = {name for name in free if _is_module(name, self.tree)} - {entry_point}
+        of_entry = _free_names(entry_point, "eval") if entry_point is not None else set()
+        self.asked = {n for n in free - self.modules if n not in builtin and not _is_dunder(n)}
+        self.asked_by_entry = {n for n in of_entry if not _is_dunder(n)}
+        under_test = self._builtin_under_test(free, builtin)
+        self.renamed = {_FROM_PROGRAM + name: name for name in {n.id for n in under_test}}
+        for node in under_test:
+            node.id = _FROM_PROGRAM + node.id
+        self.code = compile(_Rewrite(numbers, self.functions).rewritten(self.tree), "tests.py",
+                            "exec")  # fmt: skip
+
+    def _builtin_under_test(self, free: set[str], builtin: Container[str]) -> list[ast.Name]:
+        """The uses of a built-in name that mean the program's function of that name.
+
+        They are what the tests themselves hand to a function of theirs (``check(sum)``), or, where
+        the entry point or nothing else says what is tested, the name that the innermost call of
+        the first assertion calls.
+        """
+        uses = [node for node in ast.walk(self.tree) if _is_use(node)]
+        taken = {node.id for node in uses if node.id in free and node.id in builtin}
+        asks_otherwise = self.asked or PROGRAM_NAME in _imported(self.tree)
+        if self.entry_point is not None:
+            taken &= {self.entry_point}
+        elif asks_otherwise:
+            return []
+        handed = [node for node in _handed_over(self.tree, self.functions) if node.id in taken]
+        if handed or "check" in self.functions:
+            return handed
+        first = next((n for n in ast.walk(self.tree) if isinstance(n, ast.Assert)), None)
+        called = _innermost_called(first.test) if first is not None else None
+        name = self.entry_point if self.entry_point in taken else called
+        return [node for node in uses if node.id == name and name in taken]
+
+
+class AssertionCounts:
+    """How often each assertion ran, and how often it held."""
+
+    def __init__(self, stop_early: bool) -> None:
+        self.stop_early = stop_early
+        self.ran: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+
+    def __call__(self, number: int, value: Any) -> None:
+        """Count one run of an assertion."""
+        is_true = bool(value)  # may raise; the caller then says False
+        self.ran[number] = self.ran.get(number, 0) + 1
+        self.held[number] = self.held.get(number, 0) + is_true
+        if not is_true and self.stop_early:
+            raise Stop
+
+    def score(self, num_missing: int) -> tuple[int, int]:
+        """Assertions that held, and all. One that ran more often weighs as much as any other, in
+        parts: how often a loop runs may be the program's doing.
+
+        Args:
+            num_missing: assertions to count as failed, though they never ran.
+        """
+        parts = min(math.lcm(*self.ran.values()), 10**9)
+        held = sum(self.held[n] * parts // ran for n, ran in self.ran.items())
+        return held, (len(self.ran) + num_missing) * parts
+
+
+class Stop(BaseException):
+    """An assertion failed and no more need be run."""
+
+
+def namespace_of(counts: AssertionCounts, entered: set[str]) -> dict[str, Any]:
+    """What the rewritten tests need."""
+    return {_CASE: counts, _ENTERED: entered.add, _EXCEPTION: Exception}
+
+
+class _Rewrite(ast.NodeTransformer):
+    """``assert X`` becomes: try ``__case__(n, X)``, and where X raises, ``__case__(n, False)``."""
+
+    def __init__(self, numbers: dict[int, int], functions: dict[str, _Function]) -> None:
+        self.numbers = numbers
+        self.functions = functions
+
+    def rewritten(self, tree: ast.Module) -> ast.Module:
+        for name, node in self.functions.items():
+            node.body.insert(0, _call_statement(_ENTERED, [ast.Constant(name)]))
+        self.visit(tree)
+        return ast.fix_missing_locations(tree)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Try:
+        number = ast.Constant(self.numbers[id(node)])
+        case = _call_statement(_CASE, [number, node.test])
+        failed = _call_statement(_CASE, [number, ast.Constant(False)])
+        handler = ast.ExceptHandler(ast.Name(_EXCEPTION, ast.Load()), None, [failed])
+        return ast.copy_location(ast.Try([case], [handler], [], []), node)
+
+
+def _call_statement(function: str, arguments: list[ast.expr]) -> ast.stmt:
+    return ast.Expr(ast.Call(ast.Name(function, ast.Load()), arguments, []))
+
+
+def _tests_among(body: Sequence[ast.stmt]) -> Iterator[_Function]:
+    for node in body:
+        if isinstance(node, _Function) and (node.name == "check" or node.name.startswith("test_")):
+            yield node
+
+
+def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.Assert]:
+    for node in body:
+        if isinstance(node, ast.Assert):
+            yield node
+        elif isinstance(node, ast.For | ast.While | ast.With):
+            yield from _certain(node.body)
+
+
+def _free_names(source: str, mode: str) -> set[str]:
+    """Global names that are used anywhere and bound by no statement of the tests."""
+    used: set[str] = set()
+    bound: set[str] = set()
+    tables = [symtable.symtable(source, "tests.py", mode)]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            is_global = table.get_type() == "module" or symbol.is_global()
+            if is_global and symbol.is_referenced():
+                used.add(symbol.get_name())
+            if is_global and (symbol.is_assigned() or symbol.is_imported()):
+                bound.add(symbol.get_name())
+    return used - bound
+
+
+def _is_use(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__")
+
+
+def _is_module(name: str, tree: ast.Module) -> bool:
+    """Whether the tests use a module's name as a module: with a dot behind it, always."""
+    if name not in MODULES and name != "np":
+        return False
+    uses = sum(_is_use(n) and n.id == name for n in ast.walk(tree))
+    attributes = (n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute))
+    return uses == sum(_is_use(n) and n.id == name for n in attributes)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The modules that the tests import from."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    return found
+
+
+def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Name]:
+    """``sum`` in ``check(sum)``, a statement of the tests that calls a test of theirs."""
+    for node in tree.body:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and _is_use(call.func) and call.func.id in functions:
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            yield from (each for each in given if isinstance(each, ast.Name))
+
+
+def _innermost_called(test: ast.expr) -> str | None:
+    """The name that the first call without a call among its arguments calls."""
+    calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
+    inner = [
+        call
+        for call in calls
+        if not any(isinstance(n, ast.Call) and n is not call for n in ast.walk(call))
+    ]
+    first = min(inner, key=lambda call: (call.lineno, call.col_offset), default=None)
+    return first.func.id if first is not None and isinstance(first.func, ast.Name) else None

@@ -1,0 +1,315 @@
+"""The tester's side of the channel to an untrusted program: requests, and stand-ins for objects.
+
+All that comes back is the program's word, and taken as no more than that. One request has one
+answer, which must carry the random id of its request: what is written before it is asked for ends
+the program. An answer is a value, an error or a call of a function that the tests handed over, and
+a value is plain data of built-in types or the number of an object that stays with the program. So a
+program that writes to the channel itself can say what its functions could have returned, and
+nothing else. It names nothing and replaces nothing: names are the tester's own.
+
+``StopIteration`` is an error of the program unless it answers ``next``: raised by a function, it
+would end the loop of the tests that calls it, before their assertions.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from reason_llm.score.code.jail.values import DATA_TYPES, EXCEPTIONS, decode, encode
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+Json = dict[str, Any]
+
+
+class ProgramError(Exception):
+    """The program raised something that is no built-in exception."""
+
+
+class ProgramEnded(Exception):
+    """The program's process ended, hung, or broke the protocol; it is never asked again."""
+
+
+class Program:
+    """The process that runs the program.
+
+    Args:
+        incoming, outgoing: the tester's ends of two pipes.
+        timeout_seconds: CPU time of one request; three times that in wall time.
+    """
+
+    def __init__(self, pid: int, incoming: int, outgoing: int) -> None:
+        self.pid = pid
+        self.incoming = incoming
+        self.outgoing = outgoing
+        self.timeout_seconds = 0.0
+        self.unread = bytearray()
+        self.callbacks: list[Callable[..., Any]] = []
+        self.exceptions: dict[str, type[Exception]] = {}
+        self.has_ended = False
+        self.num_calls = 0
+        self.loading = ""
+
+    def start(self) -> None:
+        """Let the program run, without waiting for it."""
+        self.loading = self._request("load", (), {})
+
+    def load(self) -> None:
+        """Wait until the program has run.
+
+        Raises:
+            Exception: what it raised; ProgramEnded.
+        """
+        self._answer(self.loading, "load")
+
+    def get(self, name: str) -> Any:
+        """What the program defined under a name that the tests ask for.
+
+        Raises:
+            NameError: it defined no such name.
+        """
+        answer = self._answer(self._request("get", (name,), {}), "get")
+        return self._value(answer["value"], is_name=True)
+
+    def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
+        """A function that ``program_server`` knows, in the program's process."""
+        self.num_calls += 1
+        answer = self._answer(self._request(function, arguments, named), function)
+        for mine, changed in zip(arguments[1:], answer.get("changed", ()), strict=False):
+            _take_over(mine, self._value(changed))
+        return self._value(answer["value"])
+
+    def sync(self) -> None:
+        """Hear from the program once more, so that what it wrote unasked is found.
+
+        Raises:
+            ProgramEnded: it wrote something, or is no longer there.
+        """
+        self._answer(self._request("sync", (), {}), "sync")
+
+    def _request(self, function: str, arguments: tuple[Any, ...], named: Json) -> str:
+        number = os.urandom(16).hex()
+        self._send(
+            {
+                "id": number,
+                "function": function,
+                "arguments": [encode(item, self._to_program) for item in arguments],
+                "named": {name: encode(value, self._to_program) for name, value in named.items()},
+            }
+        )
+        return number
+
+    def _answer(self, number: str, function: str) -> Json:
+        while "callback" in (message := self._receive(number)):
+            self._call_back(number, message)
+        if "error" in message:
+            name, text = message["error"]
+            raise self._error(str(name), str(text), function)
+        return message
+
+    def _call_back(self, number: str, message: Json) -> None:
+        """The program calls a function that the tests handed over; its errors are returned too."""
+        given = [self._value(item) for item in message["arguments"]]
+        try:
+            value = self.callbacks[message["callback"]](*given)
+            reply = {"value": encode(value, self._to_program)}
+        except ProgramEnded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the tests' own
+            reply = {"error": [type(error).__name__, str(error)]}
+        self._send({"id": number, **reply})
+
+    def _error(self, name: str, message: str, function: str) -> Exception:
+        if name == "StopIteration" and function == "next":
+            return StopIteration()
+        if name in ("StopIteration", "StopAsyncIteration"):
+            return RuntimeError(f"the program raised {name}: {message}")
+        kind = self.exceptions.get(name) or EXCEPTIONS.get(name, ProgramError)
+        try:
+            return kind(message)
+        except TypeError:  # UnicodeDecodeError takes five arguments
+            return ProgramError(f"{name}: {message}")
+
+    def _send(self, message: Json) -> None:
+        if self.has_ended:
+            raise ProgramEnded("the program has ended")
+        poller = select.poll()
+        poller.register(self.incoming, select.POLLIN)
+        if self.unread or any(event & select.POLLIN for _, event in poller.poll(0)):
+            self._end("the program wrote to the channel unasked")
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        try:
+            while data:  # the program reads before it answers; a hang is the wall limit's
+                data = data[os.write(self.outgoing, data) :]
+        except BrokenPipeError:
+            self._end("the program has ended")
+
+    def _receive(self, number: str) -> Json:
+        """The next message, of the right form; its values are not read yet."""
+        line = self._read_line()
+        try:
+            message = json.loads(line)
+            if message["id"] != number:
+                raise ValueError("an answer to no request")
+            if "callback" in message:
+                if message["callback"] not in range(len(self.callbacks)):
+                    raise ValueError("a callback that was never given")
+                list(message["arguments"])
+            elif "error" in message:
+                _, _ = message["error"]
+            else:
+                _, _ = message["value"], list(message.get("changed", ()))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            self._end(f"the program broke the protocol: {error}")
+        return dict(message)
+
+    def _read_line(self) -> bytes:
+        clock = (~self.pid << 3) | 2  # its CPU clock: clock_getcpuclockid(3)
+        poller = select.poll()
+        poller.register(self.incoming, select.POLLIN)
+        started, started_cpu = time.monotonic(), time.clock_gettime(clock)
+        while (end := self.unread.find(b"\n")) < 0:
+            if poller.poll(20):
+                part = os.read(self.incoming, 1 << 16)
+                self.unread += part
+                if not part or len(self.unread) > MAX_MESSAGE_BYTES:
+                    self._end("too much came back" if part else "the program has ended")
+                continue
+            cpu = time.clock_gettime(clock) - started_cpu
+            wall = time.monotonic() - started
+            if cpu > self.timeout_seconds or wall > 3 * self.timeout_seconds:
+                self._end("time limit")
+        line = bytes(self.unread[:end])
+        del self.unread[: end + 1]
+        return line
+
+    def _end(self, why: str) -> NoReturn:
+        self.has_ended = True
+        os.kill(self.pid, signal.SIGKILL)
+        raise ProgramEnded(why)
+
+    def _to_program(self, value: Any) -> Any:
+        if isinstance(value, StandIn):
+            return {"object": object.__getattribute__(value, "_number")}
+        if not callable(value):
+            raise TypeError(f"{type(value).__name__} cannot be given to the program")
+        self.callbacks.append(value)
+        return {"callback": len(self.callbacks) - 1}
+
+    def _value(self, encoded: Any, is_name: bool = False) -> Any:
+        """What the program sent, made of built-in types and stand-ins."""
+        try:
+            if is_name and isinstance(encoded, dict) and "exception" in encoded:
+                return self._exception(str(encoded["exception"]))
+            return decode(encoded, self._stand_in, DATA_TYPES)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            self._end(f"the program broke the protocol: {error}")
+        except (RecursionError, MemoryError) as error:
+            self._end(f"the program sent too much: {error}")
+
+    def _stand_in(self, kind: str, content: Any) -> Any:
+        if kind != "object" or type(content) is not int:
+            raise ValueError(f"a value of the unknown kind {kind!r}")
+        return StandIn(self, content)
+
+    def _exception(self, name: str) -> type[Exception]:
+        """The tester's own class for one of the program's, so that tests can catch it."""
+        if name not in self.exceptions:
+            self.exceptions[name] = type(name, (ProgramError,), {})
+        return self.exceptions[name]
+
+
+def _take_over(mine: Any, changed: Any) -> None:
+    """Do to a list, dict or set of the tests what the program did to its copy."""
+    if type(mine) is list and type(changed) is list:
+        mine[:] = changed
+    elif type(mine) is type(changed) and type(mine) in (dict, set):
+        mine.clear()
+        mine.update(changed)
+
+
+class StandIn:
+    """An object that lives in the program's process.
+
+    It equals nothing but another such object: otherwise the program would be asked whether it is
+    right.
+    """
+
+    __slots__ = ("_number", "_program")
+
+    def __init__(self, program: Program, number: int) -> None:
+        object.__setattr__(self, "_program", program)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        """Call it in the program's process."""
+        return self._program.call("call", self, *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._program.call("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.call("setattr", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._program.call("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._program.call("setitem", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._program.call("delitem", self, key)
+
+    def __len__(self) -> int:
+        return int(self._program.call("len", self))
+
+    def __bool__(self) -> bool:
+        return bool(self._program.call("bool", self))
+
+    def __str__(self) -> str:
+        return str(self._program.call("str", self))
+
+    def __repr__(self) -> str:
+        return str(self._program.call("repr", self))
+
+    def __iter__(self) -> Any:
+        return self._program.call("iter", self)
+
+    def __next__(self) -> Any:
+        return self._program.call("next", self)
+
+    def __hash__(self) -> int:
+        return hash(object.__getattribute__(self, "_number"))
+
+    def _with_another(self, function: str, other: Any) -> Any:
+        if not isinstance(other, StandIn):
+            return NotImplemented
+        return self._program.call(function, self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._with_another("eq", other)
+
+    def __lt__(self, other: object) -> Any:
+        return self._with_another("lt", other)
+
+    def __le__(self, other: object) -> Any:
+        return self._with_another("le", other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._with_another("gt", other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._with_another("ge", other)
+
+    def __add__(self, other: object) -> Any:
+        return self._with_another("add", other)
+
+    def __sub__(self, other: object) -> Any:
+        return self._with_another("sub", other)
+
+    def __mul__(self, other: object) -> Any:
+        return self._with_another("mul", other)
