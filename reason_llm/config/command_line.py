@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
-from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.config import yaml_text
+from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line
 

@@ -17,8 +17,8 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
 
 __all__ = [
-    "AssertTests",
     "BOX",
+    "AssertTests",
     "CallTests",
     "Data",
     "LoadedSet",

@@ -9,8 +9,8 @@ from reason_llm.model.logprobs import policy_logprobs, token_logprobs
 from reason_llm.model.quiet import quiet_libraries
 
 __all__ = [
-    "Datum",
     "MOST_KEYS_PER_TOKEN",
+    "Datum",
     "Model",
     "collate",
     "collate_columns",
