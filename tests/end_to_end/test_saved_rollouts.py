@@ -162,6 +162,30 @@ def test_going_on_with_saved_rollouts_that_became_others(
     assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
 
 
+def test_a_file_deleted_from_the_middle_shifts_no_step(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Neither before a run begins nor on its way: it goes on once the file is restored."""
+    source, runs = folder / "with a gap", folder / "runs"
+    shutil.copytree(runs / "first" / "buffers", source)
+    middle = source / "step-00000001.json.gz"
+    middle.rename(folder / middle.name)
+    from_it = ("train.py", config, "--run.name", "gap", "--from-buffer", str(source))
+    code, shown = call(*from_it)
+    assert (code, "lacks step-00000001.json.gz: after step 0 comes 2" in shown) == (2, True), shown
+    assert not (runs / "gap").exists()
+    (folder / middle.name).rename(middle)
+    (source / "step-00000002.json.gz").rename(folder / "last")
+    assert call(*from_it)[0] == 0
+    (folder / "last").rename(source / "step-00000002.json.gz")
+    middle.rename(folder / middle.name)
+    code, shown = call(*from_it)
+    assert (code, "lacks step-00000001.json.gz" in shown) == (2, True), shown
+    (folder / middle.name).rename(middle)
+    assert call(*from_it)[0] == 0
+    assert adapter(folder, "gap") == adapter(folder, "first")
+
+
 def test_starting_afresh_from_saved_rollouts(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
