@@ -242,7 +242,7 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
 ) -> None:
     """The quick start's rollouts, then DAPO on them, in a third of its steps: eight are sampled,
     and learned from three times over. Without importance weights accuracy falls to 31 %, and to
-    8.2 % over the sixty steps of the README's own command (71 and 90.6 % with them)."""
+    8.2 % over the sixty steps of the README's own command (66 and 90.6 % with them)."""
     config, runs = str(ROOT / "configs" / "quickstart.yaml"), folder / "runs"
     given = ("--run.directory", str(runs), "--run.buffer", str(folder / "quick.json"),
              "--run.steps", "8", "--train.schedule", "constant", "--eval.every", "0",
@@ -255,12 +255,13 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     for step in range(24):
         file = runs / "quickstart" / "buffers" / f"step-{step % 8:08d}.json.gz"
         shutil.copy(file, source / f"step-{step:08d}.json.gz")
-    replay = ("--run.name", "dapo8", "--algorithm.name", "dapo", "--from-buffer", str(source))
+    replay = ("--run.name", "dapo8", "--algorithm.name", "dapo", "--from-buffer", str(source),
+              "--train.schedule", "linear")  # fmt: skip
     code, shown = call("train.py", config, *given, *replay)
     assert code == 0, shown
     summary = orjson.loads((runs / "dapo8" / "summary.json").read_bytes())
     assert summary["accuracy_before"] == pytest.approx(0.352, abs=0.01)
-    assert summary["accuracy_after"] > 0.6
+    assert summary["accuracy_after"] > 0.55
     findings = examine(read_run(runs / "dapo8", "dapo8")).findings["KL or mismatch jumps"]
     if findings.state == "alarm":
         assert "The rollouts are saved ones (run.from_buffer)" in findings.advice
