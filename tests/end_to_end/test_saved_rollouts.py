@@ -1,5 +1,6 @@
 """Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
 
+import gzip
 import runpy
 import shutil
 import sys
@@ -160,6 +161,48 @@ def test_going_on_with_saved_rollouts_that_became_others(
     shutil.copy(source / "step-00000002.json.gz", source / "step-00000004.json.gz")
     code, shown = call(*from_it)
     assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
+
+
+def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    runs, buffer = folder / "runs", folder / "edited.json"
+    shutil.copytree(runs / "first", runs / "edited")
+    archive = runs / "edited" / "buffers" / "step-00000001.json.gz"
+    value = orjson.loads((folder / "buffer.json").read_bytes())
+    value["groups"][0]["completions"][0]["token_ids"][0] += 1
+    buffer.write_bytes(orjson.dumps(value))
+    packed = orjson.loads(gzip.decompress(archive.read_bytes()))
+    packed["groups"].pop()
+    archive.write_bytes(gzip.compress(orjson.dumps(packed)))
+    calls = [
+        ("train.py", config, "--run.buffer", str(buffer), "--run.steps", "4"),
+        ("train.py", config, "--run.name", "from_edited", "--from-buffer", str(buffer)),
+        ("rescore.py", str(buffer), config, "--out", str(folder / "out.json")),
+        ("rescore.py", str(archive), config, "--out", str(folder / "out.json")),
+    ]
+    before = sorted(runs.rglob("*"))
+    for words in calls:
+        code, shown = call(*words)
+        assert (code, shown.count("\n")) == (2, 1), shown
+        assert "is not what was written" in shown
+        assert "--accept-edited" in shown
+    assert sorted(runs.rglob("*")) == before
+    notices = examine(read_run(runs / "edited", "edited")).rollouts.notices
+    assert [archive.name in each and "not what was written" in each for each in notices] == [True]
+    for path in (buffer, archive):
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "has a new SHA-256, of its content as edited" in shown) == (0, True), shown
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "is as written" in shown) == (0, True), shown
+        assert read_document(path).groups
+    assert (
+        read_document(buffer).groups[0].completions[0].token_ids[0]
+        == (value["groups"][0]["completions"][0]["token_ids"][0])
+    )
+    assert call(*calls[1])[0] == 0
+    assert call(*calls[2])[0] == 0
+    assert not examine(read_run(runs / "edited", "edited")).rollouts.notices
 
 
 def test_a_file_deleted_from_the_middle_shifts_no_step(
