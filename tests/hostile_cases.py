@@ -192,7 +192,7 @@ SAVED: dict[str, Case] = {
     "a FIFO for a buffer": (file("buffer.json", os.mkfifo), ["buffer.json", "it is a FIFO"]),
     "a folder for a buffer": (file("buffer.json", Path.mkdir), ["buffer.json", "it is a folder"]),
     "a buffer of another version": (
-        file("buffer.json", b'{"format": 99}'), ["format 99", "this version reads 1"],
+        file("buffer.json", b'{"format": 99}'), ["format 99", "this version reads 2"],
     ),
     "a buffer that is a list": (file("buffer.json", b"[]"), ["format 'list'"]),
     "a buffer without bottom": (file("buffer.json", b"[" * 5000), ["buffer.json is cut short"]),
