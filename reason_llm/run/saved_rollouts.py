@@ -32,10 +32,10 @@ def rounding_nats(config: Config) -> float:
 
 def files(source: Path) -> list[Path]:
     """The buffers that ``source`` stands for, one for each step: itself, or those in a run's folder
-    ``buffers``.
+    ``buffers``, in order and without a gap.
 
     Raises:
-        RolloutBufferError: there is none.
+        RolloutBufferError: there is none, or one in the middle is missing.
     """
     if not os.path.lexists(source):
         raise RolloutBufferError(
@@ -44,13 +44,60 @@ def files(source: Path) -> list[Path]:
         )
     if not source.is_dir():
         return [source]
-    found = sorted(source.glob(FILES)) or sorted(source.glob(f"buffers/{FILES}"))
+    found = _steps(source) or _steps(source / "buffers")
     if not found:
         raise RolloutBufferError(
             f"run.from_buffer={source} holds no {FILES}; name a run's folder 'buffers', or "
             "a saved buffer"
         )
+    _check_no_gap(source, found)
     return found
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The archived buffers in ``folder`` by step; not what a user put beside them."""
+    return sorted(path for path in folder.glob(FILES) if _step_of(path) is not None)
+
+
+def _step_of(path: Path) -> int | None:
+    digits = path.name.removeprefix("step-").partition(".")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _check_no_gap(source: Path, found: list[Path]) -> None:
+    """Whether every file follows the one before it as ``run.keep_buffers`` of its run says, by the
+    names: behind a file that was removed, each step would learn from the next one's rollouts.
+
+    Raises:
+        RolloutBufferError: one is missing.
+    """
+    steps = [step for path in found if (step := _step_of(path)) is not None]
+    every = None
+    for path, before, step in zip(found[1:], steps, steps[1:], strict=False):
+        if step == before + 1:
+            continue
+        if every is None or _step_before(step, every) > before:
+            # What the first document says holds for all, unless it was changed on the way.
+            every = _kept_every(path)
+        missing = _step_before(step, every)
+        if missing > before:
+            raise RolloutBufferError(
+                f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
+                f"comes {step}; restore it, or copy the others into a folder of their own, "
+                "numbered without a gap"
+            )
+
+
+def _kept_every(path: Path) -> int:
+    """Every how many steps the run kept the rollouts when it wrote these."""
+    section = read_document(path, "name another buffer").run.config.get("run")
+    keep = section.get("keep_buffers") if isinstance(section, dict) else None
+    return keep if type(keep) is int and keep > 0 else 1
+
+
+def _step_before(step: int, every: int) -> int:
+    """The last step before this one whose rollouts are kept."""
+    return (step - 1) // every * every
 
 
 def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Document:

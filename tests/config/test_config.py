@@ -237,3 +237,26 @@ def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         config_file.load(path)
     assert all(yaml.safe_load(path.read_text()) for path in CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, "none"),
+        ({"sample": {"engine": "vllm"}}, "token_truncate"),
+        ({"sample": {"engine": "vllm", "top_p": 0.9}}, "none"),
+        ({"run": {"from_buffer": "buffers"}}, "token_truncate"),
+        ({"run": {"from_buffer": "buffers"}, "sample": {"top_p": 0.9}}, "token_truncate"),
+        ({"run": {"from_buffer": "buffers"}, "algorithm": {"correction": "none"}}, "none"),
+        (
+            {"run": {"from_buffer": "buffers"}, "algorithm": {"correction": "token_mask"}},
+            "token_mask",
+        ),
+    ],
+    ids=str,
+)
+def test_rollouts_of_another_policy_are_weighed_by_importance(
+    sections: dict[str, dict[str, Any]], expected: str
+) -> None:
+    config = Config.model_validate({"data": {"train": "x"}, **sections})
+    assert config.learned_row.correction == expected

@@ -162,6 +162,7 @@ def test_the_buffer_of_the_first_step_is_enough_to_go_on(
     assert outcome(tmp_path) == uninterrupted
 
 
+@pytest.mark.timeout(900)  # seven processes, one after the other
 def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     tmp_path: Path, uninterrupted: dict[str, object]
 ) -> None:

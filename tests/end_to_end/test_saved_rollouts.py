@@ -1,5 +1,6 @@
 """Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
 
+import gzip
 import runpy
 import shutil
 import sys
@@ -162,6 +163,72 @@ def test_going_on_with_saved_rollouts_that_became_others(
     assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
 
 
+def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    runs, buffer = folder / "runs", folder / "edited.json"
+    shutil.copytree(runs / "first", runs / "edited")
+    archive = runs / "edited" / "buffers" / "step-00000001.json.gz"
+    value = orjson.loads((folder / "buffer.json").read_bytes())
+    value["groups"][0]["completions"][0]["token_ids"][0] += 1
+    buffer.write_bytes(orjson.dumps(value))
+    packed = orjson.loads(gzip.decompress(archive.read_bytes()))
+    packed["groups"].pop()
+    archive.write_bytes(gzip.compress(orjson.dumps(packed)))
+    calls = [
+        ("train.py", config, "--run.buffer", str(buffer), "--run.steps", "4"),
+        ("train.py", config, "--run.name", "from_edited", "--from-buffer", str(buffer)),
+        ("rescore.py", str(buffer), config, "--out", str(folder / "out.json")),
+        ("rescore.py", str(archive), config, "--out", str(folder / "out.json")),
+    ]
+    before = sorted(runs.rglob("*"))
+    for words in calls:
+        code, shown = call(*words)
+        assert (code, shown.count("\n")) == (2, 1), shown
+        assert "is not what was written" in shown
+        assert "--accept-edited" in shown
+    assert sorted(runs.rglob("*")) == before
+    notices = examine(read_run(runs / "edited", "edited")).rollouts.notices
+    assert [archive.name in each and "not what was written" in each for each in notices] == [True]
+    for path in (buffer, archive):
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "has a new SHA-256, of its content as edited" in shown) == (0, True), shown
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "is as written" in shown) == (0, True), shown
+        assert read_document(path).groups
+    assert (
+        read_document(buffer).groups[0].completions[0].token_ids[0]
+        == (value["groups"][0]["completions"][0]["token_ids"][0])
+    )
+    assert call(*calls[1])[0] == 0
+    assert call(*calls[2])[0] == 0
+    assert not examine(read_run(runs / "edited", "edited")).rollouts.notices
+
+
+def test_a_file_deleted_from_the_middle_shifts_no_step(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Neither before a run begins nor on its way: it goes on once the file is restored."""
+    source, runs = folder / "with a gap", folder / "runs"
+    shutil.copytree(runs / "first" / "buffers", source)
+    middle = source / "step-00000001.json.gz"
+    middle.rename(folder / middle.name)
+    from_it = ("train.py", config, "--run.name", "gap", "--from-buffer", str(source))
+    code, shown = call(*from_it)
+    assert (code, "lacks step-00000001.json.gz: after step 0 comes 2" in shown) == (2, True), shown
+    assert not (runs / "gap").exists()
+    (folder / middle.name).rename(middle)
+    (source / "step-00000002.json.gz").rename(folder / "last")
+    assert call(*from_it)[0] == 0
+    (folder / "last").rename(source / "step-00000002.json.gz")
+    middle.rename(folder / middle.name)
+    code, shown = call(*from_it)
+    assert (code, "lacks step-00000001.json.gz" in shown) == (2, True), shown
+    (folder / middle.name).rename(middle)
+    assert call(*from_it)[0] == 0
+    assert adapter(folder, "gap") == adapter(folder, "first")
+
+
 def test_starting_afresh_from_saved_rollouts(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
@@ -213,12 +280,13 @@ def test_rollouts_that_do_not_fit(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.timeout(1200)  # 25 s on a machine that has nothing else to do
 def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     folder: Path, call: Callable[..., tuple[int, str]]
 ) -> None:
     """The quick start's rollouts, then DAPO on them, in a third of its steps: eight are sampled,
     and learned from three times over. Without importance weights accuracy falls to 31 %, and to
-    8.2 % over the sixty steps of the README's own command (71 and 90.6 % with them)."""
+    8.2 % over the sixty steps of the README's own command (66 and 90.6 % with them)."""
     config, runs = str(ROOT / "configs" / "quickstart.yaml"), folder / "runs"
     given = ("--run.directory", str(runs), "--run.buffer", str(folder / "quick.json"),
              "--run.steps", "8", "--train.schedule", "constant", "--eval.every", "0",
@@ -231,12 +299,13 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     for step in range(24):
         file = runs / "quickstart" / "buffers" / f"step-{step % 8:08d}.json.gz"
         shutil.copy(file, source / f"step-{step:08d}.json.gz")
-    replay = ("--run.name", "dapo8", "--algorithm.name", "dapo", "--from-buffer", str(source))
+    replay = ("--run.name", "dapo8", "--algorithm.name", "dapo", "--from-buffer", str(source),
+              "--train.schedule", "linear")  # fmt: skip
     code, shown = call("train.py", config, *given, *replay)
     assert code == 0, shown
     summary = orjson.loads((runs / "dapo8" / "summary.json").read_bytes())
     assert summary["accuracy_before"] == pytest.approx(0.352, abs=0.01)
-    assert summary["accuracy_after"] > 0.6
+    assert summary["accuracy_after"] > 0.55
     findings = examine(read_run(runs / "dapo8", "dapo8")).findings["KL or mismatch jumps"]
     if findings.state == "alarm":
         assert "The rollouts are saved ones (run.from_buffer)" in findings.advice

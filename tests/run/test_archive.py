@@ -103,6 +103,65 @@ def test_a_rescored_file_beside_an_archived_one_is_the_user_s(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_a_file_of_another_step_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for step in range(3):
+        archive.add(document(step))
+    (archive.folder / "step-00000002.json.gz").replace(archive.folder / "step-00000001.json.gz")
+    assert archive.read(1, RUN) is None
+    assert "step-00000001.json.gz holds step 2; it is passed over" in caplog.text
+
+
+def kept_every(steps: dict[int, str | int], folder: Path) -> None:
+    """An archive of these steps, each by the run.keep_buffers that it had then."""
+    for step, keep in steps.items():
+        section = {**RUN.config["run"], "keep_buffers": keep}
+        run = replace(RUN, config={**RUN.config, "run": section})
+        Archive(folder, "all", 1 << 30).add(replace(document(step), run=run))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {0: "all", 1: "all", 2: "all"},
+        {4: "all", 5: "all"},  # the oldest went
+        {0: 3, 3: 3, 6: 3},
+        {6: 3, 9: 3},
+        {0: "all", 1: "all", 2: "all", 3: "all", 5: 5, 10: 5},
+        {0: 2, 2: 2, 3: "all", 4: "all"},
+    ],
+    ids=str,
+)
+def test_an_archive_without_a_gap_is_learned_from_in_order(
+    steps: dict[int, str | int], tmp_path: Path
+) -> None:
+    kept_every(steps, tmp_path)
+    names = [file.name for file in saved_rollouts.files(tmp_path)]
+    assert names == [f"step-{step:08d}.json.gz" for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing"),
+    [
+        ({0: "all", 2: "all"}, 1),
+        ({0: "all", 1: "all", 2: "all", 4: "all"}, 3),
+        ({0: "all", 3: "all"}, 2),
+        ({0: 3, 3: 3, 9: 3}, 6),
+        ({0: "all", 1: "all", 5: 5, 15: 5}, 10),
+    ],
+    ids=str,
+)
+def test_a_gap_in_an_archive_is_told(
+    steps: dict[int, str | int], missing: int, tmp_path: Path
+) -> None:
+    kept_every(steps, tmp_path)
+    with pytest.raises(RolloutBufferError, match=f"lacks step-0000{missing:04d}.json.gz") as caught:
+        saved_rollouts.files(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_a_kill_left_out_of_the_index_or_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -239,6 +239,26 @@ def test_a_jump(key: str, usual: float, jumped: float) -> None:
     assert [group.step for group in found.groups] == [11]  # the rollouts that led to step 12
 
 
+@pytest.mark.parametrize(
+    ("replayed", "told", "not_told"),
+    [
+        (None, "Sampler and learner disagree", "saved ones"),
+        ("token_truncate", "algorithm.correction=token_truncate weighs each rollout", "disagree"),
+        ("none", "set that to token_truncate", "disagree"),
+    ],
+)
+def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
+    replayed: str | None, told: str, not_told: str
+) -> None:
+    records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
+    records[11]["train/sampler_kl"] = 0.5
+    found = alarms.jump(replace(seen(records), replayed=replayed))
+    assert raised(found)
+    assert told in found.advice
+    assert not_told not in found.advice
+    assert ("(run.from_buffer)" in found.advice) == (replayed is not None)
+
+
 def test_a_kl_that_grows_from_nothing_is_no_jump() -> None:
     records = [record(step, **{"train/kl": 1e-6 * 3.0**step}) for step in range(1, 12)]
     assert not raised(alarms.jump(seen(records)))
