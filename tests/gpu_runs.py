@@ -117,8 +117,9 @@ def stage(path: str, quantize: str = "none", **train: Any) -> Iterator[Stage]:
     plan = memory.plan(config, shape, machine, 4096, PROMPT_TOKENS)
     with Model(config.model, load_tokenizer(path), 0, plan.engine) as model:
         settings = LearningSettings(
-            ROW, config.train, 1.0, COMPLETION_TOKENS, plan.micro_batch_tokens, 0, 100
-        )
+            ROW, config.train, 1.0, COMPLETION_TOKENS, plan.micro_batch_tokens, 0, 100,
+            plan.chunk_tokens,
+        )  # fmt: skip
         learner = Learner(model, settings)
         yield Stage(config, plan, meter, model, learner, make_prompts(model))
     gc.collect()

@@ -7,6 +7,7 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, several devices.
 """
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +28,13 @@ from transformers import (
 )
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError, one_line
+from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.model import adapters, engine, folder, nf4, shared_weights, unsloth
 from reason_llm.model.adapter_sync import AdapterSync
 from reason_llm.model.engine import Engine, EngineSizes
 from reason_llm.model.packed_attention import Segments
+
+log = logging.getLogger(__name__)
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
@@ -73,7 +76,19 @@ class Model:
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
+        try:
+            self._load(config, seed, sizes, checkpointing)
+        except BaseException as error:  # Ctrl-C too: no engine may stay behind
+            self._give_back(error)
+            raise
+
+    def _load(
+        self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
+    ) -> None:
+        """Weights, adapter and head; in a frame of its own, which is cleared where it fails."""
         dtype = weights_dtype(config, self.device)
+        if config.quantize == "nf4":
+            nf4.make_tables(self.device)
         if sizes is not None and config.backend == "unsloth":
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
@@ -90,7 +105,7 @@ class Model:
             self.sync = AdapterSync(self.engine, self.policy)
         base = self.policy.get_base_model()
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
-        self.end_token_ids = end_token_ids(config.path, tokenizer)
+        self.end_token_ids = end_token_ids(config.path, self.tokenizer)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
@@ -105,16 +120,33 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the memory back: every view of vLLM's storage first, then vLLM."""
+        """Give the memory back; an error that ends the run is the one that is told."""
+        self._give_back(error)
+
+    def _give_back(self, error: BaseException | None) -> None:
+        """Every view of vLLM's storage first, then vLLM.
+
+        Args:
+            error: that this happens after. What its frames hold goes first, and what fails here is
+                logged, so that it is not hidden.
+        """
+        if error is not None:
+            clear_frames(error)
         if self.sync is not None:
             self.sync.close()
             self.sync = None
-        del self.policy, self.decoder, self.head
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        for name in ("policy", "decoder", "head"):
+            self.__dict__.pop(name, None)
+        try:
+            if self.engine is not None:
+                started, self.engine = self.engine, None
+                started.close()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        except RuntimeError as another:
+            if error is None:
+                raise
+            log.warning("closing vLLM failed: %s", one_line(another))
 
     def hidden_states(
         self,

@@ -12,7 +12,13 @@ import copy
 from typing import Any
 
 import torch
-from bitsandbytes.functional import QuantState, dequantize_blockwise, quantize_4bit
+from bitsandbytes.functional import (
+    QuantState,
+    create_dynamic_map,
+    dequantize_blockwise,
+    name2qmap,
+    quantize_4bit,
+)
 from bitsandbytes.nn import Linear4bit, Params4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
@@ -29,6 +35,16 @@ def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def make_tables(device: torch.device) -> None:
+    """The table of the second quantisation, which bitsandbytes keeps for the whole process.
+
+    Made at its first use, it would lie in vLLM's pool of weights, and vLLM refuses to start again
+    while anything is in there: so it is made before vLLM starts.
+    """
+    if "dynamic" not in name2qmap:
+        name2qmap["dynamic"] = create_dynamic_map().to(device)
 
 
 def is_packed(weight: Tensor) -> bool:
