@@ -8,6 +8,7 @@ Not here: vLLM's storage, several devices.
 """
 
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -305,7 +306,8 @@ def meta_model(config: ModelSection) -> PeftModel:
     """The model with its adapter, without storage: only its config is read.
 
     Raises:
-        ModelError: no causal language model, or a target that it lacks.
+        ModelError: no causal language model, a target that it lacks, or weights that are quantised
+            already in another way than asked for.
     """
     trusted = config.trust_remote_code
     described = read_config(config.path, trusted)
@@ -314,8 +316,20 @@ def meta_model(config: ModelSection) -> PeftModel:
             model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "config", error) from error
+    _check_quantized(config, described, model)
     with torch.device("meta"):
         return adapters.attach(model, config.adapter)
+
+
+def _check_quantized(config: ModelSection, described: PretrainedConfig, model: Any) -> None:
+    quantized = getattr(described, "quantization_config", None)
+    if not quantized:
+        return
+    fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    if (reason := nf4.unfit(fields, linear, config.quantize)) is not None:
+        raise ModelError(f"model.path={config.path}: {reason}")
 
 
 def check_model(config: ModelSection) -> PeftModel:
@@ -333,9 +347,11 @@ def check_model(config: ModelSection) -> PeftModel:
     }
     if not Path(config.path).is_dir():
         return policy
+    packs = getattr(policy.config, "quantization_config", None) is not None
     for file, stored in folder.stored_shapes(config):
         for name, shape in stored.items():
-            if name in shapes and shapes[name] != shape:
+            is_packed = packs and shape == [-(-math.prod(shapes.get(name, [])) // 2), 1]
+            if name in shapes and shapes[name] != shape and not is_packed:
                 raise ModelError(
                     f"{file}: {name} is of shape {shape} and config.json makes it {shapes[name]}; "
                     "take weights and config from the same model"
@@ -367,6 +383,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"{missing[0]} among them; save it whole"
         )
     nf4.keep_layouts(base)
+    nf4.compute_in(base, dtype)
     return base
 
 
