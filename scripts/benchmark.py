@@ -98,16 +98,25 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def _gpu(given: argparse.Namespace) -> int:
     from benchmarks import device, table
-    from benchmarks.gpu import make_model, run
+    from benchmarks.gpu import Results, make_model, run
 
+    if given.rounds < 1 or given.repeats < 1:
+        least = "--rounds" if given.rounds < 1 else "--repeats"
+        value = min(given.rounds, given.repeats)
+        print(f"{least} {value}: nothing would be measured; give 1 or more", file=sys.stderr)
+        return 2
     with TemporaryDirectory() as temporary:
         shape = "tiny" if given.dry_run else given.model_shape
         model = make_model(shape, given.model_folder or Path(temporary) / shape)
         settings = _settings(given, model)
-        results = run(settings, lambda line: print(line, file=sys.stderr, flush=True))
-    print(table.markdown(settings, results, device.describe()))
-    if given.out is not None:
-        table.save(settings, results, device.describe(), given.out)
+        machine = device.describe()
+
+        def keep(results: Results) -> None:
+            if given.out is not None:
+                table.save(settings, results, machine, given.out)
+
+        results = run(settings, lambda line: print(line, file=sys.stderr, flush=True), keep)
+    print(table.markdown(settings, results, machine))
     return 0
 
 

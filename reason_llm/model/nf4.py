@@ -5,9 +5,9 @@ layers here are views of them. Without vLLM, Transformers quantises. Embeddings,
 stay as they are. Source: arXiv:2305.14314, section 3.
 
 Differs: under vLLM the second quantisation is undone once, while loading (the plugin does so for
-speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159. Of a checkpoint that
-is quantised already, it rounds their common offset to bfloat16: scales are off by up to 0.2 %, the
-same for sampler and learner.
+speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159. Of a checkpoint
+that is quantised already, it rounds their common offset to bfloat16: scales are off by up to 0.2 %,
+the same for sampler and learner.
 """
 
 import copy

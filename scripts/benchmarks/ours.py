@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import AutoTokenizer
 
 from benchmarks import device, models
-from benchmarks.work import TARGETS, Outcome, Work
+from benchmarks.work import TARGETS, Keep, Outcome, Work
 from reason_llm import memory
 from reason_llm.config import Config
 from reason_llm.machine import GIB, Machine
@@ -72,8 +72,8 @@ def plan_of(work: Work) -> Plan:
     return memory.plan(config, shape, machine, models.POSITIONS, work.prompt_tokens)
 
 
-def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Outcome:
-    """Steps of sampling and learning, timed phase by phase.
+def measure(work: Work, keep: Keep, backend: Literal["native", "unsloth"] = "native") -> Outcome:
+    """Steps of sampling and learning, timed phase by phase and kept one by one.
 
     Raises:
         ReasonError: it does not fit, or an engine refuses.
@@ -102,6 +102,7 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
             if step > 0 or not work.warmup:
                 for name, value in values.items():
                     outcome.values.setdefault(name, []).append(value)
+            keep(outcome)
         del stage
     return outcome
 
