@@ -1,6 +1,7 @@
 """``python scripts/benchmark.py cpu``; ``... gpu --out docs/gpu_table.md``."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,11 @@ def main() -> int:
             "gpu", help="beside vLLM, TRL and Unsloth, on a GPU", description=DESCRIPTION
         )
     )
+    checked = parts.add_parser(
+        "gpu-check", help="what this card can do, a verdict a line, in three minutes"
+    )
+    checked.add_argument("--quantize", choices=["none", "nf4"], default="none")
+    checked.add_argument("--model-folder", type=Path, help="keep the random model there")
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
@@ -43,7 +49,17 @@ def main() -> int:
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
-    return _cpu(given) if given.part == "cpu" else _gpu(given)
+    parts_by_name = {"cpu": _cpu, "gpu": _gpu, "gpu-check": _gpu_check}
+    return parts_by_name[given.part](given)
+
+
+def _gpu_check(given: argparse.Namespace) -> int:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
+    from benchmarks import gpu_check
+
+    with TemporaryDirectory() as temporary:
+        folder = given.model_folder or Path(temporary) / "model"
+        return int(gpu_check.run(given.quantize, folder, lambda line: print(line, flush=True)) > 0)
 
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:

@@ -133,7 +133,7 @@ class _Stage:
             sampling_seconds = _seconds(
                 lambda: groups.extend(sampler.sample(prompts, params, step, _quiet))
             )
-        scored = _rewarded(groups, self.learner)
+        scored = rewarded(groups, self.learner)
         found["release_seconds"] = _seconds(model.engine.release)
         with learning(self.learner), self.meter.phase() as learned:
             learning_seconds = _seconds(lambda: self.learner.learn(step, scored, lambda n: None))
@@ -151,7 +151,7 @@ class _Stage:
         }
 
 
-def _rewarded(groups: list[Group], learner: Learner) -> list[Group]:
+def rewarded(groups: list[Group], learner: Learner) -> list[Group]:
     """With rewards that differ within each group: an even one would need no pass."""
     return with_advantages(
         [
