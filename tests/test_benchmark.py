@@ -132,7 +132,7 @@ def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPa
     gib, taken = 2**30, [1 * 2**30]  # a context
 
     class Runtime:
-        def cudaMalloc(self, size: int) -> None:  # noqa: N802 - CUDA's name
+        def cudaMalloc(self, size: int) -> None:
             taken.append(size)
 
     monkeypatch.setattr(wrapper, "CudaRTLibrary", Runtime)
