@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import orjson
+import torch
 from benchmarks import worker
 from benchmarks.models import SHAPES, make
 
@@ -34,6 +35,13 @@ def main() -> int:
     )
     checked.add_argument("--quantize", choices=["none", "nf4"], default="none")
     checked.add_argument("--model-folder", type=Path, help="keep the random model there")
+    looked_up = parts.add_parser(
+        "symbols", help="names of vLLM, bitsandbytes, Unsloth and TRL that are touched"
+    )
+    looked_up.add_argument(
+        "site", type=Path, nargs="?", default=Path(torch.__file__).parents[1],
+        help="a folder of unpacked wheels (default: what is installed)",
+    )  # fmt: skip
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
@@ -49,7 +57,7 @@ def main() -> int:
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
-    parts_by_name = {"cpu": _cpu, "gpu": _gpu, "gpu-check": _gpu_check}
+    parts_by_name = {"cpu": _cpu, "gpu": _gpu, "gpu-check": _gpu_check, "symbols": _symbols}
     return parts_by_name[given.part](given)
 
 
@@ -60,6 +68,12 @@ def _gpu_check(given: argparse.Namespace) -> int:
     with TemporaryDirectory() as temporary:
         folder = given.model_folder or Path(temporary) / "model"
         return int(gpu_check.run(given.quantize, folder, lambda line: print(line, flush=True)) > 0)
+
+
+def _symbols(given: argparse.Namespace) -> int:
+    from benchmarks import symbols
+
+    return int(symbols.run(given.site, Path(__file__).resolve().parents[1], print) > 0)
 
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ row with the reason.
 1. The dry run, from the shell.       2. The bisection over contexts.
 3. A process that ends early keeps the steps that it measured, and says all of its error.
 4. The ballast that makes a card smaller.       5. The check of a card, on a CPU to its end.
+6. Names of other packages that are gone are found.
 """
 
 import json
@@ -183,3 +184,33 @@ def test_a_check_that_fails_is_told_whole_and_ends_no_other(
     assert "RuntimeError: no kernel image is available" in told[0]
     assert "ok       another: 0.0 s; fine" in told[1]
     assert told[2] == "1 ok, 0 skipped, 1 FAILS"
+
+
+def test_names_that_are_gone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from benchmarks import symbols
+
+    site, repository = tmp_path / "site", tmp_path / "repository"
+    for path, text in {
+        "site/vllm/__init__.py": "from .inner import Sampler\nMODULES = {'Late': 'x'}\n"
+        "def __getattr__(name): ...\n",
+        "site/vllm/inner.py": "class Base:\n    def __init__(self):\n        self.cache = 1\n"
+        "try:\n    import torch as fast\nexcept ImportError:\n    fast = None\n"
+        "class Sampler(Base):\n    def step(self): ...\n",
+        "repository/reason_llm/a.py": "def f():\n    from vllm import Sampler, Late, Gone\n"
+        "    from vllm.inner import fast, slow\n    from torch import nothing\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(symbols, "ROOTS", ("vllm", "trl"))
+    monkeypatch.setattr(symbols, "REACHED", {"vllm.Sampler": "step cache stop", "trl.A": "b"})
+    told: list[str] = []
+    assert symbols.run(site, repository, told.append) == 3
+    assert told == [
+        "skipped  trl is not in site",
+        "MISSING  vllm.Gone (reason_llm/a.py:2)",
+        "MISSING  vllm.Sampler.stop (through an object)",
+        "MISSING  vllm.inner.slow (reason_llm/a.py:3)",
+        "8 looked up, 3 missing",
+    ]
+    assert symbols.run(tmp_path / "nowhere", repository, told.append) == 1
