@@ -10,10 +10,10 @@ can still run.
 """
 
 import gc
-import importlib
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,11 +29,6 @@ from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.phase import Learner, LearningSettings, learning
 
-EXTENSIONS = (
-    "vllm.cumem_allocator",
-    "vllm._C_stable_libtorch",
-    "vllm.vllm_flash_attn._vllm_fa2_C",
-)
 ROUNDS = 3
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 200, 64
 Verdict = Literal["ok", "FAILS", "skipped"]
@@ -89,8 +84,7 @@ def run(quantize: Literal["none", "nf4"], folder: Path, say: Callable[[str], Non
     """All checks on a random model made in ``folder``; the number that failed."""
     report = Report(say)
     report.note(device.describe())
-    for name in EXTENSIONS:
-        report.check(f"import {name}", lambda name=name: _import(name), needs_cuda=True)
+    report.check("vLLM's extensions load", _extensions, needs_cuda=True)
     report.check("vLLM's rms_norm computes", _rms_norm, needs_cuda=True)
     shape = "qwen2.5-0.5b" if device.has_gpu() else "tiny"
     if report.check(f"a random {shape}", lambda: models.make(shape, folder)):
@@ -114,13 +108,17 @@ def _work(model: str, quantize: str) -> Work:
     )
 
 
-def _import(name: str) -> None:
-    importlib.import_module(name)
+def _extensions() -> None:
+    """Kernels, the allocator that gives memory back, FlashAttention 2."""
+    import vllm._C_stable_libtorch
+    import vllm.cumem_allocator
+    import vllm.vllm_flash_attn._vllm_fa2_C  # noqa: F401
 
 
 def _rms_norm() -> None:
     """One of vLLM's kernels runs on this card, and is right."""
-    ops = importlib.import_module("vllm._custom_ops")
+    import vllm._custom_ops as ops
+
     rows, weight = torch.randn(8, 896, device="cuda").bfloat16(), torch.ones(896, device="cuda")
     found = torch.empty_like(rows)
     ops.rms_norm(found, rows, weight.bfloat16(), 1e-6)
@@ -190,11 +188,11 @@ class _Rounds:
         for number in range(1, ROUNDS + 1):
             _randomize(self.model, number)
             name = f"round {number}: wake, sync, canary, sample"
-            if not self.report.check(name, lambda number=number: self._sample(number)):
+            if not self.report.check(name, partial(self._sample, number)):
                 self.report.skip(f"round {number}: release, learn", "nothing was sampled")
                 return
             self.report.check(f"round {number}: release", self._release, needs_cuda=True)
-            self.report.check(f"round {number}: learn", lambda number=number: self._learn(number))
+            self.report.check(f"round {number}: learn", partial(self._learn, number))
 
     def _sample(self, seed: int) -> str:
         params = SamplingParams(self.work.completions, self.work.completion_tokens)
@@ -244,7 +242,9 @@ def _in_use() -> str:
 
 def _pool_allocations() -> dict[int, Any]:
     """vLLM's allocations by address."""
-    found = importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator.instance
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    found = CuMemAllocator.instance
     return {} if found is None else dict(found.pointer_to_data)
 
 
