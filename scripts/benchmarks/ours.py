@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import AutoTokenizer
 
 from benchmarks import device, models
-from benchmarks.work import TARGETS, Outcome, Work
+from benchmarks.work import TARGETS, Keep, Outcome, Work
 from reason_llm.config import Config
 from reason_llm.model.base import Model, default_device, meta_model
 from reason_llm.model.plan import memory
@@ -72,8 +72,8 @@ def plan_of(work: Work) -> Plan:
     return memory.plan(config, shape, machine, models.POSITIONS, work.prompt_tokens)
 
 
-def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Outcome:
-    """Steps of sampling and learning, timed phase by phase.
+def measure(work: Work, keep: Keep, backend: Literal["native", "unsloth"] = "native") -> Outcome:
+    """Steps of sampling and learning, timed phase by phase and kept one by one.
 
     Raises:
         ReasonError: it does not fit, or an engine refuses.
@@ -102,6 +102,7 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
             if step > 0 or not work.warmup:
                 for name, value in values.items():
                     outcome.values.setdefault(name, []).append(value)
+            keep(outcome)
         del stage
     return outcome
 
@@ -132,7 +133,7 @@ class _Stage:
             sampling_seconds = _seconds(
                 lambda: groups.extend(sampler.sample(prompts, params, step, _quiet))
             )
-        scored = _rewarded(groups, self.learner)
+        scored = rewarded(groups, self.learner)
         found["release_seconds"] = _seconds(model.engine.release)
         with learning(self.learner), self.meter.phase() as learned:
             learning_seconds = _seconds(lambda: self.learner.learn(step, scored, lambda n: None))
@@ -150,7 +151,7 @@ class _Stage:
         }
 
 
-def _rewarded(groups: list[Group], learner: Learner) -> list[Group]:
+def rewarded(groups: list[Group], learner: Learner) -> list[Group]:
     """With rewards that differ within each group: an even one would need no pass."""
     return with_advantages(
         [
