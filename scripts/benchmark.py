@@ -1,12 +1,14 @@
 """``python scripts/benchmark.py cpu``; ``... gpu --out docs/gpu_table.md``."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import orjson
+import torch
 from benchmarks import worker
 from benchmarks.models import SHAPES, make
 
@@ -28,6 +30,18 @@ def main() -> int:
             "gpu", help="beside vLLM, TRL and Unsloth, on a GPU", description=DESCRIPTION
         )
     )
+    checked = parts.add_parser(
+        "gpu-check", help="what this card can do, a verdict a line, in three minutes"
+    )
+    checked.add_argument("--quantize", choices=["none", "nf4"], default="none")
+    checked.add_argument("--model-folder", type=Path, help="keep the random model there")
+    looked_up = parts.add_parser(
+        "symbols", help="names of vLLM, bitsandbytes, Unsloth and TRL that are touched"
+    )
+    looked_up.add_argument(
+        "site", type=Path, nargs="?", default=Path(torch.__file__).parents[1],
+        help="a folder of unpacked wheels (default: what is installed)",
+    )  # fmt: skip
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
@@ -43,7 +57,23 @@ def main() -> int:
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
-    return _cpu(given) if given.part == "cpu" else _gpu(given)
+    parts_by_name = {"cpu": _cpu, "gpu": _gpu, "gpu-check": _gpu_check, "symbols": _symbols}
+    return parts_by_name[given.part](given)
+
+
+def _gpu_check(given: argparse.Namespace) -> int:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
+    from benchmarks import gpu_check
+
+    with TemporaryDirectory() as temporary:
+        folder = given.model_folder or Path(temporary) / "model"
+        return int(gpu_check.run(given.quantize, folder, lambda line: print(line, flush=True)) > 0)
+
+
+def _symbols(given: argparse.Namespace) -> int:
+    from benchmarks import symbols
+
+    return int(symbols.run(given.site, Path(__file__).resolve().parents[1], print) > 0)
 
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:
@@ -98,16 +128,25 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def _gpu(given: argparse.Namespace) -> int:
     from benchmarks import device, table
-    from benchmarks.gpu import make_model, run
+    from benchmarks.gpu import Results, make_model, run
 
+    if given.rounds < 1 or given.repeats < 1:
+        least = "--rounds" if given.rounds < 1 else "--repeats"
+        value = min(given.rounds, given.repeats)
+        print(f"{least} {value}: nothing would be measured; give 1 or more", file=sys.stderr)
+        return 2
     with TemporaryDirectory() as temporary:
         shape = "tiny" if given.dry_run else given.model_shape
         model = make_model(shape, given.model_folder or Path(temporary) / shape)
         settings = _settings(given, model)
-        results = run(settings, lambda line: print(line, file=sys.stderr, flush=True))
-    print(table.markdown(settings, results, device.describe()))
-    if given.out is not None:
-        table.save(settings, results, device.describe(), given.out)
+        machine = device.describe()
+
+        def keep(results: Results) -> None:
+            if given.out is not None:
+                table.save(settings, results, machine, given.out)
+
+        results = run(settings, lambda line: print(line, file=sys.stderr, flush=True), keep)
+    print(table.markdown(settings, results, machine))
     return 0
 
 

@@ -2,14 +2,19 @@
 row with the reason.
 
 1. The dry run, from the shell.       2. The bisection over contexts.
+3. A process that ends early keeps the steps that it measured, and says all of its error.
+4. The ballast that makes a card smaller.       5. The check of a card, on a CPU to its end.
+6. Names of other packages that are gone are found.
 """
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from conftest import ROOT
 
@@ -64,3 +69,148 @@ def test_the_bisection_finds_the_last_context_that_fits(
     assert len(tried) == len(set(tried)) <= 4
     if index + 1 < len(ladder):
         assert ladder[index + 1] in tried  # so there is a reason to give
+
+
+def test_nothing_to_measure_is_one_line() -> None:
+    for option in ("--rounds", "--repeats"):
+        command = [sys.executable, str(SCRIPT), "gpu", "--dry-run", option, "0"]
+        shown = subprocess.run(command, capture_output=True, text=True)
+        assert shown.returncode == 2
+        assert shown.stderr == f"{option} 0: nothing would be measured; give 1 or more\n"
+
+
+EARLY_END = """
+import sys, time
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from benchmarks.work import Outcome, write
+write(Outcome(values={{"step_seconds": [2.5], "largest_gib": [1.0]}}), Path(sys.argv[4]))
+print("first line of the error\\nlast line", file=sys.stderr, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("time.sleep(60)", "took more than 5 s"), ("sys.exit(7)", "ended with 7: last line")],
+)
+def test_what_was_measured_before_an_end_is_kept(
+    end: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from benchmarks import gpu, table
+    from benchmarks.work import Work
+
+    script = tmp_path / "early.py"
+    script.write_text(EARLY_END.format(scripts=str(ROOT / "scripts"), end=end))
+    monkeypatch.setattr(gpu, "SCRIPT", script)
+    work = Work("m", "bf16", 1, 1, 8, 8, 8, repeats=3, warmup=False)
+    settings = gpu.Settings(("reason_llm", "vllm"), ("bf16",), work, 1, (), (), 2, 5)
+    told: list[str] = []
+    kept: list[str] = []
+
+    def keep(results: Any) -> None:
+        table.save(settings, results, "a machine", tmp_path / "table.md")
+        kept.append((tmp_path / "table.md").read_text())
+
+    results = gpu.run(settings, told.append, keep)
+    (outcome,) = results.speeds["bf16", "reason_llm"]
+    assert outcome.error == said
+    assert outcome.values["step_seconds"] == [2.5]
+    assert len(kept) == 2  # after the first system, the second is still unmeasured
+    assert "| bf16: a step, s | 2.50, then failed (1) | - |" in kept[0]
+    if "7" in said:
+        assert any("first line of the error" in line for line in told)
+    whole = json.loads((tmp_path / "table.json").read_text())
+    assert whole["speeds"][0]["rounds"][0]["values"]["step_seconds"] == [2.5]
+
+
+def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    wrapper = pytest.importorskip("vllm.distributed.device_communicators.cuda_wrapper")
+    from benchmarks import device
+
+    gib, taken = 2**30, [1 * 2**30]  # a context
+
+    class Runtime:
+        def cudaMalloc(self, size: int) -> None:
+            taken.append(size)
+
+    monkeypatch.setattr(wrapper, "CudaRTLibrary", Runtime)
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "_ballast_bytes", 0)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * gib - sum(taken), 80 * gib))
+    device.keep_under(None)
+    assert sum(taken) == gib
+    device.keep_under(24)
+    assert device.free_bytes() == 23 * gib
+    assert device.used_bytes() == 1 * gib
+    taken.append(3 * gib)
+    assert device.used_bytes() == 4 * gib
+    assert device.total_bytes() == 80 * gib
+
+
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    command = [sys.executable, str(SCRIPT), "gpu-check", "--quantize", quantize]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
+    lines = shown.stdout.splitlines()
+    skipped = [line for line in lines if " skipped  " in line]
+    assert lines[-1] == f"10 ok, {len(skipped)} skipped, 0 FAILS"
+    if not torch.cuda.is_available():
+        assert all(line.endswith("needs CUDA") for line in skipped)
+        assert len(skipped) == 7
+
+
+def test_a_check_that_fails_is_told_whole_and_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from benchmarks.gpu_check import Report
+
+    told: list[str] = []
+    report = Report(told.append)
+
+    def broken() -> None:
+        raise RuntimeError("no kernel image is available")
+
+    assert not report.check("a kernel", broken)
+    assert report.check("another", lambda: "fine")
+    assert report.end() == 1
+    assert "FAILS    a kernel: Traceback" in told[0]
+    assert "RuntimeError: no kernel image is available" in told[0]
+    assert "ok       another: 0.0 s; fine" in told[1]
+    assert told[2] == "1 ok, 0 skipped, 1 FAILS"
+
+
+def test_names_that_are_gone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from benchmarks import symbols
+
+    site, repository = tmp_path / "site", tmp_path / "repository"
+    for path, text in {
+        "site/vllm/__init__.py": "from .inner import Sampler\nMODULES = {'Late': 'x'}\n"
+        "def __getattr__(name): ...\n",
+        "site/vllm/inner.py": "class Base:\n    def __init__(self):\n        self.cache = 1\n"
+        "try:\n    import torch as fast\nexcept ImportError:\n    fast = None\n"
+        "class Sampler(Base):\n    def step(self): ...\n",
+        "repository/reason_llm/a.py": "def f():\n    from vllm import Sampler, Late, Gone\n"
+        "    from vllm.inner import fast, slow\n    from torch import nothing\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(symbols, "ROOTS", ("vllm", "trl"))
+    monkeypatch.setattr(symbols, "REACHED", {"vllm.Sampler": "step cache stop", "trl.A": "b"})
+    told: list[str] = []
+    assert symbols.run(site, repository, told.append) == 3
+    assert told == [
+        "skipped  trl is not in site",
+        "MISSING  vllm.Gone (reason_llm/a.py:2)",
+        "MISSING  vllm.Sampler.stop (through an object)",
+        "MISSING  vllm.inner.slow (reason_llm/a.py:3)",
+        "8 looked up, 3 missing",
+    ]
+    assert symbols.run(tmp_path / "nowhere", repository, told.append) == 1

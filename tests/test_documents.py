@@ -163,5 +163,5 @@ def test_commands_are_found() -> None:
     assert (
         "python scripts/train.py my_config.yaml --data-check" in found["README.md"]
     )  # in the text
-    assert "pytest tests/gpu -s" in found["gpu.md"]
+    assert "pytest tests/gpu/test_native.py -s" in found["gpu_measuring.md"]
     assert sum(map(len, found.values())) > 60

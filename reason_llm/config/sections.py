@@ -214,7 +214,7 @@ class MemorySection(Section):
 
     budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
     """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
-    machine has."""
+    machine has, on a GPU less what other programs hold as the run starts."""
     host_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
     """Host memory that may be used beside a GPU. auto: all that the machine has."""
 

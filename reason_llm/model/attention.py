@@ -12,7 +12,10 @@ segment by itself through SDPA.
 Shapes: S segments, N tokens of the row, M gathered keys, H query heads, K key heads, D head size.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -152,12 +155,23 @@ def _flash(
         x[0].transpose(0, 1).to(value_1KND.dtype)
         for x in (query_1HND, key_1KND, value_1KND)
     )
+    options: dict[str, Any] = {"scale": scaling}
+    if _asks_for_grouped_heads(varlen_attn):
+        options["enable_gqa"] = query_NHD.shape[1] != key_MKD.shape[1]
     found: Any = varlen_attn(
         query_NHD, key_MKD, value_MKD, segments.query_ends, segments.key_ends,
         max(segments.query_lengths), max(segments.key_lengths),
-        scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query_NHD.shape[1] != key_MKD.shape[1],
+        **options,
     )  # fmt: skip
     attended_NHD: Tensor = found
     return attended_NHD[None]
+
+
+@cache
+def _asks_for_grouped_heads(operator: Callable[..., Any]) -> bool:
+    """Whether fewer key heads than query heads must be announced with ``enable_gqa``.
+
+    torch 2.13 wants that; torch 2.11 has no such parameter and calls the same kernel without it.
+    """
+    return "enable_gqa" in inspect.signature(operator).parameters

@@ -7,6 +7,8 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, several devices.
 """
 
+import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +29,14 @@ from transformers import (
 )
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError, one_line
+from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.model import adapters, folder, nf4
 from reason_llm.model.attention import Segments
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
+
+log = logging.getLogger(__name__)
 
 # What Transformers raises on a config.json that contradicts itself.
 _BAD_CONFIG = (
@@ -74,7 +78,19 @@ class Model:
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
+        try:
+            self._load(config, seed, sizes, checkpointing)
+        except BaseException as error:  # Ctrl-C too: no engine may stay behind
+            self._give_back(error)
+            raise
+
+    def _load(
+        self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
+    ) -> None:
+        """Weights, adapter and head; in a frame of its own, which is cleared where it fails."""
         dtype = weights_dtype(config, self.device)
+        if config.quantize == "nf4":
+            nf4.make_tables(self.device)
         if sizes is not None and config.backend == "unsloth":
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
@@ -91,7 +107,7 @@ class Model:
             self.sync = AdapterSync(self.engine, self.policy)
         base = self.policy.get_base_model()
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
-        self.end_token_ids = end_token_ids(config.path, tokenizer)
+        self.end_token_ids = end_token_ids(config.path, self.tokenizer)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
@@ -106,16 +122,33 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the memory back: every view of vLLM's storage first, then vLLM."""
+        """Give the memory back; an error that ends the run is the one that is told."""
+        self._give_back(error)
+
+    def _give_back(self, error: BaseException | None) -> None:
+        """Every view of vLLM's storage first, then vLLM.
+
+        Args:
+            error: that this happens after. What its frames hold goes first, and what fails here is
+                logged, so that it is not hidden.
+        """
+        if error is not None:
+            clear_frames(error)
         if self.sync is not None:
             self.sync.close()
             self.sync = None
-        del self.policy, self.decoder, self.head
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        for name in ("policy", "decoder", "head"):
+            self.__dict__.pop(name, None)
+        try:
+            if self.engine is not None:
+                started, self.engine = self.engine, None
+                started.close()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        except RuntimeError as another:
+            if error is None:
+                raise
+            log.warning("closing vLLM failed: %s", one_line(another))
 
     def hidden_states(
         self,
@@ -274,7 +307,8 @@ def meta_model(config: ModelSection) -> PeftModel:
     """The model with its adapter, without storage: only its config is read.
 
     Raises:
-        ModelError: no causal language model, or a target that it lacks.
+        ModelError: no causal language model, a target that it lacks, or weights that are quantised
+            already in another way than asked for.
     """
     trusted = config.trust_remote_code
     described = read_config(config.path, trusted)
@@ -283,8 +317,20 @@ def meta_model(config: ModelSection) -> PeftModel:
             model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
     except _BAD_CONFIG as error:
         raise _unreadable(config.path, "config", error) from error
+    _check_quantized(config, described, model)
     with torch.device("meta"):
         return adapters.attach(model, config.adapter)
+
+
+def _check_quantized(config: ModelSection, described: PretrainedConfig, model: Any) -> None:
+    quantized = getattr(described, "quantization_config", None)
+    if not quantized:
+        return
+    fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    if (reason := nf4.unfit(fields, linear, config.quantize)) is not None:
+        raise ModelError(f"model.path={config.path}: {reason}")
 
 
 def check_model(config: ModelSection) -> PeftModel:
@@ -302,9 +348,11 @@ def check_model(config: ModelSection) -> PeftModel:
     }
     if not Path(config.path).is_dir():
         return policy
+    packs = getattr(policy.config, "quantization_config", None) is not None
     for file, stored in folder.stored_shapes(config):
         for name, shape in stored.items():
-            if name in shapes and shapes[name] != shape:
+            is_packed = packs and shape == [-(-math.prod(shapes.get(name, [])) // 2), 1]
+            if name in shapes and shapes[name] != shape and not is_packed:
                 raise ModelError(
                     f"{file}: {name} is of shape {shape} and config.json makes it {shapes[name]}; "
                     "take weights and config from the same model"
@@ -336,6 +384,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"{missing[0]} among them; save it whole"
         )
     nf4.keep_layouts(base)
+    nf4.compute_in(base, dtype)
     return base
 
 

@@ -5,14 +5,23 @@ layers here are views of them. Without vLLM, Transformers quantises. Embeddings,
 stay as they are. Source: arXiv:2305.14314, section 3.
 
 Differs: under vLLM the second quantisation is undone once, while loading (the plugin does so for
-speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159.
+speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159. Of a checkpoint
+that is quantised already, it rounds their common offset to bfloat16: scales are off by up to 0.2 %,
+the same for sampler and learner.
 """
 
 import copy
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from bitsandbytes.functional import QuantState, dequantize_blockwise, quantize_4bit
+from bitsandbytes.functional import (
+    QuantState,
+    create_dynamic_map,
+    dequantize_blockwise,
+    name2qmap,
+    quantize_4bit,
+)
 from bitsandbytes.nn import Linear4bit, Params4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
@@ -29,6 +38,44 @@ def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def make_tables(device: torch.device) -> None:
+    """The table of the second quantisation, which bitsandbytes keeps for the whole process.
+
+    Made at its first use, it would lie in vLLM's pool of weights, and vLLM refuses to start again
+    while anything is in there: so it is made before vLLM starts.
+    """
+    if "dynamic" not in name2qmap:
+        name2qmap["dynamic"] = create_dynamic_map().to(device)
+
+
+def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) -> str | None:
+    """Why a checkpoint that is quantised already cannot be used, and what helps; None if it can.
+
+    Args:
+        quantized: ``quantization_config`` of its config.json.
+        linear: names of the linear layers but the head.
+        quantize: ``model.quantize``.
+    """
+    method = str(quantized.get("quant_method"))[:40]
+    other = "take the unquantised model and set model.quantize to nf4"
+    if method != "bitsandbytes":
+        return f"its weights are quantised by {method}, which cannot be trained over; {other}"
+    kind = quantized.get("bnb_4bit_quant_type", "fp4")
+    storage = quantized.get("bnb_4bit_quant_storage", "uint8")
+    if not quantized.get("load_in_4bit") or kind != "nf4" or storage != "uint8":
+        bits = f"4-bit {kind} in {storage}" if quantized.get("load_in_4bit") else "8-bit"
+        return (
+            f"its weights are {bits[:60]} by bitsandbytes, and only NF4 in uint8 is known; {other}"
+        )
+    for skipped in quantized.get("llm_int8_skip_modules") or ():
+        inside = (name for name in linear if f".{skipped}." in f".{name}.")
+        if (name := next(inside, None)) is not None:
+            return f"its checkpoint leaves {name} unquantised beside NF4; {other}"
+    if quantize != "nf4":
+        return "its weights are NF4 already; set model.quantize to nf4"
+    return None
 
 
 def is_packed(weight: Tensor) -> bool:
@@ -72,6 +119,13 @@ def keep_layouts(model: nn.Module) -> None:
             _keep_layout(module)
 
 
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have every 4-bit layer compute in ``dtype``: a checkpoint may name another one."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.compute_dtype = dtype
+
+
 def _keep_layout(layer: Linear4bit) -> None:
     """On a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves a layer's bytes into new storage in its
     first forward pass without gradient, and can no longer train afterwards. Ends when it does not.
@@ -79,17 +133,33 @@ def _keep_layout(layer: Linear4bit) -> None:
     layer.support_avx512bf16_for_cpu = False
 
 
-def matches(layer: Linear4bit, stored: Tensor) -> bool:
+def matches(layer: Linear4bit, stored: Tensor, parts: Mapping[str, Tensor] | None = None) -> bool:
     """Whether the layer holds exactly what quantising the checkpoint's tensor gives, bit by bit.
 
     Args:
         stored: the checkpoint's (out, in) weight in its own dtype, or, where the checkpoint is
             quantised already, its packed bytes.
+        parts: of such a checkpoint, the tensors that say how the bytes are meant, by their names;
+            empty where they lie in another file, and only the bytes are compared.
     """
     weight: Any = layer.weight  # it holds the state under every loader, the layer does not
     packed = weight.data.view(-1)
     if stored.dtype == torch.uint8:
-        return torch.equal(stored.to(packed.device).view(-1), packed)
+        if not torch.equal(stored.to(packed.device).view(-1), packed):
+            return False
+        if not any(".quant_state." in name for name in parts or ()):
+            return True
+        state, ours = (
+            QuantState.from_dict(dict(parts or {}), device=packed.device),
+            _scales(weight.quant_state),
+        )
+        if torch.equal(_scales(state), ours):
+            return True
+        if not state.nested:
+            return False
+        # vllm-bnb-plugin 0.0.3 reads the offset while torch's default dtype is the model's.
+        state.offset = state.offset.to(layer.compute_dtype).float()
+        return torch.equal(_scales(state), ours)
     expected, state = quantize_4bit(
         stored.to(packed.device), compress_statistics=True, quant_type="nf4"
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
+from reason_llm.model.vllm import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class MicroBatches:
                     work(batch)
                 return
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 failed = " ".join(str(error).split())[:200]
             # Outside the handler, whose traceback holds the tensors that take the memory.
@@ -84,19 +85,13 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory while {doing} ({' '.join(str(error).split())[:200]}); set "
             "train.optimizer to adamw_8bit, or lower model.adapter.rank or memory.budget_gib; what "
             "was learned and sampled so far is saved"
         ) from None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """On a CPU torch has no class of its own for it."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "can't allocate memory" in str(error)
 
 
 def rng_states() -> list[Tensor]:

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from benchmarks import device, models, ours
-from benchmarks.work import Outcome, Work
+from benchmarks.work import Keep, Outcome, Work
 from reason_llm.model import meta_model
 from reason_llm.model.vllm import MAX_LORA_RANKS
 
 
-def measure(work: Work, lora: bool) -> Outcome:
-    """Tokens a second of the same prompts, lengths and log-probs."""
+def measure(work: Work, keep: Keep, lora: bool) -> Outcome:
+    """Tokens a second of the same prompts, lengths and log-probs; a text for each completion, made
+    as ours are: at once when it ends, not token by token."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -46,7 +48,9 @@ def measure(work: Work, lora: bool) -> Outcome:
         temperature=1.0,
         ignore_eos=True,
         logprobs=0,
+        detokenize=False,
     )
+    tokenizer = AutoTokenizer.from_pretrained(work.model)
     outcome = Outcome()
     with TemporaryDirectory() as folder:
         adapter = _write_adapter(work, Path(folder)) if lora else None
@@ -62,11 +66,15 @@ def measure(work: Work, lora: bool) -> Outcome:
                 lora_request=request,
                 use_tqdm=False,
             )
+            for output in outputs:
+                for choice in output.outputs:
+                    tokenizer.decode(choice.token_ids, skip_special_tokens=True)
             seconds = time.perf_counter() - started
             tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
             if step > 0 or not work.warmup:
                 speeds = outcome.values.setdefault("sampling_tokens_per_second", [])
                 speeds.append(tokens / seconds)
+            keep(outcome)
     return outcome
 
 

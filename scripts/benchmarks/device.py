@@ -32,20 +32,40 @@ def total_bytes() -> int:
     return int(torch.cuda.mem_get_info()[1]) if has_gpu() else 0
 
 
+def free_bytes() -> int:
+    """What the GPU's driver would still give; 0 without one."""
+    return int(torch.cuda.mem_get_info()[0]) if has_gpu() else 0
+
+
 def used_bytes() -> int:
-    """In use on the GPU, as its driver says, whoever took it; without one, of this process."""
+    """In use on the GPU, as its driver says, whoever took it, without the ballast; without a GPU,
+    of this process."""
     if has_gpu():
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free)
+        return total_bytes() - free_bytes() - _ballast_bytes
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 
 
+_ballast_bytes = 0
+
+
 def keep_under(budget_gib: float | None) -> None:
-    """Let torch's allocator take no more than this. vLLM's pool is beyond its reach: what counts is
-    that ``used_bytes`` stays under the cap."""
-    if has_gpu() and budget_gib is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_gib * GIB / total_bytes()))
+    """Make the GPU as small as this, before anything else is in it: the rest becomes ballast.
+
+    ``torch.cuda.set_per_process_memory_fraction`` would count what vLLM unmapped as used. CUDA
+    itself is asked, so that the ballast is in no counter of torch's; it stays as long as the
+    process.
+    """
+    global _ballast_bytes
+    if not has_gpu() or budget_gib is None:
+        return
+    from vllm.distributed.device_communicators.cuda_wrapper import CudaRTLibrary
+
+    torch.cuda.init()
+    size = max(0, total_bytes() - int(budget_gib * GIB))
+    if size:
+        CudaRTLibrary().cudaMalloc(size)
+    _ballast_bytes = size
 
 
 def _reader() -> Callable[[], int]:

@@ -59,21 +59,29 @@ class Longest:
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> Results:
-    """Speeds first, then contexts."""
+MOST_TRACE_CHARACTERS = 20_000
+"""Of the end of a process's own words, where it failed."""
+
+
+def run(settings: Settings, say: Callable[[str], None], keep: Callable[[Results], None]) -> Results:
+    """Speeds first, then contexts; everything is kept as it is measured."""
     results = Results({}, {})
     for number in range(settings.rounds):
         for kind in settings.kinds:
             for system in settings.systems:
                 outcome = measure(system, replace(settings.work, kind=kind), settings.most_seconds)
                 results.speeds.setdefault((kind, system), []).append(outcome)
+                keep(results)
                 said = outcome.error or "measured"
                 say(f"round {number + 1} of {settings.rounds}: {kind} {system}: {said}")
+                if outcome.trace:
+                    say(outcome.trace)
     for cap in settings.caps_gib:
         for kind in settings.kinds:
             for system in (s for s in settings.systems if s in LEARNERS):
                 found = longest_context(settings, kind, system, cap)
                 results.contexts[kind, system, cap] = found
+                keep(results)
                 say(f"under {cap:g} GiB: {kind} {system}: {found.tokens} tokens ({found.reason})")
     return results
 
@@ -114,7 +122,8 @@ def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def measure(system: str, work: Work, most_seconds: float) -> Outcome:
-    """One system at one piece of work, in a process of its own."""
+    """One system at one piece of work, in a process of its own; one that is ended before keeps the
+    steps that it measured."""
     with TemporaryDirectory() as folder:
         given, found = Path(folder) / "work.json", Path(folder) / "outcome.json"
         write(work, given)
@@ -122,10 +131,13 @@ def measure(system: str, work: Work, most_seconds: float) -> Outcome:
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=most_seconds)
         except subprocess.TimeoutExpired:
-            return Outcome(error=f"took more than {most_seconds:g} s")
-        if found.exists():
-            return read_outcome(found)
-        last = (
-            [line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        )[-1]
-        return Outcome(error=f"ended with {ended.returncode}: {last.strip()[:300]}")
+            outcome = read_outcome(found) if found.exists() else Outcome()
+            outcome.error = outcome.error or f"took more than {most_seconds:g} s"
+            return outcome
+        outcome = read_outcome(found) if found.exists() else Outcome()
+        if ended.returncode and outcome.error is None:
+            lines = [line for line in ended.stderr.splitlines() if line.strip()]
+            last = (lines or ["it said nothing"])[-1]
+            outcome.error = f"ended with {ended.returncode}: {last.strip()[:300]}"
+            outcome.trace = ended.stderr[-MOST_TRACE_CHARACTERS:]
+        return outcome

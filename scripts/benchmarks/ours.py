@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import AutoTokenizer
 
 from benchmarks import device, models
-from benchmarks.work import TARGETS, Outcome, Work
+from benchmarks.work import TARGETS, Keep, Outcome, Work
 from reason_llm.config import Config, resolve
 from reason_llm.model import Model, default_device, meta_model, to_data
 from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
@@ -69,8 +69,8 @@ def plan_of(work: Work) -> Plan:
     return memory.plan(config, shape, machine, models.POSITIONS, work.prompt_tokens)
 
 
-def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Outcome:
-    """Steps of sampling and learning, timed phase by phase.
+def measure(work: Work, keep: Keep, backend: Literal["native", "unsloth"] = "native") -> Outcome:
+    """Steps of sampling and learning, timed phase by phase and kept one by one.
 
     Raises:
         ReasonError: it does not fit, or an engine refuses.
@@ -98,6 +98,7 @@ def measure(work: Work, backend: Literal["native", "unsloth"] = "native") -> Out
             if step > 0 or not work.warmup:
                 for name, value in values.items():
                     outcome.values.setdefault(name, []).append(value)
+            keep(outcome)
         del stage
     return outcome
 
@@ -128,7 +129,7 @@ class _Stage:
             sampling_seconds = _seconds(
                 lambda: groups.extend(sampler.sample(prompts, params, step, _quiet))
             )
-        scored = to_data(_rewarded(groups))
+        scored = to_data(rewarded(groups))
         found["release_seconds"] = _seconds(model.engine.release)
         with learning(self.learner), self.meter.phase() as learned:
             learning_seconds = _seconds(lambda: self.learner.learn(step, scored, lambda n: None))
@@ -146,7 +147,7 @@ class _Stage:
         }
 
 
-def _rewarded(groups: list[Group]) -> list[Group]:
+def rewarded(groups: list[Group]) -> list[Group]:
     """With rewards that differ within each group: an even one would need no pass."""
     return with_advantages(
         [

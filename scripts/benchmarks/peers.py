@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import device, models, ours
 from benchmarks.device import GIB
-from benchmarks.work import TARGETS, Outcome, Work
+from benchmarks.work import TARGETS, Keep, Outcome, Work
 from reason_llm.model import meta_model
 from reason_llm.model.plan import Shape
 
@@ -26,7 +26,7 @@ USED_FRACTION = 0.93
 """Of the budget, that a peer is told of; the rest is fragmentation."""
 
 
-def measure_trl(work: Work) -> Outcome:
+def measure_trl(work: Work, keep: Keep) -> Outcome:
     """GRPOTrainer with vLLM colocated and sleep mode: a second copy of the base, merged into.
 
     Raises:
@@ -68,12 +68,11 @@ def measure_trl(work: Work) -> Outcome:
             quantization_config=quantization,
             peft_config=adapter,
         )
-        outcome = _run(work, trainer)
-    outcome.notes.append("chunked log-probs" if chunked else "full logits: no liger-kernel")
-    return outcome
+        note = "chunked log-probs" if chunked else "full logits: no liger-kernel"
+        return _run(work, trainer, keep, [note])
 
 
-def measure_unsloth(work: Work) -> Outcome:
+def measure_unsloth(work: Work, keep: Keep) -> Outcome:
     """Unsloth's documented GRPO: FastLanguageModel with fast_inference, Standby, its trainer."""
     from trl import GRPOConfig, GRPOTrainer  # patched: ``worker`` has imported unsloth before
     from unsloth import FastLanguageModel
@@ -104,7 +103,7 @@ def measure_unsloth(work: Work) -> Outcome:
             train_dataset=_data(work),
             processing_class=tokenizer,
         )
-        return _run(work, trainer)
+        return _run(work, trainer, keep, [])
 
 
 def _arguments(work: Work, folder: str) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def _trl_utilisation(work: Work) -> float:
 def _unsloth_utilisation(work: Work) -> float:
     """The part of what is free for the weights and the KV cache, which sleeps while learning."""
     left = USED_FRACTION * _budget_bytes(work) - RUNTIME_BYTES
-    return min(0.95, left / (device.total_bytes() - device.used_bytes()))
+    return min(0.95, left / device.free_bytes())
 
 
 def _budget_bytes(work: Work) -> float:
@@ -179,15 +178,22 @@ def _rising(completions: list[str], **_: Any) -> list[float]:
     return [float(index) for index in range(len(completions))]
 
 
-def _run(work: Work, trainer: Any) -> Outcome:
+def _run(work: Work, trainer: Any, keep: Keep, notes: list[str]) -> Outcome:
     """Train, and time every step and the sampling in it: waking, syncing and going to sleep are
     within, because the trainer does them there."""
     from transformers import TrainerCallback
 
-    outcome = Outcome()
+    outcome = Outcome(notes=notes)
     steps: list[float] = []
     sampled: list[float] = []
     tokens, passed = work.rollouts * work.completion_tokens, work.rollouts * work.context
+
+    def tell() -> None:
+        pairs = list(zip(steps, sampled, strict=True))[int(work.warmup) :]
+        outcome.values["step_seconds"] = [whole for whole, _ in pairs]
+        outcome.values["sampling_tokens_per_second"] = [tokens / part for _, part in pairs]
+        outcome.values["learning_tokens_per_second"] = [passed / (w - part) for w, part in pairs]
+        keep(outcome)
 
     class Timer(TrainerCallback):
         """Seconds of each optimizer step with the sampling before it."""
@@ -201,6 +207,7 @@ def _run(work: Work, trainer: Any) -> Outcome:
             """The optimizer has stepped."""
             device.settle()
             steps.append(time.perf_counter() - self.started)
+            tell()
 
     generate_single_turn = trainer._generate_single_turn
 
@@ -218,9 +225,4 @@ def _run(work: Work, trainer: Any) -> Outcome:
     trainer._generate_single_turn = timed
     trainer.add_callback(Timer())
     trainer.train()
-    first = int(work.warmup)
-    pairs = list(zip(steps, sampled, strict=True))[first:]
-    outcome.values["step_seconds"] = [whole for whole, _ in pairs]
-    outcome.values["sampling_tokens_per_second"] = [tokens / part for _, part in pairs]
-    outcome.values["learning_tokens_per_second"] = [passed / (w - part) for w, part in pairs]
     return outcome

@@ -44,7 +44,7 @@ def markdown(settings: Settings, results: Results, machine: str) -> str:
     for kind in settings.kinds:
         for key, (name, digits) in ROWS.items():
             cells = [
-                _cell(results.speeds[kind, system], key, digits, reasons)
+                _cell(results.speeds.get((kind, system), []), key, digits, reasons)
                 for system in settings.systems
             ]
             if any(cell != "-" for cell in cells):
@@ -98,7 +98,8 @@ def _cell(outcomes: Sequence[Outcome], key: str, digits: int, reasons: list[str]
     if errors and key == "largest_gib":  # how far a system came that failed is no measure
         return "-"
     if errors and key == "step_seconds":
-        return "failed" + _note(errors[0], reasons)
+        steps = f"{statistics.median(values):,.{digits}f}, then " if values else ""
+        return f"{steps}failed" + _note(errors[0], reasons)
     if not values:
         return "-"
     marks = "".join(_note(note, reasons) for note in dict.fromkeys(notes))
@@ -116,7 +117,9 @@ def _ratios(settings: Settings, results: Results, kind: Kind) -> list[str]:
         ratios = [
             statistics.median(theirs.values[key]) / statistics.median(alone.values[key])
             for theirs, alone in zip(
-                results.speeds[kind, system], results.speeds[kind, "vllm"], strict=True
+                results.speeds.get((kind, system), []),
+                results.speeds.get((kind, "vllm"), []),
+                strict=False,  # what is kept under way lacks some
             )
             if theirs.values.get(key) and alone.values.get(key)
         ]

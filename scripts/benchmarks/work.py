@@ -1,6 +1,7 @@
 """One piece of work that every system is given, and what one of them came to; to and from JSON."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -68,11 +69,19 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     """Why there is nothing more, in one line."""
+    trace: str = ""
+    """The whole error, as its process printed it."""
+
+
+Keep = Callable[[Outcome], None]
+"""Saves what was measured so far; called after each step."""
 
 
 def write(record: Work | Outcome, path: Path) -> None:
-    """As JSON."""
-    path.write_text(json.dumps(asdict(record)))
+    """As JSON, whole or not at all: a process may be ended at any moment."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(record)))
+    part.replace(path)
 
 
 def read_work(path: Path) -> Work:

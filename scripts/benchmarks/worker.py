@@ -2,10 +2,11 @@
 it went well or not."""
 
 import os
+import traceback
 from pathlib import Path
 
 from benchmarks import device
-from benchmarks.work import Outcome, Work, read_work, write
+from benchmarks.work import Keep, Outcome, Work, read_outcome, read_work, write
 
 SYSTEMS = {
     "reason_llm": "reason_llm",
@@ -23,7 +24,7 @@ PEERS = ("trl", "unsloth")
 
 
 def run(system: str, work_file: Path, outcome_file: Path) -> None:
-    """Measure and write; an exception becomes the outcome's error."""
+    """Measure and write, after every step; an exception becomes the outcome's error."""
     work = read_work(work_file)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -34,12 +35,17 @@ def run(system: str, work_file: Path, outcome_file: Path) -> None:
             _import_unsloth(work_file.parent)
         device.keep_under(work.budget_gib)
         with device.watch() as watched:
-            outcome = _measure(system, work)
-            outcome.values["largest_gib"] = [watched.gib]
+
+            def keep(so_far: Outcome) -> None:
+                so_far.values["largest_gib"] = [watched.gib]
+                write(so_far, outcome_file)
+
+            keep(_measure(system, work, keep))
     except Exception as error:  # noqa: BLE001 - a system that fails is a row of the table
         said = " ".join(str(error).split())[:300]
-        outcome = Outcome(error=f"{type(error).__name__}: {said}")
-    write(outcome, outcome_file)
+        outcome = read_outcome(outcome_file) if outcome_file.exists() else Outcome()
+        outcome.error, outcome.trace = f"{type(error).__name__}: {said}", traceback.format_exc()
+        write(outcome, outcome_file)
 
 
 def _import_unsloth(folder: Path) -> None:
@@ -51,19 +57,19 @@ def _import_unsloth(folder: Path) -> None:
     import unsloth  # noqa: F401
 
 
-def _measure(system: str, work: Work) -> Outcome:
+def _measure(system: str, work: Work, keep: Keep) -> Outcome:
     from benchmarks import bare, ours, peers  # heavy
 
     match system:
         case "reason_llm":
-            return ours.measure(work)
+            return ours.measure(work, keep)
         case "reason_llm_unsloth":
-            return ours.measure(work, backend="unsloth")
+            return ours.measure(work, keep, backend="unsloth")
         case "vllm":
-            return bare.measure(work, lora=False)
+            return bare.measure(work, keep, lora=False)
         case "vllm_lora":
-            return bare.measure(work, lora=True)
+            return bare.measure(work, keep, lora=True)
         case "trl":
-            return peers.measure_trl(work)
+            return peers.measure_trl(work, keep)
         case _:
-            return peers.measure_unsloth(work)
+            return peers.measure_unsloth(work, keep)

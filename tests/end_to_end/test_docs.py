@@ -29,6 +29,8 @@ EXEMPT = {
     "pip": "make test has installed it; here it is asked whether it knows what is named",
     "pytest": "tests/gpu needs a GPU; make test collects it",
     "scripts/benchmark.py gpu": "needs a GPU and hours; tests/test_benchmark.py runs it dry",
+    "scripts/benchmark.py gpu-check": "tests/test_benchmark.py runs it, in a process of its own",
+    "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
 }
 

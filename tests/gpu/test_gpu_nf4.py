@@ -61,7 +61,8 @@ def test_the_views_outlive_release_and_wake(run: Stage) -> None:
 
 
 def test_the_canary_passes_and_learning_leaves_the_base_alone(run: Stage) -> None:
-    base = [p.detach().cpu() for p in run.model.policy.parameters() if not p.requires_grad]
+    # .data: Params4bit.cpu() would move the state that vLLM's own weight shares.
+    base = [p.data.cpu() for p in run.model.policy.parameters() if not p.requires_grad]
     before = [p.detach().clone() for p in run.learner.parameters]
     for step in range(3):
         with sampling(run.model, 0) as sampler:
@@ -73,7 +74,7 @@ def test_the_canary_passes_and_learning_leaves_the_base_alone(run: Stage) -> Non
             metrics = run.learner.learn(step, to_data(scored(groups)), lambda items: None)
         assert metrics["train/grad_norm"] > 0
     frozen = [p for p in run.model.policy.parameters() if not p.requires_grad]
-    assert all(torch.equal(a, b.cpu()) for a, b in zip(base, frozen, strict=True))
+    assert all(torch.equal(a, b.data.cpu()) for a, b in zip(base, frozen, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(before, run.learner.parameters, strict=True))
     with sampling(run.model, 0) as sampler:
         prove_sampler_is_policy(sampler, run.model, run.prompts)

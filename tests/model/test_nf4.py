@@ -4,9 +4,11 @@
 2. Logits are bitwise those of Transformers' own quantised load.
 3. Sampler and learner agree after each sync; learning leaves the packed base as it is.
 4. Without vLLM: evaluating first and training then works (it does not in bitsandbytes as it is).
+5. A checkpoint that bitsandbytes quantised already loads, or is refused with the cause.
 """
 
 import gc
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
@@ -29,7 +32,7 @@ from reason_llm.config import (
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ConfigError, ModelError, TrainingError
 from reason_llm.model import nf4
-from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.base import Model, check_model, load_tokenizer
 from reason_llm.model.datum import to_data
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import engine, shared_weights
@@ -189,3 +192,95 @@ def test_float32_under_vllm_is_refused_before_anything_is_read() -> None:
     config = Config(data=data, model=section, sample=SampleSection(engine="vllm"))
     with pytest.raises(ConfigError, match=r"model\.dtype=float32 contradicts model\.quantize=nf4"):
         choose(config, Qwen2Config(), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as bitsandbytes quantises it, saved so."""
+    folder = tmp_path_factory.mktemp("quantized")
+    ordinary(str(TINY), torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((TINY / name).read_bytes())
+    return folder
+
+
+def section_of(folder: Path, quantize: str = "nf4") -> ModelSection:
+    return ModelSection.model_validate(
+        {"path": str(folder), "quantize": quantize, "dtype": "bfloat16",
+         "adapter": {"rank": 8, "alpha": 16}}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("under_vllm", [False, True])
+def test_a_checkpoint_that_is_nf4_already_loads_as_it_is(
+    under_vllm: bool, quantized: Path, tokenizer: Any
+) -> None:
+    if under_vllm:
+        need_vllm()
+    section, ids = section_of(quantized), torch.tensor([[5, 6, 7, 8]])
+    assert check_model(section) is not None
+    plain = ordinary(str(TINY), torch.bfloat16)
+    with torch.no_grad():
+        expected = plain(input_ids=ids).logits
+    with Model(section, tokenizer, 0, NF4_SIZES if under_vllm else None) as model:
+        layers = [m for m in model.decoder.modules() if isinstance(m, Linear4bit)]
+        assert len(layers) == 7 * model.text_config.num_hidden_layers
+        with torch.no_grad():
+            assert torch.allclose(model.logits(model.hidden_states(ids)), expected, atol=0.05)
+        if under_vllm:
+            base = model.policy.get_base_model()
+            name = "model.layers.1.mlp.up_proj.base_layer"
+            state = base.get_submodule(name).weight.quant_state
+            state.absmax[1] *= 1.01
+            stored = {
+                n.replace(".base_layer", ""): m
+                for n, m in base.named_modules()
+                if isinstance(m, Linear4bit)
+            }
+            opened = Opened(quantized)
+            found = {
+                n: nf4.matches(m, opened(f"{n}.weight"), opened.parts(n)) for n, m in stored.items()
+            }
+            assert [n for n, same in found.items() if not same] == ["model.layers.1.mlp.up_proj"]
+            state.absmax[1] /= 1.01
+            del base, state, stored, layers
+    gc.collect()
+
+
+class Opened:
+    """The tensors of a folder's one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors = load_file(folder / "model.safetensors")
+
+    def __call__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    def parts(self, layer: str) -> dict[str, torch.Tensor]:
+        return {n: t for n, t in self.tensors.items() if n.startswith(f"{layer}.weight.")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "quantize", "said"),
+    [
+        ({}, "none", r"NF4 already; set model\.quantize to nf4"),
+        ({"bnb_4bit_quant_type": "fp4"}, "nf4", r"4-bit fp4 in uint8 .*take the unquantised"),
+        ({"load_in_4bit": False, "load_in_8bit": True}, "nf4", r"are 8-bit by bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "nf4", r"quantised by gptq.*take the unquantised"),
+        ({"llm_int8_skip_modules": ["lm_head", "model.layers.2.mlp"]}, "nf4",
+         r"leaves model\.layers\.2\.mlp\.\w+ unquantised"),
+        ({"llm_int8_skip_modules": ["o_proj"]}, "nf4", r"self_attn\.o_proj unquantised"),
+        ({"bnb_4bit_quant_storage": "bfloat16"}, "nf4", r"4-bit nf4 in bfloat16"),
+    ],
+)  # fmt: skip
+def test_other_quantised_checkpoints_are_refused_with_the_cause(
+    changes: dict[str, Any], quantize: str, said: str, quantized: Path, tmp_path: Path
+) -> None:
+    for file in quantized.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said) as told:
+        check_model(section_of(tmp_path, quantize))
+    assert "\n" not in str(told.value)

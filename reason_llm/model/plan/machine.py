@@ -1,5 +1,6 @@
 """What memory there is to plan for: this machine's, or an imagined GPU's."""
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,6 +10,22 @@ import torch
 from reason_llm.config import Config
 
 GIB = 2**30
+CONTEXT_BYTES = int(0.4 * GIB)
+"""CUDA's context of a process that has done nothing else, which the plan counts by itself."""
+OTHERS_STEP_BYTES = GIB // 4
+"""Steps in which the use of other programs is counted: as it wavers, the plan stays the same."""
+
+
+def others_bytes(device: torch.device) -> int:
+    """What other programs hold of the GPU, such as a desktop, rounded up; 0 without one.
+
+    All that the driver calls in use, without what this process has taken by now.
+    """
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    own = CONTEXT_BYTES + torch.cuda.memory_reserved(device)
+    return math.ceil(max(0, total - free - own) / OTHERS_STEP_BYTES) * OTHERS_STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +38,21 @@ class Machine:
 
     @classmethod
     def here(cls, config: Config, device: torch.device) -> "Machine":
-        """This machine, within what the config allows."""
+        """This machine, within what the config allows.
+
+        ``budget_gib: auto`` is all that other programs leave of the GPU.
+        """
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if device.type == "cuda":
             kind: Literal["cuda", "cpu"] = "cuda"
             total = torch.cuda.get_device_properties(device).total_memory
+            left = total - others_bytes(device)
         else:
-            kind, total = "cpu", host
+            kind, total, left = "cpu", host, host
         asked, asked_host = config.memory.budget_gib, config.memory.host_gib
         return cls(
             kind,
-            total if asked == "auto" else min(total, int(asked * GIB)),
+            left if asked == "auto" else min(total, int(asked * GIB)),
             host if asked_host == "auto" else min(host, int(asked_host * GIB)),
         )
 

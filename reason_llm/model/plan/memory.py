@@ -1,11 +1,10 @@
 """The byte plan: what each phase holds, before a weight is read. ``meter`` measures it.
 
-Sizes depend on the model's config, the run's config and the machine's total memory (or
-``memory.budget_gib``), never on what is free at the moment, so that a resumed run batches exactly
-as the first one did. Base, adapter, optimizer and vLLM's slot stay in both phases; sampling adds
-the KV cache, learning the gradients and activations: each gets all that the other leaves.
-
-Not here: what other programs take.
+Sizes depend on the model's config, the run's config and ``memory.budget_gib``, so that a resumed
+run batches exactly as the first one did; without a budget, on the machine's memory, on a GPU less
+what other programs hold as the run starts (``machine``). Base, adapter, optimizer and vLLM's slot
+stay in both phases; sampling adds the KV cache, learning the gradients and activations: each gets
+all that the other leaves.
 """
 
 from collections.abc import Callable
@@ -249,9 +248,11 @@ class _Draft:
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
         passing = prefill + self.sequences * self._logit_bytes
         train = self.config.train
+        is_packed = train.packing != "padded"
         activations = shape.activation_bytes(
-            tokens, self.context, size, train.gradient_checkpointing, train.packing != "padded"
-        )
+            tokens, self.context, size, train.gradient_checkpointing, is_packed,
+            is_flash=is_packed and self.machine.kind == "cuda",
+        )  # fmt: skip
         both = [
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),

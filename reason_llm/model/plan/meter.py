@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from reason_llm.model.plan.machine import GIB
+from reason_llm.model.plan.machine import GIB, others_bytes
 
 
 @dataclass(slots=True)
@@ -21,14 +21,15 @@ class Peak:
 class Meter:
     """Measured peak memory of this process, phase by phase: the GPU's, or without one the host's.
 
-    On a GPU, what the driver says is in use on the whole card, as the budget is of the whole card,
-    read where a phase ends and before its memory is given back: torch keeps a phase's peak
-    reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in. So is
-    what other programs take.
+    On a GPU, what the driver says is in use, without what other programs held as the meter was
+    made. It is read where a phase ends and before its memory is given back: torch keeps a phase's
+    peak reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in.
+    So is what other programs take later.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._others_bytes = others_bytes(device)
 
     @contextmanager
     def phase(self) -> Iterator["Peak"]:
@@ -51,7 +52,7 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
-            return total - free
+            return max(0, total - free - self._others_bytes)
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

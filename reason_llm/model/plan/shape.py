@@ -98,6 +98,7 @@ class Shape:
         element_bytes: int,
         checkpointing: bool | str,
         is_packed: bool = False,
+        is_flash: bool = False,
     ) -> int:
         """What a forward and backward pass over so many tokens holds at its largest.
 
@@ -108,6 +109,9 @@ class Shape:
             row_tokens: of the longest row, for attention that holds all its scores.
             checkpointing: ``train.gradient_checkpointing``.
             is_packed: a shared prompt's keys and values are copied for its completions.
+            is_flash: attention is FlashAttention 2, whose backward pass makes the gradients of keys
+                and values for every query head before it sums them, and sums the queries' in
+                float32. Read, not measured.
         """
         one_layer = (
             4 * self.intermediate
@@ -122,6 +126,13 @@ class Shape:
             one_layer += 8 * self.hidden  # the norms' inputs in float32
         if is_packed:
             one_layer += 2 * MOST_KEYS_PER_TOKEN * self.key_value * element_bytes
+        if is_flash:
+            keys = MOST_KEYS_PER_TOKEN if is_packed else 1
+            heads = 2 * keys * (self.query + self.key_value) + 3 * self.query
+            # The vectors between gate, up and down are gone by then.
+            passing = max(
+                passing, (heads + 3 * self.hidden - 4 * self.intermediate) * element_bytes
+            )
         if self.has_eager_attention:
             one_layer += 12 * self.heads * row_tokens
             passing += 2 * self.heads * row_tokens

@@ -1,8 +1,9 @@
 """The base copy that vLLM owns and the learner shares."""
 
-from reason_llm.model.vllm.engine import MAX_LORA_RANKS, on_default_stream
+from reason_llm.model.vllm.engine import MAX_LORA_RANKS, is_out_of_memory, on_default_stream
 
 __all__ = [
     "MAX_LORA_RANKS",
+    "is_out_of_memory",
     "on_default_stream",
 ]

@@ -11,6 +11,7 @@ vllm/device_allocator/cumem.py.
 """
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from reason_llm.errors import ModelError, one_line
+from reason_llm.errors import ModelError, OutOfMemory, one_line
+
+log = logging.getLogger(__name__)
 
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM accepts as max_lora_rank."""
@@ -68,7 +71,7 @@ class Engine:
         self.standby = standby
         self.can_release = bool(current_platform.is_sleep_mode_available())
         self.released_bytes = 0
-        """Of the last release, as the driver counts."""
+        """Of the last release, in this process."""
         self.awake = True
 
     @property
@@ -78,9 +81,36 @@ class Engine:
         return found
 
     def wake(self) -> None:
-        """Bring the KV cache back. Twice does nothing more."""
+        """Bring the KV cache back. Twice does nothing more.
+
+        Raises:
+            OutOfMemory: there is no room for it, even with torch's own cache emptied.
+        """
         if self.awake:
             return
+        try:
+            self._wake()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            log.debug("out of memory while waking vLLM, once more: %s", one_line(error))
+        else:
+            return
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            self._wake()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"out of memory while waking vLLM: its KV cache takes "
+                f"{self.kv_cache_bytes / 2**30:.1f} GiB and {free_gpu_bytes() / 2**30:.1f} GiB of "
+                f"the GPU is free ({one_line(error)[:200]}); lower memory.budget_gib, or end what "
+                "else uses the GPU"
+            ) from error
+
+    def _wake(self) -> None:
         if self.standby:
             self.llm.wake_up()  # vLLM goes on only when nothing that it counts as asleep is left
         else:
@@ -102,12 +132,14 @@ class Engine:
             return
         gc.collect()
         torch.cuda.empty_cache()  # what sampling left, which would lie scattered about otherwise
-        free_before = free_gpu_bytes()
+        # Unsloth's allocator does not say what it unmapped: then the whole GPU is looked at.
+        count = free_gpu_bytes if self.standby else unmapped_bytes
+        before = count()
         self.llm.sleep(level=1 if self.standby else 0)
         self.awake = False
         if not self.standby:
             self.llm.release_kv_cache_memory()
-        self.released_bytes = free_gpu_bytes() - free_before
+        self.released_bytes = count() - before
         if self.released_bytes < LEAST_RELEASED_FRACTION * self.kv_cache_bytes:
             raise ModelError(
                 f"vLLM gave back {self.released_bytes:,} of the KV cache's "
@@ -118,9 +150,13 @@ class Engine:
         """End the engine. Views of its weights must be gone before, or they outlive their pool."""
         gc.collect()
         if self.can_release:
-            self.wake()  # or vLLM 0.31 would unmap the released KV cache once more as it ends
+            try:  # or vLLM 0.31 would unmap the released KV cache once more as it ends
+                self.wake()
+            except (OutOfMemory, RuntimeError) as error:
+                log.warning("vLLM is closed while asleep: %s", one_line(error))
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
+        _forget_slots()
         gc.collect()
         if self.can_release:
             torch.cuda.empty_cache()
@@ -165,6 +201,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             "lower it, or set sample.engine to transformers"
         )
     preloaded = os.environ.get("LD_PRELOAD")
+    free = 0 if on_cpu else free_gpu_bytes()
     try:
         llm = LLM(
             model=path,
@@ -191,6 +228,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             use_tqdm_on_load=False,
         )
     except (ValueError, RuntimeError, OSError, AssertionError, ImportError) as error:
+        if not on_cpu and is_out_of_memory(error):
+            raise _too_little(sizes, free, error) from error
         raise ModelError(
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
             "set sample.engine to transformers"
@@ -201,6 +240,31 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         else:
             os.environ["LD_PRELOAD"] = preloaded
     return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _too_little(sizes: EngineSizes, free: int, error: Exception) -> OutOfMemory:
+    """The error of an engine that found no room, with what it would have needed."""
+    needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
+    return OutOfMemory(
+        f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling takes "
+        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; set "
+        f"memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end what else "
+        "uses the GPU"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch's, vLLM's allocator's, cuBLAS's or Python's.
+
+    vLLM's allocator and torch on a CPU have no class of their own for it.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error).casefold()
+    return any(words in said for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 
 
 def _few_graphs(max_sequences: int) -> dict[str, Any]:
@@ -214,6 +278,28 @@ def free_gpu_bytes() -> int:
     """What the driver calls free; vLLM unmaps its pool behind the back of torch's counters."""
     torch.cuda.synchronize()
     return int(torch.cuda.mem_get_info()[0])
+
+
+def unmapped_bytes() -> int:
+    """Of vLLM's pools in this process, what its memory is given back of; nothing that another
+    program does changes it."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    held = {} if CuMemAllocator.instance is None else CuMemAllocator.instance.pointer_to_data
+    return sum(int(data.handle[1]) for data in held.values() if data.is_asleep)
+
+
+def _forget_slots() -> None:
+    """Clear vLLM's tables of adapter slots, which it keeps by address for the whole process.
+
+    They hold the slots of layers that are not fused, which lie in the pool of the weights: vLLM
+    0.31 refuses to start again while anything is in there, and would take a new slot at an old
+    address for the old one. Ends when vLLM clears them as it shuts down.
+    """
+    import vllm.lora.ops.triton_ops.utils as kept
+
+    kept._LORA_A_PTR_DICT.clear()
+    kept._LORA_B_PTR_DICT.clear()
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from peft import PeftModel
 from transformers import PretrainedConfig
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError, one_line
+from reason_llm.errors import ModelError, OutOfMemory, clear_frames, one_line
 from reason_llm.model import adapters
 from reason_llm.model.vllm import shared_weights
-from reason_llm.model.vllm.engine import MAX_LORA_RANKS, Engine, EngineSizes
+from reason_llm.model.vllm.engine import MAX_LORA_RANKS, Engine, EngineSizes, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -118,21 +118,21 @@ def load(
                 random_state=seed % 2**32,
             )
             engine = _engine_of(model, config.path, sizes)
-            engine.release()  # verifying needs room
-            shared_weights.verify(model, config.path)
-            adapters.check_targets(model, config.adapter.targets)
-            policy: PeftModel = unsloth.get_peft_model(
-                model,
-                r=config.adapter.rank,
-                target_modules=config.adapter.targets,
-                lora_alpha=config.adapter.alpha,
-                lora_dropout=config.adapter.dropout,
-                use_gradient_checkpointing=mode,
-                random_state=seed % 2**32,  # numpy's limit
-            )
-    except ModelError:
+            try:
+                policy = _adapted(unsloth, engine, model, config, seed, mode)
+            except BaseException as error:
+                del model
+                clear_frames(error)
+                engine.close()
+                raise
+    except (ModelError, OutOfMemory):
         raise
     except _REFUSALS as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f"out of memory as Unsloth starts ({one_line(error)[:200]}); lower "
+                "memory.budget_gib, or end what else uses the GPU"
+            ) from error
         raise ModelError(
             f"model.path={config.path}: Unsloth cannot load it ({one_line(error)[:300]}); "
             "set model.backend to native"
@@ -140,6 +140,25 @@ def load(
     finally:
         log.debug("%s", said.getvalue())
     return engine, policy
+
+
+def _adapted(
+    unsloth: Any, engine: Engine, model: Any, config: ModelSection, seed: int, mode: str | bool
+) -> PeftModel:
+    """The policy over the weights that vLLM holds, once they are verified."""
+    engine.release()  # verifying needs room
+    shared_weights.verify(model, config.path)
+    adapters.check_targets(model, config.adapter.targets)
+    policy: PeftModel = unsloth.get_peft_model(
+        model,
+        r=config.adapter.rank,
+        target_modules=config.adapter.targets,
+        lora_alpha=config.adapter.alpha,
+        lora_dropout=config.adapter.dropout,
+        use_gradient_checkpointing=mode,
+        random_state=seed % 2**32,  # numpy's limit
+    )
+    return policy
 
 
 def _import() -> Any:

@@ -385,3 +385,29 @@ def test_plan_prints_and_writes_nothing(tmp_path: Path) -> None:
     assert shown.stdout.startswith("memory on a GPU of 40.0 GiB")
     assert re.search(r"base weights \(NF4\) +5\.4\d GiB", shown.stdout)
     assert not list((tmp_path / "empty").iterdir())
+
+
+def test_flash_attention_s_backward_pass_is_planned(tmp_path: Path) -> None:
+    """Gradients of gathered keys and values for every query head: what counts where the layers
+    between gate, up and down are narrow beside the heads."""
+    _, shape = card_config(tmp_path)
+    narrow = replace(shape, intermediate=shape.hidden)
+    sizes = {"tokens": 1000, "row_tokens": 1000, "element_bytes": 2, "checkpointing": True}
+    for each, grows in ((shape, False), (narrow, True)):
+        plain, flash = (
+            each.activation_bytes(**sizes, is_packed=True, is_flash=flash)
+            for flash in (False, True)
+        )
+        assert (flash > plain) is grows
+    expanded = 2 * 4 * (narrow.query + narrow.key_value) + 3 * narrow.query
+    before = 1.5 * narrow.intermediate + 4 * narrow.intermediate
+    assert flash - plain == int(1000 * (expanded - before) * 2)
+    config, _ = card_config(tmp_path)
+    padded, _ = card_config(tmp_path, model__path=config.model.path, train__packing="padded")
+    on_card = memory.plan(config, narrow, card(80), limit=32768)
+    without = memory.plan(padded, narrow, card(80), limit=32768)
+    activations = [
+        line.learning for p in (on_card, without) for line in p.lines if line.name == "activations"
+    ]
+    gathered = 2 * 4 * narrow.key_value * 2 * on_card.micro_batch_tokens
+    assert activations[0] - activations[1] > gathered

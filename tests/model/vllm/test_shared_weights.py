@@ -332,7 +332,7 @@ def test_the_order_of_calls_that_gives_memory_back(
 
         monkeypatch.setattr(started.llm, name, record)
     free = [100, 100 + started.kv_cache_bytes, 100, 100 + started.kv_cache_bytes // 2]
-    monkeypatch.setattr(engine, "free_gpu_bytes", lambda: free.pop(0))
+    monkeypatch.setattr(engine, "unmapped_bytes", lambda: free.pop(0))
     with sampling(model, 0) as sampler:
         sampler.sample(prompts, SamplingParams(2, 8), 0, quiet)
     started.release()
