@@ -17,7 +17,7 @@ import orjson
 from reason_llm.buffer import Document, RunIdentity, read_document, to_bytes
 from reason_llm.config_file import changes
 from reason_llm.errors import RolloutBufferError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.files import open_to_append, write_atomically
 from reason_llm.reading import read_bounded
 
 MAX_INDEX_BYTES = 64 << 20
@@ -131,7 +131,7 @@ class Archive:
     def _append(self, entry: Entry) -> None:
         path = self.folder / "index.jsonl"
         try:
-            with path.open("ab") as file:
+            with open_to_append(path) as file:
                 file.write(_line(entry))
         except OSError as error:
             raise WriteError(

@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -116,6 +117,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise WriteError(
             f"{path} cannot be written ({error.strerror}); free or choose another place"
         ) from error
+
+
+def open_to_append(path: Path) -> BufferedWriter:
+    """The regular file at ``path``, made if it is not there, open for writing at its end.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO or a device.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(handle, "ab")
 
 
 @contextmanager

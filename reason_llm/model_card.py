@@ -13,14 +13,17 @@ from typing import Any
 import orjson
 import yaml
 
-from reason_llm import run_folder
+from reason_llm import run_folder, yaml_text
 from reason_llm.config import Config
 from reason_llm.config_data import DataSection
+from reason_llm.config_file import MOST_CONFIG_BYTES
 from reason_llm.errors import printable
+from reason_llm.reading import MIB, read_bounded, read_object, read_text
 from reason_llm.templates import system_prompt
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+MOST_CARD_BYTES = MIB
 _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
@@ -47,9 +50,10 @@ class Card:
 def licence_of(base: Path) -> str | None:
     """The licence that a model's own card names; None if there is no card, or it names none."""
     try:
-        header = _HEADER.match((base / "README.md").read_text(encoding="utf-8"))
-        fields = yaml.safe_load(header[1]) if header else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        header = _HEADER.match(read_text(base / "README.md", MOST_CARD_BYTES))
+        lines = header[1].splitlines() if header else []
+        fields = yaml_text.parse(next(each for each in lines if each.startswith("license:")))
+    except (OSError, ValueError, StopIteration):
         return None
     found = fields.get("license") if isinstance(fields, dict) else None
     return found if isinstance(found, str) else None
@@ -196,12 +200,11 @@ def _sources(data: DataSection) -> list[str]:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        value = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        return read_object(file)
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def training_config(run: Path) -> bytes:
     """The run's whole config as its file has it."""
-    return (run / run_folder.CONFIG).read_bytes()
+    return read_bounded(run / run_folder.CONFIG, MOST_CONFIG_BYTES)

@@ -154,7 +154,7 @@ def load(policy: PeftModel, folder: Path) -> None:
     Raises:
         CheckpointError: tensors are missing or of other shapes.
     """
-    found = load_file(str(folder / WEIGHTS))
+    found = load_file(regular(folder / WEIGHTS))
     expected = {name: tensor.shape for name, tensor in state(policy).items()}
     if {name: tensor.shape for name, tensor in found.items()} != expected:
         raise CheckpointError(
@@ -174,7 +174,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
     """
     expected = {name: list(tensor.shape) for name, tensor in state(policy).items()}
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
             names = list(opened.keys())
             found = {name: opened.get_slice(name).get_shape() for name in names}
     except (OSError, SafetensorError) as error:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from reason_llm.errors import ModelError, one_line
 from reason_llm.model import adapters
+from reason_llm.reading import read_object, regular
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """What is fetched of a Hub model."""
@@ -98,14 +99,11 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelError: it is missing or damaged.
     """
     try:
-        value = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        return read_object(file)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy the model again") from (
             error
         )
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} holds no object; copy the model again")
-    return value
 
 
 def updates(adapter: Path) -> dict[str, Update]:
@@ -116,7 +114,7 @@ def updates(adapter: Path) -> dict[str, Update]:
     """
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     try:
-        tensors = load_file(file)
+        tensors = load_file(regular(file))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
     factors: dict[str, dict[str, Tensor]] = {}
@@ -184,7 +182,7 @@ def _merged(
 ) -> Iterator[tuple[str, Tensor]]:
     for name in names:
         source = sources[name]
-        with safe_open(source.file, framework="pt") as opened:
+        with safe_open(regular(source.file), framework="pt") as opened:
             tensor = opened.get_tensor(source.name)
         if name in to_add:
             tensor = to_add[name].added_to(tensor)
@@ -201,13 +199,13 @@ def _plan(
     own."""
     to_add = updates(adapter)
     sources = _sources(base, to_add, dtype)
-    for name, tensor in load_file(adapter / adapters.WEIGHTS).items():
+    for name, tensor in load_file(regular(adapter / adapters.WEIGHTS)).items():
         kept = None if _ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
         source = sources.get(f"{kept[1]}.weight") if kept else None
         if kept is None:
             continue
         if source is not None:
-            with safe_open(source.file, framework="pt") as opened:
+            with safe_open(regular(source.file), framework="pt") as opened:
                 if torch.equal(opened.get_tensor(source.name).to(tensor.dtype), tensor):
                     continue
         raise ModelError(
@@ -222,7 +220,7 @@ def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[
     found: dict[str, _Source] = {}
     for file in _files(base):
         try:
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     part = opened.get_slice(name)
                     size = _num_bytes(file, name, part, dtype)

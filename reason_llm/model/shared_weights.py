@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from reason_llm.errors import ModelError
 from reason_llm.model import decode_attention, nf4
 from reason_llm.model.engine import Engine, on_default_stream
+from reason_llm.reading import regular
 
 VERIFIED_ROWS = 8192
 """Rows of a checkpoint tensor that are compared at once."""
@@ -150,7 +151,7 @@ def verify(model: nn.Module, path: str) -> int:
     compared = 0
     with on_default_stream():
         for file in checkpoint_files(path):
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
                     if name in parameters:
                         if not _is_stored(model, name, parameters[name], opened):

@@ -9,13 +9,13 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from reason_llm.files import check_writable, write_atomically
+from reason_llm.reading import read_text
 from reason_llm.report.equation import equation
 from reason_llm.report.payload import Examined, blobs, examine, to_value
 from reason_llm.report.runs import read_runs
@@ -86,7 +86,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
 
 
 def _asset(name: str) -> str:
-    return files("reason_llm.report").joinpath(name).read_text(encoding="utf-8")
+    return read_text(Path(__file__).with_name(name))
 
 
 def _hash(text: str) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reason_llm.config_file import MOST_CONFIG_BYTES
 from reason_llm.errors import ModelError
 from reason_llm.metrics import Record
+from reason_llm.reading import read_bounded
 from reason_llm.report.alarms import Evidence, Finding, judge
 from reason_llm.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.report.runs import Run
@@ -167,4 +169,4 @@ def _shorts(values: Sequence[float]) -> list[float]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_bounded(path, MOST_CONFIG_BYTES).decode(errors="replace")

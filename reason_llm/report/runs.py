@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from reason_llm import archive, config_file, metrics
 from reason_llm.config import Config
-from reason_llm.errors import DataError
+from reason_llm.errors import DataError, one_line
 from reason_llm.metrics import Record
+from reason_llm.reading import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,9 @@ def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
     """The JSON object in ``path``; None, with a notice unless it is not there, if it cannot be
     read."""
     try:
-        value = orjson.loads(path.read_bytes())
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except (OSError, orjson.JSONDecodeError) as error:
-        notices.append(f"{path.name} cannot be read and was passed over: {error}")
+    except (OSError, ValueError) as error:
+        notices.append(f"{path.name} cannot be read and was passed over: {one_line(error)}")
         return None
-    if not isinstance(value, dict):
-        notices.append(f"{path.name} holds no object and was passed over")
-        return None
-    return value
