@@ -15,6 +15,7 @@ from reason_llm.config_algorithm import AlgorithmSection
 from reason_llm.config_data import DataSection
 from reason_llm.config_score import ScoreSection
 from reason_llm.config_types import Count, NonNegative, Section
+from reason_llm.time_limit import matching
 from reason_llm.train.algorithms import Algorithm
 
 HEAD = "lm_head"
@@ -91,8 +92,8 @@ class AdapterSection(Section):
         if not isinstance(self.targets, str):
             return HEAD in self.targets
         try:
-            return re.fullmatch(self.targets, HEAD) is not None
-        except re.error:  # told where the targets are looked up in the model
+            return bool(matching(self.targets, [HEAD]))
+        except ValueError:  # told where the targets are looked up in the model
             return False
 
 

@@ -24,9 +24,13 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
+from reason_llm import run_folder
 from reason_llm.config import AdapterSection
 from reason_llm.errors import CheckpointError, ModelError, one_line
+from reason_llm.reading import MIB, read_object, regular
+from reason_llm.time_limit import matching
 
 WEIGHTS = "adapter_model.safetensors"
 MAY_VARY = {
@@ -36,8 +40,13 @@ MAY_VARY = {
     *("init_lora_weights", "megatron_core", "ensure_weight_tying"),
 }
 """What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
+LINEAR = (torch.nn.Linear, Conv1D)
+"""Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
+ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+MAX_RANK = 4096
+LARGEST_ALPHA = 1e6
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
@@ -51,10 +60,9 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=config.targets,
+        target_modules=find_targets(base, config.targets),
         task_type="CAUSAL_LM",
     )
-    check_targets(base, config.targets)
     with _tied_head_may_be_adapted():
         policy = get_peft_model(base, lora)
     for module in policy.modules():
@@ -73,29 +81,34 @@ def _tied_head_may_be_adapted() -> Iterator[None]:
         yield
 
 
-def check_targets(base: Any, targets: str | list[str]) -> None:
-    """Every target is a linear layer of the model.
+def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
+    """``all-linear`` or a list of names, each of a linear layer of the model. A regular expression
+    becomes the names that it matches, so PEFT is given none.
 
     Raises:
-        ModelError: one is not.
+        ModelError: one is no layer, or a regular expression matches none.
     """
-    linear = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
+    linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
     if targets == "all-linear":
-        return
+        return targets
     if isinstance(targets, str):
         try:
-            bad = [] if any(re.fullmatch(targets, name) for name in linear) else [targets]
-        except re.error as error:
+            found = matching(targets, linear)
+        except ValueError as error:
             raise ModelError(
-                f"model.adapter.targets={targets!r} is no regular expression ({error}); mend it"
+                f"model.adapter.targets={targets!r} is no regular expression that can be searched "
+                f"for ({error}); mend it, or list the names"
             ) from error
+        bad = [] if found else [targets]
     else:
+        found = targets
         bad = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
     if bad:
         raise ModelError(
             f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
             f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
+    return found
 
 
 @contextmanager
@@ -211,7 +224,10 @@ def over(base: Any, folder: Path) -> PeftModel:
     """
     try:
         with _tied_head_may_be_adapted():
-            return PeftModel.from_pretrained(base, str(folder))
+            regular(folder / WEIGHTS)
+            return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
+    except ModelError:
+        raise
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         raise _misfit(folder, str(base.config.name_or_path)) from error
 
@@ -226,12 +242,20 @@ def clear(policy: PeftModel) -> None:
 def read_config(folder: Path) -> LoraConfig:
     """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else.
 
+    PEFT would search the model's layers by regular expressions in it: in their place are the names
+    of the layers that the adapter has weights of.
+
     Raises:
         ModelError: it cannot be read, or is of another kind.
     """
     try:
+        value = read_object(folder / run_folder.ADAPTER_CONFIG, MIB)
+        _check_numbers(value)
         config = LoraConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        if not _has_plain_targets(config):
+            config.target_modules = set(_adapted_modules(folder))
+        config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise ModelError(
             f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
             "that holds a LoRA adapter in PEFT's form"
@@ -248,6 +272,35 @@ def read_config(folder: Path) -> LoraConfig:
             "library that made it"
         )
     return config
+
+
+def _check_numbers(value: dict[str, Any]) -> None:
+    rank, alpha = value.get("r", 8), value.get("lora_alpha", 8)
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"r={rank!r:.60} is no rank from 1 to {MAX_RANK}")
+    if type(alpha) not in (int, float) or not 0 < alpha < LARGEST_ALPHA:
+        raise ValueError(f"lora_alpha={alpha!r:.60} is no number above 0")
+    if not isinstance(value.get("base_model_name_or_path"), str | None):
+        raise ValueError("base_model_name_or_path is no text")
+
+
+def _has_plain_targets(config: LoraConfig) -> bool:
+    targets = config.target_modules
+    if config.exclude_modules or config.layers_to_transform is not None or config.layers_pattern:
+        return False
+    if isinstance(targets, str):
+        return targets == "all-linear"
+    return bool(targets) and all(isinstance(each, str) for each in targets)
+
+
+def _adapted_modules(folder: Path) -> list[str]:
+    """Names of the layers that the adapter's file has both factors of."""
+    with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
+        names = [ADAPTED.fullmatch(name) for name in opened.keys()]  # noqa: SIM118
+    found = sorted({name[1] for name in names if name is not None})
+    if not found:
+        raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
+    return found
 
 
 def base_of(folder: Path) -> str:

@@ -29,7 +29,6 @@ from reason_llm.reading import read_object, regular
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """What is fetched of a Hub model."""
 HEAD = "lm_head.weight"
-_ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 _KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 """PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -119,7 +118,7 @@ def updates(adapter: Path) -> dict[str, Update]:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = _ADAPTED.fullmatch(name)
+        found = adapters.ADAPTED.fullmatch(name)
         if found is None and _KEPT.fullmatch(name):
             continue
         if found is None:
@@ -200,7 +199,7 @@ def _plan(
     to_add = updates(adapter)
     sources = _sources(base, to_add, dtype)
     for name, tensor in load_file(regular(adapter / adapters.WEIGHTS)).items():
-        kept = None if _ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
+        kept = None if adapters.ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
         source = sources.get(f"{kept[1]}.weight") if kept else None
         if kept is None:
             continue

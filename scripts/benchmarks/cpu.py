@@ -104,7 +104,9 @@ class Side:
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a side of the benchmark died:\n{read_text(self._log, 64 * MIB)[-3000:]}")
+            raise RuntimeError(
+                f"a side of the benchmark died:\n{read_text(self._log, 64 * MIB)[-3000:]}"
+            )
         answer: dict[str, Any] = orjson.loads(line)
         return answer
 
