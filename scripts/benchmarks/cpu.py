@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import cpu_workloads
 from benchmarks.cpu_workloads import ROOT, Workload
-from reason_llm.reading import MIB, read_text
+from reason_llm.reading import read_text
 
 MIB = 2**20
 START = "import sys; sys.modules['vllm'] = None; from benchmarks.{module} import main; main()"
