@@ -37,9 +37,10 @@ MAY_VARY = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("init_lora_weights", "megatron_core", "ensure_weight_tying"),
+    *("init_lora_weights", "megatron_core", "ensure_weight_tying", "fan_in_fan_out"),
 }
-"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
+"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places. Whether a
+weight is transposed (fan_in_fan_out) follows from its layer, in PEFT, too."""
 LINEAR = (torch.nn.Linear, Conv1D)
 """Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
@@ -63,7 +64,7 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         target_modules=find_targets(base, config.targets),
         task_type="CAUSAL_LM",
     )
-    with _tied_head_may_be_adapted():
+    with _quiet_peft():
         policy = get_peft_model(base, lora)
     for module in policy.modules():
         if isinstance(module, LoraLayer):
@@ -73,10 +74,11 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
 
 
 @contextmanager
-def _tied_head_may_be_adapted() -> Iterator[None]:
-    """Within: PEFT does not warn of a head that is tied to the embedding. The embedding stays as it
-    is, and merging unties the two."""
+def _quiet_peft() -> Iterator[None]:
+    """Within: PEFT warns neither of a head that is tied to the embedding, which stays as it is and
+    which merging unties, nor of a transposed weight, of which it takes care."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
         yield
 
@@ -223,7 +225,7 @@ def over(base: Any, folder: Path) -> PeftModel:
         ModelError: it does not fit.
     """
     try:
-        with _tied_head_may_be_adapted():
+        with _quiet_peft():
             regular(folder / WEIGHTS)
             return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
     except ModelError:

@@ -84,6 +84,7 @@ class Model:
                 loaded = shared_weights.model_over(self.engine, dtype)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
+            _disable_dropout(loaded)
             torch.manual_seed(seed)
             self.policy = adapters.attach(loaded, config.adapter)
         if self.engine is not None:
@@ -275,15 +276,23 @@ def meta_model(config: ModelSection) -> PeftModel:
     Raises:
         ModelError: no causal language model, or a target that it lacks.
     """
-    trusted = config.trust_remote_code
-    described = read_config(config.path, trusted)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
-    except _BAD_CONFIG as error:
-        raise _unreadable(config.path, "config", error) from error
+    model = meta_base(config.path, config.trust_remote_code)
     with torch.device("meta"):
         return adapters.attach(model, config.adapter)
+
+
+def meta_base(path: str, trust_remote_code: bool) -> Any:
+    """The model without storage and without an adapter.
+
+    Raises:
+        ModelError: it is no causal language model.
+    """
+    described = read_config(path, trust_remote_code)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
+    except _BAD_CONFIG as error:
+        raise _unreadable(path, "config", error) from error
 
 
 def check_model(config: ModelSection) -> PeftModel:
@@ -336,6 +345,17 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
         )
     nf4.keep_layouts(base)
     return base
+
+
+def _disable_dropout(base: nn.Module) -> None:
+    """The base's own dropout, such as GPT-2's, would make the learner another policy than the
+    sampler. The adapter's is set by model.adapter.dropout."""
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

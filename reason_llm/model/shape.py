@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from transformers import DynamicCache
 
-from reason_llm.model import nf4
+from reason_llm.model import adapters, nf4
 from reason_llm.model.packed_attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.shared_weights import attention_for
 
@@ -52,7 +53,7 @@ class Shape:
         linear = {
             id(m.weight): m.weight.numel()
             for m in base.modules()
-            if isinstance(m, nn.Linear)
+            if isinstance(m, adapters.LINEAR)
             and m.weight is not head.weight
             and not m.weight.requires_grad
         }
@@ -60,14 +61,16 @@ class Shape:
         trained = [p for p in base.parameters() if p.requires_grad]
         heads = config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        key_heads = getattr(config, "num_key_value_heads", None)
         rank = sum(m.r["default"] for m in lora.values())
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=_widest_input(base),
             query=heads * head_size,
-            key_value=key_heads * head_size,
+            key_value=key_heads * head_size
+            if key_heads
+            else _cached_elements(base, heads * head_size),
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
@@ -136,3 +139,30 @@ class Shape:
     def kept_bytes_per_token(self, element_bytes: int) -> int:
         """The input of each layer, which gradient checkpointing keeps."""
         return self.layers * self.hidden * element_bytes
+
+
+def _widest_input(base: Any) -> int:
+    """Inputs of the widest linear layer of the decoder: the down projection's, in every family."""
+    head = base.get_output_embeddings()
+    weights = [
+        (module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
+        for module in base.modules()
+        if isinstance(module, (*adapters.LINEAR, LoraLayer)) and module.weight is not head.weight
+    ]
+    return max(weights)
+
+
+def _cached_elements(base: Any, otherwise: int) -> int:
+    """Keys of one token in one layer, for a config that does not tell how many heads they have.
+
+    A pass over one token on the meta device tells; where the model cannot make it without values,
+    there are as many key heads as query heads: ``otherwise``.
+    """
+    cache = DynamicCache(config=base.config)
+    ids_11 = torch.ones(1, 1, dtype=torch.long, device="meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            base.get_decoder()(input_ids=ids_11, past_key_values=cache, use_cache=True)
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
+        return otherwise
+    return int(cache.layers[0].keys.shape[1] * cache.layers[0].keys.shape[3])

@@ -16,7 +16,12 @@ from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+)
 
 from reason_llm.errors import ModelError
 from reason_llm.model import decode_attention, nf4
@@ -69,10 +74,16 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
 def attention_for(config: PretrainedConfig) -> str:
     """Which attention to ask Transformers for: its SDPA with what is ours around it, or eager.
 
-    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with.
+    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with. Falcon,
+    Bloom and GPT-J have an attention of their own, the latter two without SDPA.
     """
-    softcap = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return decode_attention.register() if softcap is None else "eager"
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return "eager"
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    if known is None or known._supports_attention_backend:
+        return decode_attention.register()
+    return "sdpa" if known._supports_sdpa else "eager"
 
 
 def find_owner(
