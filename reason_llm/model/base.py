@@ -277,6 +277,8 @@ def meta_model(config: ModelSection) -> PeftModel:
         ModelError: no causal language model, or a target that it lacks.
     """
     model = meta_base(config.path, config.trust_remote_code)
+    if config.quantize == "nf4":
+        nf4.check(model, config.path)
     with torch.device("meta"):
         return adapters.attach(model, config.adapter)
 
