@@ -16,9 +16,9 @@ import yaml
 from reason_llm import run_folder, yaml_text
 from reason_llm.config import Config
 from reason_llm.config_data import DataSection
-from reason_llm.config_file import MOST_CONFIG_BYTES
-from reason_llm.errors import printable
-from reason_llm.reading import MIB, read_bounded, read_object, read_text
+from reason_llm.errors import printable, without_secrets
+from reason_llm.reading import MIB, read_object, read_text
+from reason_llm.report.payload import shown_config
 from reason_llm.templates import system_prompt
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
@@ -60,7 +60,7 @@ def licence_of(base: Path) -> str | None:
 
 
 def render(card: Card) -> str:
-    """The card as Markdown with the header that the Hub reads."""
+    """The card as Markdown with the header that the Hub reads, and no secret of the environment."""
     header: dict[str, Any] = {
         **({"base_model": card.base} if is_hub_id(card.base) else {}),
         "library_name": "transformers" if card.merged else "peft",
@@ -81,7 +81,7 @@ def render(card: Card) -> str:
         parts += _evaluation(card.run, card.adapter)
     parts.append(_licence(card))
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
+    return without_secrets(f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n")
 
 
 def is_hub_id(source: str) -> bool:
@@ -147,7 +147,7 @@ def _prompt(config: Config) -> str:
     text = f"## Prompt\n\nChat template: {printable(template)}."
     if system is None:
         return f"{text} No system prompt."
-    quoted = "\n".join(f"> {printable(line)}" for line in system.splitlines())
+    quoted = "\n".join(f"> {printable(line)}" for line in without_secrets(system).splitlines())
     return f"{text} The system prompt of the training:\n\n{quoted}"
 
 
@@ -206,5 +206,5 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def training_config(run: Path) -> bytes:
-    """The run's whole config as its file has it."""
-    return read_bounded(run / run_folder.CONFIG, MOST_CONFIG_BYTES)
+    """The run's whole config as its file has it, but for the environment's secrets."""
+    return shown_config(run / run_folder.CONFIG).encode()

@@ -20,7 +20,7 @@ import orjson
 import yaml
 
 from reason_llm import metrics, yaml_text
-from reason_llm.errors import BusyError, one_line, printable, without_secrets
+from reason_llm.errors import BusyError, one_line, printable, tree_without_secrets, without_secrets
 from reason_llm.files import FileLock
 from reason_llm.reading import MIB, open_regular, read_bounded, read_text
 
@@ -169,7 +169,7 @@ def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
         is_last = ended.is_set()  # asked first, so that nothing is written after the last look
         for record in tail.read():
             if (step := record.pop("step")) > tracker.last_step:
-                tracker.write(step, _numbers(record))
+                tracker.write(step, tree_without_secrets(_numbers(record)))
                 tracker.last_step = step
         if is_last:
             return
@@ -255,6 +255,7 @@ def main() -> int:
         # The tail first: now, and not another run's in the same place.
         with closing(Tail(folder)) as tail, _alone(folder / f".{name}.lock"):
             config = yaml_text.parse(read_text(folder / "resolved_config.yaml"))
+            config = tree_without_secrets(config)
             tracker = TRACKERS[name](folder, run_id, config)
             follow(tracker, tail, ended)
             tracker.close()

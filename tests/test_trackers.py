@@ -46,7 +46,9 @@ def folder(small_run: Callable[..., Config], tmp_path: Path) -> Path:
     """A run's folder with the records of steps 0 to 2."""
     folder = tmp_path / "runs" / "small"
     folder.mkdir(parents=True)
-    (folder / "resolved_config.yaml").write_text(to_yaml(small_run()))
+    (folder / "resolved_config.yaml").write_text(
+        to_yaml(small_run(data__system_prompt=f"Words. {SECRET} and more."))
+    )
     for step in range(3):
         add(folder, step)
     return folder

@@ -33,6 +33,7 @@ EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 KEPT = {
     "gpt2": Kept(intermediate=5.0),
     "opt": Kept(intermediate=1.0, hidden=5.0),
+    "bloom": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=12.0),
     "falcon": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=8.0),
     "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
 }
@@ -78,9 +79,7 @@ class Shape:
         linear = {
             id(m.weight): m.weight.numel()
             for m in base.modules()
-            if nf4.can_pack(m)
-            and m.weight is not head.weight
-            and not m.weight.requires_grad
+            if nf4.can_pack(m) and m.weight is not head.weight and not m.weight.requires_grad
         }
         frozen = {id(p): p.numel() for p in base.parameters() if not p.requires_grad}
         trained = [p for p in base.parameters() if p.requires_grad]

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from reason_llm.errors import without_secrets
 from reason_llm.files import check_writable, write_atomically
 from reason_llm.reading import read_text
 from reason_llm.report.equation import equation
@@ -75,7 +76,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
         f'<template id="equation-{index}">{equation(each.run.config)}</template>'
         for index, each in enumerate(examined)
     )
-    title = escape(" · ".join(each.run.label for each in examined))
+    title = escape(without_secrets(" · ".join(each.run.label for each in examined)))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")
     for name, value in (("script", script), ("data", data), ("templates", templates),

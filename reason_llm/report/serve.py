@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from reason_llm.errors import ConfigError, ReasonError, one_line
+from reason_llm.errors import ConfigError, ReasonError, one_line, shown
 from reason_llm.report.page import as_json, live_page
 from reason_llm.report.payload import Examined, blobs, examine, to_value
 from reason_llm.report.rollouts import StepRollouts, read_step
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.server.followed.refresh()
         except (ReasonError, OSError) as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, str(error).encode())
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, shown(error).encode())
             return
         if path == "/":
             self._answer(HTTPStatus.OK, HTML, live_page(self.server.followed.examined))
