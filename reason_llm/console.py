@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from reason_llm.errors import printable, without_secrets
+from reason_llm.files import discard_output
 from reason_llm.metrics import Record
 from reason_llm.rollout import Group
 from reason_llm.screen import Screen
@@ -35,7 +36,7 @@ class Console:
     def __init__(self, mode: str) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
             sys.stdout.reconfigure(errors="backslashreplace")
-        self._rich = RichConsole(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self._rich = _Output(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._quiet = mode == "quiet"
         self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
@@ -126,6 +127,16 @@ class Console:
             plain=self._rich.no_color or self._rich.color_system is None,
             ascii_only=not self._rich.encoding.startswith("utf"),
         )
+
+
+class _Output(RichConsole):
+    """Standard output, whose reader may go away: the run goes on without a word more."""
+
+    def on_broken_pipe(self) -> None:
+        """Say so once on standard error; what is printed from here on goes nowhere."""
+        self.quiet = True
+        discard_output()
+        print("standard output was closed; what is running goes on", file=sys.stderr)
 
 
 class _Lines(logging.Handler):

@@ -238,6 +238,8 @@ def _rollouts(request: Request, run: Path | None, config: Config | None) -> list
 
 
 def _check_out(out: Path) -> None:
+    if out.is_symlink():
+        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
     check_writable(out)

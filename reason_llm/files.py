@@ -6,7 +6,9 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
@@ -75,6 +77,18 @@ def write_for_oneself() -> None:
     os.umask(os.umask(0o077) | 0o022)
 
 
+def discard_output() -> None:
+    """From here on, what is written to standard output, whose reader went away, goes nowhere; not
+    even Python's own flush at the end fails."""
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+CLOSED_OUTPUT = 128 + signal.SIGPIPE
+"""Exit code of a program whose only work was to print, and whose reader went away."""
+
+
 def check_writable(folder: Path) -> None:
     """Whether ``folder`` could be made and written, without trying.
 
@@ -140,6 +154,11 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     Raises:
         WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
     """
+    if target.is_symlink():
+        raise WriteError(
+            f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
+            "link, or name the folder that it leads to"
+        )
     beside = target.with_name(f".{target.name}.writing")
     try:
         shutil.rmtree(beside, ignore_errors=True)

@@ -16,7 +16,7 @@ import yaml
 from reason_llm import run_folder, yaml_text
 from reason_llm.config import Config
 from reason_llm.config_data import DataSection
-from reason_llm.errors import printable, without_secrets
+from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.reading import MIB, read_object, read_text
 from reason_llm.report.payload import shown_config
 from reason_llm.templates import system_prompt
@@ -154,6 +154,18 @@ def _prompt(config: Config) -> str:
 def _evaluation(run: Path, adapter: Path) -> list[str]:
     """The run's own held-out numbers, and those of scripts/evaluate.py where it was called; of this
     adapter alone, which a run that went on since then has left behind."""
+    try:
+        body = _scores(run, adapter) or "Not evaluated, as far as the run's files say."
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
+            f"{one_line(error)[:100]}); remove it, or evaluate again"
+        ) from error
+    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
+    return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
+
+
+def _scores(run: Path, adapter: Path) -> str:
     lines = []
     summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
@@ -183,9 +195,7 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
             "| set | problems | score | model | value | 95 % interval |\n|---|---|---|---|---|---|"
         )
         lines.append("\n" + "\n".join([head, *rows]))
-    body = "\n".join(lines) or "Not evaluated, as far as the run's files say."
-    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
-    return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
+    return "\n".join(lines)
 
 
 def _licence(card: Card) -> str:

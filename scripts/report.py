@@ -12,7 +12,7 @@ def main() -> int:
     """Read the command line, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.command_line import Parser
     from reason_llm.errors import ConfigError, ReasonError, shown
-    from reason_llm.files import write_for_oneself
+    from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
     from reason_llm.report.page import write_report
     from reason_llm.report.serve import serve
 
@@ -42,9 +42,13 @@ def main() -> int:
         print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
         for title in alarms:
             print(f"alarm: {title}")
+        sys.stdout.flush()
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        discard_output()
+        return CLOSED_OUTPUT
     except KeyboardInterrupt:
         return 130
     return 0

@@ -47,6 +47,9 @@ _BAD_CONFIG = (
     ArithmeticError,
 )
 
+PROBE = "What is 3 + 4?"
+"""Which a tokenizer must read."""
+
 
 class Model:
     """The resident base with its policy adapter.
@@ -202,13 +205,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     allowed = folder.code_allowed(path, trust_remote_code)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
+        spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
+        limit = tokenizer.model_max_length
+        if not isinstance(limit, int | float) or not limit > 0:
+            raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
     except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
-    probe = "What is 3 + 4?"
-    spelled = tokenizer.decode(tokenizer.encode(probe, add_special_tokens=False))
-    if "".join(spelled.split()).casefold() != "".join(probe.split()).casefold():
+    except BaseException as error:
+        # What the Rust library raises on a panic is no Exception, and has no class to name.
+        if type(error).__name__ not in ("PanicException", "Exception"):
+            raise
+        raise _unreadable(path, "tokenizer", error) from error
+    if "".join(spelled.split()).casefold() != "".join(PROBE.split()).casefold():
         raise ModelError(
-            f"model.path={path}: its tokenizer reads {probe!r} as {spelled!r}; a file of it, "
+            f"model.path={path}: its tokenizer reads {PROBE!r} as {spelled!r}; a file of it, "
             "such as tokenizer.json, is missing or damaged: save it again"
         )
     if tokenizer.eos_token_id is None:
@@ -243,9 +253,18 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     folder.check_files(path)
     try:
         allowed = folder.code_allowed(path, trust_remote_code)
-        return AutoConfig.from_pretrained(path, trust_remote_code=allowed)
+        found = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
+    # Transformers passes over a kind that it does not know, and no kind is tried here.
+    if (theirs := getattr(found, "quantization_config", None)) is not None:
+        kind = theirs.get("quant_method") if isinstance(theirs, dict) else type(theirs).__name__
+        raise ModelError(
+            f"model.path={path}: its config.json has a quantization_config (quant_method="
+            f"{str(kind)[:60]!r}), which is not supported; take the unquantised model, with "
+            "model.quantize nf4 if it is too large"
+        )
+    return found
 
 
 def context_limit(config: ModelSection) -> int:
@@ -381,7 +400,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted({tokenizer.eos_token_id, *more})
 
 
-def _unreadable(path: str, what: str, error: Exception) -> ModelError:
+def _unreadable(path: str, what: str, error: BaseException) -> ModelError:
     reason = one_line(error)[:300]
     if "trust_remote_code" in str(error):
         return ModelError(
