@@ -130,13 +130,16 @@ class Console:
 
 
 class _Output(RichConsole):
-    """Standard output, whose reader may go away: the run goes on without a word more."""
+    """Standard output, whose reader may go away: the run goes on, with its warnings on standard
+    error."""
+
+    is_closed = False
 
     def on_broken_pipe(self) -> None:
         """Say so once on standard error; what is printed from here on goes nowhere."""
-        self.quiet = True
+        self.quiet = self.is_closed = True
         discard_output()
-        print("standard output was closed; what is running goes on", file=sys.stderr)
+        sys.stderr.write("standard output was closed; what is running goes on\n")
 
 
 class _Lines(logging.Handler):
@@ -150,4 +153,7 @@ class _Lines(logging.Handler):
         """``WARNING  the message``."""
         style = f"logging.level.{record.levelname.lower()}"
         text = without_secrets(printable(record.getMessage()))
+        if isinstance(self._rich, _Output) and self._rich.is_closed:
+            sys.stderr.write(f"{record.levelname:<8} {text}\n" if record.levelno > 20 else "")
+            return
         self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, seed, settings, strategies as st
 from reason_llm.errors import ReasonError, shown
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-NUM_TARGETS = 11
+NUM_TARGETS = 14
 """``fuzz`` is called so often in the suite; a test counts."""
 LONGEST_SECONDS = 10.0
 """Of one example."""

@@ -76,8 +76,11 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
     """Within: PEFT warns neither of a head that is tied to the embedding, which stays as it is and
-    which merging unties, nor of a transposed weight, of which it takes care."""
+    which merging unties, nor of a transposed weight, of which it takes care, nor of options of a
+    later PEFT, of which ``read_config`` tells."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Unexpected keyword arguments")
+        warnings.filterwarnings("ignore", message="The configuration file contains a `runtime")
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
         yield
@@ -253,7 +256,8 @@ def read_config(folder: Path) -> LoraConfig:
     try:
         value = read_object(folder / run_folder.ADAPTER_CONFIG, MIB)
         _check_numbers(value)
-        config = LoraConfig.from_pretrained(str(folder))
+        with _quiet_peft():
+            config = LoraConfig.from_pretrained(str(folder))
         if not _has_plain_targets(config):
             config.target_modules = set(_adapted_modules(folder))
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
@@ -262,8 +266,11 @@ def read_config(folder: Path) -> LoraConfig:
             f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
             "that holds a LoRA adapter in PEFT's form"
         ) from error
-    found, plain = config.to_dict(), LoraConfig().to_dict()
-    odd = [name for name in plain if name not in MAY_VARY and found.get(name) != plain[name]]
+    plain = LoraConfig().to_dict()
+    # What a later PEFT added counts, too, unless it is off.
+    found = {name: value[name] for name in value if value[name]} | config.to_dict()
+    names = [name for name in found if name not in MAY_VARY]
+    odd = [name for name in names if name not in plain or found[name] != plain[name]]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA":
         odd.insert(0, "peft_type")
     if config.init_lora_weights not in PLAIN_STARTS:
