@@ -76,11 +76,8 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
     """Within: PEFT warns neither of a head that is tied to the embedding, which stays as it is and
-    which merging unties, nor of a transposed weight, of which it takes care, nor of options of a
-    later PEFT, of which ``read_config`` tells."""
+    which merging unties, nor of a transposed weight, of which it takes care."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Unexpected keyword arguments")
-        warnings.filterwarnings("ignore", message="The configuration file contains a `runtime")
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
         yield
@@ -256,7 +253,8 @@ def read_config(folder: Path) -> LoraConfig:
     try:
         value = read_object(folder / run_folder.ADAPTER_CONFIG, MIB)
         _check_numbers(value)
-        with _quiet_peft():
+        with warnings.catch_warnings():  # of options that are refused below
+            warnings.simplefilter("ignore")
             config = LoraConfig.from_pretrained(str(folder))
         if not _has_plain_targets(config):
             config.target_modules = set(_adapted_modules(folder))
