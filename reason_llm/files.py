@@ -6,9 +6,12 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -74,6 +77,18 @@ def write_for_oneself() -> None:
     os.umask(os.umask(0o077) | 0o022)
 
 
+def discard_output() -> None:
+    """From here on, what is written to standard output, whose reader went away, goes nowhere; not
+    even Python's own flush at the end fails."""
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+CLOSED_OUTPUT = 128 + signal.SIGPIPE
+"""Exit code of a program whose only work was to print, and whose reader went away."""
+
+
 def check_writable(folder: Path) -> None:
     """Whether ``folder`` could be made and written, without trying.
 
@@ -118,6 +133,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         ) from error
 
 
+def open_to_append(path: Path) -> BufferedWriter:
+    """The regular file at ``path``, made if it is not there, open for writing at its end.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO or a device.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(handle, "ab")
+
+
 @contextmanager
 def replacing_folder(target: Path) -> Iterator[Path]:
     """A folder beside ``target`` to fill, which then takes its place: whole or not at all.
@@ -125,6 +154,11 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     Raises:
         WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
     """
+    if target.is_symlink():
+        raise WriteError(
+            f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
+            "link, or name the folder that it leads to"
+        )
     beside = target.with_name(f".{target.name}.writing")
     try:
         shutil.rmtree(beside, ignore_errors=True)

@@ -12,6 +12,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 MIB = 1 << 20
 MOST_NESTING = 64
 """Lists in lists, and mappings in mappings."""
@@ -47,6 +49,38 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:  # it grew meanwhile
         raise too_large(most_bytes)
     return content
+
+
+def read_text(path: Path, most_bytes: int = MIB) -> str:
+    """The UTF-8 text in the regular file at ``path``.
+
+    Raises:
+        OSError: as ``read_bounded``. UnicodeDecodeError: it is no UTF-8.
+    """
+    return read_bounded(path, most_bytes).decode()
+
+
+def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
+    """The JSON object in the regular file at ``path``.
+
+    Raises:
+        OSError: as ``read_bounded``. ValueError: it is no JSON, no object, or nested too deep.
+    """
+    value = orjson.loads(read_bounded(path, most_bytes))
+    check_nesting(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}, not an object")
+    return value
+
+
+def regular(path: Path) -> Path:
+    """``path``, for a library that opens it by itself and would wait for a FIFO's other end.
+
+    Raises:
+        OSError: as ``open_regular``.
+    """
+    open_regular(path).close()
+    return path
 
 
 def too_large(most_bytes: int) -> OSError:

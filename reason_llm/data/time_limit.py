@@ -1,13 +1,19 @@
-"""A time limit on a call into what others wrote.
+"""A time limit on a call into what others wrote, and on a search by their regular expression.
 
 The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
 an exception at its next line of Python, so that an endless loop does not slow down all that comes
-after. C code that never lets go of the interpreter's lock is not ended by this.
+after. C code that never lets go of the interpreter's lock is not ended by this. Python's regular
+expressions are such code, so a search runs in a process of its own.
 """
 
 import ctypes
+import json
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -72,3 +78,36 @@ def within(seconds: float, what: str, call: Callable[[], T]) -> T:
         raise error
     found: T = result
     return found
+
+
+MATCHING_SECONDS = 5.0
+_MATCH = "import json, re, sys; pattern, names = json.load(sys.stdin); json.dump([name for name in "
+_MATCH += "names if re.fullmatch(pattern, name)], sys.stdout)"
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """The names that match the whole of a regular expression.
+
+    Raises:
+        ValueError: it is no regular expression, or the search takes longer than
+            ``MATCHING_SECONDS``, as with nested repetitions.
+    """
+    if re.fullmatch(r"[\w-]*", pattern, re.ASCII):
+        return [name for name in names if name == pattern]
+    return list(_matching(pattern, tuple(names)))
+
+
+@cache
+def _matching(pattern: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    asked = json.dumps([pattern, names])
+    command = [sys.executable, "-I", "-S", "-c", _MATCH]
+    try:
+        ended = subprocess.run(
+            command, input=asked, capture_output=True, text=True, timeout=MATCHING_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"the search takes longer than {MATCHING_SECONDS:g} s") from error
+    if ended.returncode != 0:
+        lines = ended.stderr.strip().splitlines() or ["the search failed"]
+        raise ValueError(lines[-1].rpartition("re.error: ")[2].rpartition("PatternError: ")[2])
+    return tuple(json.loads(ended.stdout))

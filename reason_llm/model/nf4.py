@@ -16,6 +16,9 @@ from bitsandbytes.functional import QuantState, dequantize_blockwise, quantize_4
 from bitsandbytes.nn import Linear4bit, Params4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+
+from reason_llm.errors import ModelError
 
 BLOCK_ELEMENTS = 64
 """Weights that share one scale."""
@@ -29,6 +32,26 @@ def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def can_pack(module: nn.Module) -> bool:
+    """Whether Transformers 5.17 packs this layer: not those of a class of their own, as Falcon's
+    are."""
+    return type(module) is nn.Linear or isinstance(module, Conv1D)
+
+
+def check(model: Any, path: str) -> None:
+    """Whether a model on the meta device has layers to pack beside its head.
+
+    Raises:
+        ModelError: it has none, so it would stay as it is.
+    """
+    head = model.get_output_embeddings()
+    if not any(can_pack(module) and module is not head for module in model.modules()):
+        raise ModelError(
+            f"model.quantize=nf4: {path} ({model.config.model_type}) has linear layers of its own "
+            "kind, which Transformers does not pack; set model.quantize to none"
+        )
 
 
 def is_packed(weight: Tensor) -> bool:

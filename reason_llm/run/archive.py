@@ -16,7 +16,7 @@ import orjson
 
 from reason_llm.config.file import changes
 from reason_llm.errors import RolloutBufferError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.files import open_to_append, write_atomically
 from reason_llm.reading import read_bounded
 from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
 
@@ -131,7 +131,7 @@ class Archive:
     def _append(self, entry: Entry) -> None:
         path = self.folder / "index.jsonl"
         try:
-            with path.open("ab") as file:
+            with open_to_append(path) as file:
                 file.write(_line(entry))
         except OSError as error:
             raise WriteError(

@@ -33,7 +33,7 @@ from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
-from reason_llm.reading import MIB, open_regular, read_bounded
+from reason_llm.reading import MIB, open_regular, read_bounded, regular
 from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -276,8 +276,8 @@ def restore(
         return None
     try:
         adapters.load(policy, state.folder)
-        optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
-        return load_file(str(state.folder / LEARNING)) if state.updates else None
+        optim.load_state_tensors(optimizer, load_file(regular(state.folder / OPTIMIZER)))
+        return load_file(regular(state.folder / LEARNING)) if state.updates else None
     except CheckpointError:
         raise  # a ValueError, too
     except (OSError, SafetensorError, ValueError) as error:

