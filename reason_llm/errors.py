@@ -8,6 +8,7 @@ error.
 import os
 import re
 import traceback
+from typing import Any
 
 
 class ReasonError(Exception):
@@ -112,9 +113,37 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
-def without_secrets(text: str) -> str:
-    """The text with the values of the environment's tokens, keys and passwords given by name."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and value in text and _SECRET.search(name):
-            text = text.replace(value, f"<{name}>")
+def secrets() -> dict[str, str]:
+    """Values of the environment's tokens, keys and passwords, each with its name; longest first, as
+    one may begin with another."""
+    found = {
+        value: name
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST_SECRET and _SECRET.search(name)
+    }
+    return dict(sorted(found.items(), key=lambda each: -len(each[0])))
+
+
+def without_secrets(text: str, known: dict[str, str] | None = None) -> str:
+    """The text with the values of the environment's tokens, keys and passwords given by name.
+
+    Args:
+        known: of ``secrets()``, where there are many texts.
+    """
+    for value, name in (secrets() if known is None else known).items():
+        text = text.replace(value, f"<{name}>")
     return text
+
+
+def tree_without_secrets(value: Any) -> Any:
+    """``without_secrets`` of every text and key in a value of dicts and lists."""
+    known = secrets()
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, str):
+            return without_secrets(value, known)
+        if isinstance(value, dict):
+            return {hidden(key): hidden(item) for key, item in value.items()}
+        return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return hidden(value) if known else value

@@ -1,18 +1,26 @@
-"""Writing that survives a crash: atomic replacement, locks that die with their process, moving
-aside. No content here."""
+"""Files: writing that survives a crash, and reading what others wrote.
+
+Written: atomic replacement, locks that die with their process, moving aside. Read: regular files
+only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
+``/dev/zero`` would not end, so neither is opened. No content here.
+"""
 
 import errno
 import fcntl
 import logging
 import os
 import shutil
+import signal
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import orjson
 from safetensors import SafetensorError
 
 from reason_llm.errors import BusyError, WriteError, one_line
@@ -74,6 +82,18 @@ def write_for_oneself() -> None:
     os.umask(os.umask(0o077) | 0o022)
 
 
+def discard_output() -> None:
+    """From here on, what is written to standard output, whose reader went away, goes nowhere; not
+    even Python's own flush at the end fails."""
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+CLOSED_OUTPUT = 128 + signal.SIGPIPE
+"""Exit code of a program whose only work was to print, and whose reader went away."""
+
+
 def check_writable(folder: Path) -> None:
     """Whether ``folder`` could be made and written, without trying.
 
@@ -118,6 +138,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         ) from error
 
 
+def open_to_append(path: Path) -> BufferedWriter:
+    """The regular file at ``path``, made if it is not there, open for writing at its end.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO or a device.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(handle, "ab")
+
+
 @contextmanager
 def replacing_folder(target: Path) -> Iterator[Path]:
     """A folder beside ``target`` to fill, which then takes its place: whole or not at all.
@@ -125,6 +159,11 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     Raises:
         WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
     """
+    if target.is_symlink():
+        raise WriteError(
+            f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
+            "link, or name the folder that it leads to"
+        )
     beside = target.with_name(f".{target.name}.writing")
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -174,3 +213,106 @@ def move_aside(path: Path) -> None:
             f"{path} cannot be moved aside to {target} ({error.strerror}); move it by hand"
         ) from error
     logger.warning("%s was moved aside to %s", path, target)
+
+
+MIB = 1 << 20
+
+
+MOST_NESTING = 64
+"""Lists in lists, and mappings in mappings."""
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """The file at ``path``, open for reading, if it is a regular one (or a link to one).
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a FIFO, a socket or a device.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name holds a NUL character") from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """All that is in the regular file at ``path``.
+
+    Raises:
+        OSError: as ``open_regular``, or it is larger than ``most_bytes``.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise too_large(most_bytes)
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:  # it grew meanwhile
+        raise too_large(most_bytes)
+    return content
+
+
+def read_text(path: Path, most_bytes: int = MIB) -> str:
+    """The UTF-8 text in the regular file at ``path``.
+
+    Raises:
+        OSError: as ``read_bounded``. UnicodeDecodeError: it is no UTF-8.
+    """
+    return read_bounded(path, most_bytes).decode()
+
+
+def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
+    """The JSON object in the regular file at ``path``.
+
+    Raises:
+        OSError: as ``read_bounded``. ValueError: it is no JSON, no object, or nested too deep.
+    """
+    value = orjson.loads(read_bounded(path, most_bytes))
+    check_nesting(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}, not an object")
+    return value
+
+
+def regular(path: Path) -> Path:
+    """``path``, for a library that opens it by itself and would wait for a FIFO's other end.
+
+    Raises:
+        OSError: as ``open_regular``.
+    """
+    open_regular(path).close()
+    return path
+
+
+def too_large(most_bytes: int) -> OSError:
+    """The error of a file that is larger than it may be."""
+    return OSError(errno.EFBIG, f"it is larger than {most_bytes / MIB:,g} MiB")
+
+
+def check_nesting(value: Any, most: int = MOST_NESTING) -> None:
+    """Whether what a parser gave can be walked through by recursion.
+
+    Raises:
+        ValueError: it is nested deeper than ``most``.
+    """
+    level = [value]
+    for _ in range(most):
+        level = [item for each in level for item in _items(each)]
+        if not level:
+            return
+    raise ValueError(f"nested more than {most} levels deep")
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [item for item in value.values() if isinstance(item, list | Mapping)]
+    if isinstance(value, list):
+        return [item for item in value if isinstance(item, list | Mapping)]
+    return []
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
+    return next((name for test, name in kinds.items() if test(mode)), "a device")

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import orjson
 
-from reason_llm.reading import check_nesting
+from reason_llm.files import check_nesting
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]

@@ -16,7 +16,7 @@ def main() -> int:
     """Read the command line, talk, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.app import Console
     from reason_llm.errors import ConfigError, ReasonError, shown
-    from reason_llm.files import write_for_oneself
+    from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
 
     Console("quiet")  # warnings, and nothing else of the libraries
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -48,6 +48,9 @@ def main() -> int:
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        discard_output()
+        return CLOSED_OUTPUT
     except KeyboardInterrupt:
         return 130
     return 0

@@ -13,7 +13,7 @@ def main() -> int:
     from reason_llm.app.report import serve, write_report
     from reason_llm.config import Parser
     from reason_llm.errors import ConfigError, ReasonError, shown
-    from reason_llm.files import write_for_oneself
+    from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
 
     parser = Parser(prog="python scripts/report.py", description=DESCRIPTION)
     parser.add_argument(
@@ -41,9 +41,13 @@ def main() -> int:
         print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
         for title in alarms:
             print(f"alarm: {title}")
+        sys.stdout.flush()
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        discard_output()
+        return CLOSED_OUTPUT
     except KeyboardInterrupt:
         return 130
     return 0

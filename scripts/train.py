@@ -19,10 +19,10 @@ SWITCHES = {
 def main() -> int:
     """Read the command line, run, and turn a user's mistake into one line and exit code 2."""
     from reason_llm.errors import ReasonError, Stopped, shown
+    from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
 
     try:
         from reason_llm.config import parse_command_line
-        from reason_llm.files import write_for_oneself
 
         write_for_oneself()
         default = Path("configs/quickstart.yaml")
@@ -35,13 +35,13 @@ def main() -> int:
         if "plan" in given:
             from reason_llm.run.prepare import plan_only
 
-            print("\n".join(plan_only(config).table()))
+            print("\n".join(plan_only(config).table()), flush=True)
             return 0
         if "data-check" in given:
             from reason_llm.app import check_data
 
             report = check_data(config)
-            print("\n".join(report.lines))
+            print("\n".join(report.lines), flush=True)
             return 2 if report.num_errors else 0
         from reason_llm.app import run_training  # heavy: after a config that holds
 
@@ -49,6 +49,9 @@ def main() -> int:
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        discard_output()
+        return CLOSED_OUTPUT
     except KeyboardInterrupt as stopped:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return stopped.exit_code if isinstance(stopped, Stopped) else 130

@@ -233,3 +233,64 @@ def test_loading_says_whether_code_may_run(path: Path) -> None:
             r"Auto\w+\.from_\w+", ast.unparse(node.func)
         ):
             assert "trust_remote_code" in {each.arg for each in node.keywords}, node.lineno
+
+
+OPENS = {"open", "fdopen", "read_bytes", "read_text", "fromfile", "memmap", "input"}
+"""Functions of modules and methods of paths that open a file."""
+OF_LIBRARIES = {"os", "io", "gzip", "bz2", "lzma", "zipfile", "tarfile", "numpy", "fileinput"}
+OPEN_BY_PATH = {
+    *("load_file", "safe_open", "torch.load", "shutil.copyfile", "shutil.copy", "shutil.copy2"),
+}
+"""They open by themselves, so they are given ``regular(path)``."""
+OPENED_OTHERWISE = {  # where, what: why
+    ("reason_llm/files.py", "os.open"): "the one way to read a file",
+    ("reason_llm/files.py", "os.fdopen"): "the one way to read a file",
+    ("reason_llm/files.py", "os.open"): "the one way to write a file, and locks",
+    ("reason_llm/files.py", "os.fdopen"): "the one way to write a file",
+    ("reason_llm/run/buffer.py", "gzip.open"): "of a file that open_regular opened",
+    ("reason_llm/score/code/jail/launcher.py", "os.fdopen"): "pipes",
+    (
+        "reason_llm/score/code/jail/launcher.py",
+        ".read_text",
+    ): "/proc, where nothing else is imported",
+    ("reason_llm/score/code/jail/program_server.py", "os.fdopen"): "a pipe",
+    (
+        "reason_llm/score/code/jail/program_server.py",
+        "open",
+    ): "the sandbox's own solution.py, within it",
+    ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
+    ("reason_llm/score/math/math_worker.py", "os.fdopen"): "a pipe",
+    ("reason_llm/app/tracker_process.py", "os.fdopen"): "a pipe",
+    ("reason_llm/app/tracker_process.py", "os.open"): "/dev/null",
+    ("scripts/benchmarks/cpu.py", ".open"): "a log in its own temporary folder, for writing",
+    ("scripts/benchmarks/cpu_worker.py", "os.fdopen"): "a pipe",
+}
+
+
+def opened(path: Path) -> set[tuple[str, str]]:
+    """Where a module opens files, and how."""
+    where, found = str(path.relative_to(ROOT)), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        last = name.rpartition(".")[2]
+        first = node.args[0] if node.args else None
+        is_checked = isinstance(first, ast.Call) and ast.unparse(first.func) == "regular"
+        if name in OPEN_BY_PATH and not is_checked:
+            found.add((where, name))
+        elif name.rpartition(".")[0] and last in OPENS and name not in OPEN_BY_PATH:
+            found.add((where, name if name.split(".")[0] in OF_LIBRARIES else f".{last}"))
+        elif name == "open":
+            found.add((where, name))
+    return found
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_read_in_one_way(path: Path) -> None:
+    """Regular ones, bounded, without waiting for a FIFO's other end: ``reason_llm.files``."""
+    assert opened(path) - OPENED_OTHERWISE.keys() == set()
+
+
+def test_other_ways_are_still_there() -> None:
+    assert set().union(*map(opened, PROGRAMS)) >= OPENED_OTHERWISE.keys()

@@ -21,6 +21,10 @@ from safetensors.torch import save
 
 from conftest import ROOT
 from fuzzing import JSON, NUM_TARGETS, TEXT, broken_bytes, broken_tree, fuzz
+from reason_llm.app.export import merging
+from reason_llm.app.report.page import page
+from reason_llm.app.report.payload import examine
+from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, TrainSection
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
@@ -28,12 +32,16 @@ from reason_llm.config.file import changes, leaves, load, to_yaml
 from reason_llm.data import code_cases, forms as row_forms
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
+from reason_llm.evaluate import accuracy
+from reason_llm.evaluate.outcomes import OutcomeLog, Wave
+from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import archive, checkpoint, metrics
 from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes, with_digest
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train.optim import make_optimizer
+from report_runs import record, write_run
 
 CONFIG = Config.model_validate({"data": {"train": "x.jsonl"}})
 IDENTITY = RunIdentity("run-a", "small", CONFIG.model_dump(mode="json"))
@@ -216,6 +224,70 @@ def test_metrics_and_index(tmp_path: Path) -> None:
     ]
     trees = broken_tree(records).map(lambda t: b"".join(json.dumps(r).encode() + b"\n" for r in t))
     fuzz(st.one_of(*lines, trees), read, 150)
+
+
+ANSWER = {"text": "so 3", "tokens": 5, "finish_reason": "stop", "reward": 1.0, "answer": "3"}
+OUTCOMES = [
+    {"model": "base", "set": "s", "id": f"x:{n}", "prompt": "p", "gold": "3", "greedy": ANSWER,
+     "samples": [ANSWER, ANSWER]}
+    for n in (1, 2)
+]  # fmt: skip
+START: dict[str, Any] = {
+    "step": 0, "time": "now", "reason_llm": {"version": "1", "commit": None, "dirty": False},
+    "packages": {"torch": "2"}, "machine": {"processor": "p", "cores": 1, "host_gib": 1.5},
+    "data": {"training": [{"name": "", "source": "a", "rows": 1, "prompts": 1, "left_out": {}}],
+             "held_out": [], "in_both": 0},
+    "plan": [{"name": "a", "sampling": 1, "learning": 2}],
+}  # fmt: skip
+
+
+def test_outcomes_of_an_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    waves = [Wave("base", "s", 0, [Prompt(f"x:{n}", "p", (1,), "3") for n in (1, 2)])]
+    whole = b"".join(orjson.dumps(each) + b"\n" for each in OUTCOMES)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        log = OutcomeLog(path, num_samples=2)
+        if log.resume(waves):
+            accuracy.table(accuracy.summarize(log.outcomes, 2, True, False))
+
+    trees = broken_tree(OUTCOMES).map(
+        lambda tree: b"".join(json.dumps(each).encode() + b"\n" for each in tree)
+    )
+    fuzz(st.one_of(broken_bytes(whole), trees), read, 150)
+
+
+def test_what_a_run_left_for_its_report(tmp_path: Path) -> None:
+    """A file that is damaged is passed over with a notice, so metrics.jsonl decides."""
+    folder = write_run(tmp_path / "run", [record(0), record(1)])
+    metrics_file = (folder / "metrics.jsonl").read_bytes()
+
+    def read(contents: tuple[bytes, bytes, bytes]) -> None:
+        names = ("environment.json", "summary.json", "metrics.jsonl")
+        for name, content in zip(names, contents, strict=True):
+            (folder / name).write_bytes(content)
+        page([examine(read_run(folder, "run"))])
+
+    environments = broken_tree({"starts": [START, START]}).map(lambda v: json.dumps(v).encode())
+    summaries = broken_tree({"steps": 1, "accuracy_after": 0.5}).map(
+        lambda value: json.dumps(value).encode()
+    )
+    fuzz(st.tuples(environments, summaries, broken_bytes(metrics_file)), read, 60)
+
+
+def test_an_adapter_s_config(tmp_path: Path, shared_model: Model) -> None:
+    adapters.save(shared_model.policy, tmp_path)
+    path = tmp_path / "adapter_config.json"
+    whole = json.loads(path.read_text())
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        adapters.section_of(tmp_path)
+        merging.updates(tmp_path)
+
+    trees = broken_tree(whole).map(lambda tree: json.dumps(tree).encode())
+    fuzz(st.one_of(trees, broken_bytes(json.dumps(whole).encode())), read, 100)
 
 
 @pytest.fixture

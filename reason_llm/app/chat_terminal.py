@@ -15,7 +15,7 @@ from typing import TextIO
 
 from reason_llm.app.chat import Chat, Options, parse_option
 from reason_llm.data import system_prompt
-from reason_llm.errors import ReasonError, printable
+from reason_llm.errors import ReasonError, printable, secrets, without_secrets
 
 KEPT = "\n\t\u00a0\u202f\u3000\u200d"
 """Unprintable by Python's rule and harmless: line ends, tabs, spaces, the joiner inside emoji."""
@@ -35,7 +35,7 @@ that begins with / needs a space before it."""
 
 
 class AnswerWriter:
-    """Writes an answer's pieces; the thinking part is dim.
+    """Writes an answer's pieces without the environment's secrets; the thinking part is dim.
 
     Args:
         styled: whether the terminal takes styles.
@@ -47,12 +47,13 @@ class AnswerWriter:
         self._styled = styled
         self._thinking = thinking
         self._held = ""
+        self._secrets = secrets()
         if thinking:
             self._style(DIM)
 
     def write(self, piece: str) -> None:
-        """Show a piece, but for an end that may turn out to be a tag."""
-        text = self._held + piece
+        """Show a piece, but for an end that may turn out to be a tag or a secret."""
+        text = without_secrets(self._held + piece, self._secrets)
         while (at := text.find(self._tag)) >= 0:
             end = at + len(self._tag)
             if self._thinking:
@@ -63,7 +64,7 @@ class AnswerWriter:
                 self._style(DIM)
                 self._show(text[at:end])
             self._thinking, text = not self._thinking, text[end:]
-        keep = next(n for n in range(len(self._tag) - 1, -1, -1) if text.endswith(self._tag[:n]))
+        keep = max(_begun(text, each) for each in (self._tag, *self._secrets))
         self._held = text[len(text) - keep :]
         self._show(text[: len(text) - keep])
         self._out.flush()
@@ -85,6 +86,12 @@ class AnswerWriter:
     def _style(self, style: str) -> None:
         if self._styled:
             self._out.write(style)
+
+
+def _begun(text: str, word: str) -> int:
+    """How many characters at the end of the text may be the beginning of a word."""
+    longest = min(len(word) - 1, len(text))
+    return next(n for n in range(longest, -1, -1) if text.endswith(word[:n]))
 
 
 class ChatTerminal:
@@ -146,7 +153,7 @@ class ChatTerminal:
             self._say("")
 
     def _say(self, text: str) -> None:
-        self._out.write(f"{text}\n")
+        self._out.write(f"{without_secrets(text)}\n")
         self._out.flush()
 
     def _answer(self, message: str) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 from reason_llm.app import lines
 from reason_llm.app.screen import Screen
 from reason_llm.errors import printable, without_secrets
+from reason_llm.files import discard_output
 from reason_llm.rollout import Group
 from reason_llm.run import Begun, Progress, Record
 
@@ -36,7 +37,7 @@ class Console:
     def __init__(self, mode: str) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
             sys.stdout.reconfigure(errors="backslashreplace")
-        self._rich = RichConsole(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self._rich = _Output(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._quiet = mode == "quiet"
         self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
@@ -130,6 +131,19 @@ class Console:
         )
 
 
+class _Output(RichConsole):
+    """Standard output, whose reader may go away: the run goes on, with its warnings on standard
+    error."""
+
+    is_closed = False
+
+    def on_broken_pipe(self) -> None:
+        """Say so once on standard error; what is printed from here on goes nowhere."""
+        self.quiet = self.is_closed = True
+        discard_output()
+        sys.stderr.write("standard output was closed; what is running goes on\n")
+
+
 class _Lines(logging.Handler):
     """Records as printable lines, never broken to a width: pipes are searched for them."""
 
@@ -141,4 +155,7 @@ class _Lines(logging.Handler):
         """``WARNING  the message``."""
         style = f"logging.level.{record.levelname.lower()}"
         text = without_secrets(printable(record.getMessage()))
+        if isinstance(self._rich, _Output) and self._rich.is_closed:
+            sys.stderr.write(f"{record.levelname:<8} {text}\n" if record.levelno > 20 else "")
+            return
         self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from reason_llm.config import Config
 from reason_llm.data import Data, LoadedSet, load_data
-from reason_llm.errors import DataError, printable
+from reason_llm.errors import DataError, printable, without_secrets
 from reason_llm.model import base, quiet_libraries
 from reason_llm.score import Scorer
 
@@ -59,7 +59,7 @@ def check_data(config: Config) -> DataReport:
         lines += [f"  {error}" for error in first_errors]
     else:
         lines.append("no errors")
-    return DataReport([printable(line, keep="\n\t") for line in lines], num_errors)
+    return DataReport([printable(without_secrets(line), keep="\n\t") for line in lines], num_errors)
 
 
 def _described(title: str, loaded: LoadedSet) -> list[str]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from reason_llm.errors import printable
+from reason_llm.errors import printable, without_secrets
 from reason_llm.rollout import Completion
 from reason_llm.run import Record
 
@@ -207,6 +207,7 @@ class Curve:
 
 def cut(text: str, limit: int = 1000) -> str:
     """The beginning and the end of a model's text on one line, as a terminal may show it."""
+    text = without_secrets(text)
     if len(text) > 2 * limit:
         text = f"{text[:limit]} ... {text[-limit:]}"
     return printable(" ".join(text.split()))

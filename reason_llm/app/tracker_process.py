@@ -19,14 +19,17 @@ from typing import Any, Protocol
 import orjson
 import yaml
 
-from reason_llm.errors import BusyError, one_line, printable, without_secrets
-from reason_llm.files import FileLock
+from reason_llm.config import yaml_text
+from reason_llm.errors import BusyError, one_line, printable, tree_without_secrets, without_secrets
+from reason_llm.files import MIB, FileLock, open_regular, read_bounded, read_text
 from reason_llm.run import metrics
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 9.0
 """From the run's end to this process's, whatever hangs; less than the run waits for it."""
 PROJECT = "reason_llm"
+MOST_OFFLINE_BYTES = 1024 * MIB
+"""Of W&B's own file of a run, which is read whole."""
 
 Values = dict[str, float]
 
@@ -166,7 +169,7 @@ def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
         is_last = ended.is_set()  # asked first, so that nothing is written after the last look
         for record in tail.read():
             if (step := record.pop("step")) > tracker.last_step:
-                tracker.write(step, _numbers(record))
+                tracker.write(step, tree_without_secrets(_numbers(record)))
                 tracker.last_step = step
         if is_last:
             return
@@ -179,7 +182,7 @@ class Tail:
 
     def __init__(self, run_folder: Path) -> None:
         self._path, self._older = metrics.files(run_folder)
-        self._file = (self._older if self._older.exists() else self._path).open("rb")
+        self._file = open_regular(self._older if self._older.exists() else self._path)
         self._rest = b""
 
     def close(self) -> None:
@@ -196,7 +199,7 @@ class Tail:
             if not is_older or not self._path.exists():
                 return
             self._file.close()
-            self._file, self._rest = self._path.open("rb"), b""
+            self._file, self._rest = open_regular(self._path), b""
 
     def _is_older(self) -> bool:
         """By its inode: not when another run has taken the folder."""
@@ -221,7 +224,7 @@ def _wandb_steps(file: Path) -> Iterator[int]:
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, at, parts = file.read_bytes(), 7, b""
+    content, at, parts = read_bounded(file, MOST_OFFLINE_BYTES), 7, b""
     while at + 7 <= len(content):
         if (left := 32768 - at % 32768) < 7:  # too little for a header: padding
             at += left
@@ -251,7 +254,8 @@ def main() -> int:
     try:
         # The tail first: now, and not another run's in the same place.
         with closing(Tail(folder)) as tail, _alone(folder / f".{name}.lock"):
-            config = yaml.safe_load((folder / "resolved_config.yaml").read_text(encoding="utf-8"))
+            config = yaml_text.parse(read_text(folder / "resolved_config.yaml"))
+            config = tree_without_secrets(config)
             tracker = TRACKERS[name](folder, run_id, config)
             follow(tracker, tail, ended)
             tracker.close()

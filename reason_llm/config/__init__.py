@@ -19,12 +19,14 @@ from reason_llm.config.command_line import (
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection
-from reason_llm.config.file import changes, load
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, load
+from reason_llm.config.matching import matching
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.types import Count, Section
 
 __all__ = [
+    "MOST_CONFIG_BYTES",
     "AdapterSection",
     "Aggregation",
     "Algorithm",
@@ -49,6 +51,7 @@ __all__ = [
     "Value",
     "changes",
     "load",
+    "matching",
     "parse_command_line",
     "read_command_line",
     "resolve",

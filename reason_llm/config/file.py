@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from reason_llm.config import yaml_text
 from reason_llm.config.sections import CHANGES, Config
 from reason_llm.errors import ConfigError, one_line
-from reason_llm.reading import read_bounded
+from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
 MOST_SHOWN_CHARACTERS = 200

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from reason_llm.config.algorithm import AlgorithmSection
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.config.data import DataSection
+from reason_llm.config.matching import matching
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.types import Count, NonNegative, Section
 
@@ -91,8 +92,8 @@ class AdapterSection(Section):
         if not isinstance(self.targets, str):
             return HEAD in self.targets
         try:
-            return re.fullmatch(self.targets, HEAD) is not None
-        except re.error:  # told where the targets are looked up in the model
+            return bool(matching(self.targets, [HEAD]))
+        except ValueError:  # told where the targets are looked up in the model
             return False
 
 

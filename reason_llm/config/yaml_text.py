@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from reason_llm.reading import MOST_NESTING
+from reason_llm.files import MOST_NESTING
 
 MOST_NODES = 20_000
 """Values and keys, each counted as often as it stands there once all aliases are unfolded."""
@@ -50,6 +50,26 @@ def parse(text: str) -> Any:
 class _UniqueKeys(yaml.SafeLoader):
     """Safe YAML that refuses a key that stands twice in one mapping."""
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """As SafeLoader's, but for what YAML 1.1 reads in base 8 or 60, such as 010 and 1:30."""
+        digits = node.value.lstrip("+-").replace("_", "")
+        if ":" in digits or (len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()):
+            kind = "base 60" if ":" in digits else "base 8"
+            raise yaml.YAMLError(
+                f"line {node.start_mark.line + 1}: {node.value!r:.60} would be read in {kind}; "
+                "write a decimal number, or quote it as text"
+            )
+        return super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: Any) -> float:
+        """As SafeLoader's, but for base 60, such as 1:30.5."""
+        if ":" in node.value:
+            raise yaml.YAMLError(
+                f"line {node.start_mark.line + 1}: {node.value!r:.60} would be read in base 60; "
+                "write a decimal number, or quote it as text"
+            )
+        return super().construct_yaml_float(node)
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """As SafeLoader's, after the check."""
         seen = set()
@@ -59,6 +79,10 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {line}: {key.value!r} stands twice")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.add_constructor("tag:yaml.org,2002:int", _UniqueKeys.construct_yaml_int)
+_UniqueKeys.add_constructor("tag:yaml.org,2002:float", _UniqueKeys.construct_yaml_float)
 
 
 def _count(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:

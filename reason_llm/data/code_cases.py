@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reason_llm.reading import check_nesting
+from reason_llm.files import check_nesting
 
 FLOAT_TOLERANCE = 1e-9
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:

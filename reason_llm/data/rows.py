@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.errors import DataError, one_line
-from reason_llm.reading import MIB, check_nesting, open_regular, read_bounded
+from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.reading import MIB, read_bounded
+from reason_llm.files import MIB, read_bounded, read_text
 
 MOST_TEMPLATE_BYTES = MIB
 
@@ -29,7 +29,7 @@ class Templates:
 @cache
 def shipped() -> Templates:
     """The templates that come with the package."""
-    return Templates(**yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")))
+    return Templates(**yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml"))))
 
 
 def system_prompt(name: str, first_reward: str) -> str | None:

@@ -1,8 +1,9 @@
-"""A time limit on a call into what others wrote.
+"""A time limit on a call into what others wrote, and on a search by their regular expression.
 
 The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
 an exception at its next line of Python, so that an endless loop does not slow down all that comes
-after. C code that never lets go of the interpreter's lock is not ended by this.
+after. C code that never lets go of the interpreter's lock is not ended by this. Python's regular
+expressions are such code, so a search runs in a process of its own.
 """
 
 import ctypes

@@ -19,11 +19,19 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import LoadedSet, load_evaluation
-from reason_llm.errors import ConfigError, printable
+from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
-from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
+from reason_llm.files import (
+    FileLock,
+    check_writable,
+    move_aside,
+    open_regular,
+    read_bounded,
+    read_object,
+    write_atomically,
+)
 from reason_llm.model import Model, adapters, base, quiet_libraries
 from reason_llm.model.plan import Machine, Plan, Shape, backends, memory
 from reason_llm.rollout import Group, Prompt
@@ -95,7 +103,11 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
                 if skipped < len(waves):
                     _run_stage(request, stage, waves[skipped:], log, scorer, watch)
         if request.generate_only:
-            summary = {"prompts": len(log.outcomes), "k": request.num_samples}
+            summary = {
+                "prompts": len(log.outcomes),
+                "k": request.num_samples,
+                "sha256": log.digest(),
+            }
             write_atomically(request.out / "summary.json", orjson.dumps(summary))
             watch.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
             return summary
@@ -163,9 +175,10 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
         ConfigError: the folder holds another evaluation.
     """
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
-    log, header = OutcomeLog(request.out / name), request.out / "evaluation.json"
+    header = request.out / "evaluation.json"
+    log = OutcomeLog(request.out / name, request.num_samples, judged=not request.generate_only)
     identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
-    is_other = log.path.exists() and not (header.exists() and header.read_bytes() == identity)
+    is_other = log.path.exists() and not _holds(header, identity)
     is_finished = (request.out / "summary.json").exists()
     if request.afresh or (is_other and is_finished and request.may_move_aside):
         move_aside(request.out)
@@ -174,8 +187,33 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
             f"{request.out} holds an evaluation with other options, data, weights or reward; set "
             "another --out, or --run.resume never, which moves it aside"
         )
+    elif is_finished and log.path.exists():
+        _check_finished(request.out / "summary.json", log)
     write_atomically(header, identity)
     return log
+
+
+def _check_finished(summary: Path, log: OutcomeLog) -> None:
+    """The lines of a finished evaluation are those that its summary was made of.
+
+    Raises:
+        DataError: they are not, or the summary cannot be read.
+    """
+    try:
+        digest = read_object(summary)["sha256"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{summary} is damaged ({type(error).__name__}: {one_line(error)}); remove it, and it "
+            "is made anew"
+        ) from error
+    log.check(digest)
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    try:
+        return read_bounded(file, len(content)) == content
+    except OSError:  # larger, not there, or no regular file
+        return False
 
 
 def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
@@ -207,7 +245,8 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 
 def _file_digest(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    with open_regular(Path(path)) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def _run_stage(
@@ -309,6 +348,7 @@ def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch
         "k": k,
         "temperature": config.sample.temperature if k else 0.0,
         "max_new_tokens": config.eval_max_new_tokens,
+        "sha256": log.digest(),
         **accuracy.summarize(log.outcomes, k, with_majority, len(request.targets) > 1),
     }
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)

@@ -4,6 +4,7 @@ A wave of problems is appended whole and synced. After a kill what follows the l
 cut off, so that every wave is sampled as it would have been. Knows nothing of models.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +13,18 @@ from typing import Any
 
 import orjson
 
-from reason_llm.errors import DataError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.errors import DataError, WriteError, one_line
+from reason_llm.files import open_regular, open_to_append, read_bounded, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
 Outcome = dict[str, Any]
 """``{"model", "set", "id", "prompt", "gold", "greedy": answer or null, "samples": [answer, ...]}``.
 An answer is ``{"text", "tokens", "finish_reason", "reward", "answer"}``: a count of tokens, the
 first reward's value, and the final answer that it found, for maj@k."""
+
+MOST_BYTES = 4 << 30
+LARGEST = 1e100
+"""Reward that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +44,27 @@ class Wave:
 
 
 class OutcomeLog:
-    """The lines in ``path`` that belong to the waves, and those to come."""
+    """The lines in ``path`` that belong to the waves, and those to come.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        num_samples: of each problem, beside the greedy answer.
+        judged: whether there is a greedy answer, and a reward for each.
+    """
+
+    def __init__(self, path: Path, num_samples: int = 0, judged: bool = True) -> None:
         self.path = path
+        self.num_samples = num_samples
+        self.judged = judged
         self.outcomes: list[Outcome] = []
 
     def resume(self, waves: Sequence[Wave]) -> int:
         """Read the whole waves that are there, and cut off what follows; how many there are.
 
         Raises:
-            DataError: a line is of another evaluation.
+            DataError: a line is of another evaluation, or the file cannot be read.
         """
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        found, done = [_parsed(self.path, i, line) for i, line in enumerate(lines, start=1)], 0
+        lines = self._read()
+        found, done = [self._parsed(i, line) for i, line in enumerate(lines, start=1)], 0
         position = 0
         for wave in waves:
             part = found[position : position + len(wave.prompts)]
@@ -76,7 +88,7 @@ class OutcomeLog:
             WriteError: the disk is full or read-only.
         """
         try:
-            with self.path.open("ab") as file:
+            with open_to_append(self.path) as file:
                 file.write(b"".join(orjson.dumps(each) + b"\n" for each in outcomes))
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,6 +97,66 @@ class OutcomeLog:
                 f"{self.path} cannot be written ({error.strerror}); free the disk and call again"
             ) from error
         self.outcomes += outcomes
+
+    def digest(self) -> str:
+        """SHA-256 of the file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with open_regular(self.path) as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+
+    def check(self, digest: str) -> None:
+        """Whether the file of a finished evaluation is the one that was written.
+
+        Raises:
+            DataError: it is not.
+        """
+        try:
+            if self.digest() == digest:
+                return
+            problem = "its SHA-256 differs from the one in summary.json"
+        except OSError as error:
+            problem = one_line(error)
+        raise DataError(
+            f"{self.path} is not what the evaluation wrote ({problem}); restore it, set another "
+            "--out, or --run.resume never, which moves it aside"
+        )
+
+    def _read(self) -> list[bytes]:
+        try:
+            return read_bounded(self.path, MOST_BYTES).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be read ({one_line(error)}); remove it, or set another --out"
+            ) from error
+
+    def _parsed(self, number: int, line: bytes) -> Outcome | None:
+        """None for a last line that was cut off."""
+        if not line.endswith(b"\n"):
+            return None
+        try:
+            value = orjson.loads(line)
+            if not self._is_outcome(value):
+                raise ValueError("no outcome of a problem")
+        except ValueError as error:
+            raise DataError(
+                f"{self.path}:{number}: {error}; remove the folder, or set another --out"
+            ) from error
+        found: Outcome = value
+        return found
+
+    def _is_outcome(self, value: Any) -> bool:
+        if not isinstance(value, dict) or not {"model", "set", "id"} <= value.keys():
+            return False
+        greedy, samples = value.get("greedy"), value.get("samples")
+        if not isinstance(samples, list) or len(samples) != self.num_samples:
+            return False
+        answers = samples if greedy is None and not self.judged else [greedy, *samples]
+        return all(_is_answer(each, self.judged) for each in answers)
 
 
 def answer_of(completion: Completion, final: str | None) -> dict[str, Any]:
@@ -98,16 +170,11 @@ def answer_of(completion: Completion, final: str | None) -> dict[str, Any]:
     }
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Outcome | None:
-    """None for a last line that was cut off."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        value = orjson.loads(line)
-        if not isinstance(value, dict) or not {"model", "set", "id"} <= value.keys():
-            raise ValueError("no outcome of a problem")
-    except ValueError as error:
-        raise DataError(
-            f"{path}:{number}: {error}; remove the folder, or set another --out"
-        ) from error
-    return value
+def _is_answer(value: Any, judged: bool) -> bool:
+    if not isinstance(value, dict) or type(value.get("tokens")) is not int:
+        return False
+    if not all(isinstance(value.get(name), str) for name in ("text", "finish_reason")):
+        return False
+    answer, reward = value.get("answer", 0), value.get("reward")
+    is_number = isinstance(reward, int | float) and abs(reward) < LARGEST
+    return isinstance(answer, str | None) and (is_number or not judged)

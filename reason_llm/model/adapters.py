@@ -24,20 +24,29 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
-from reason_llm.config import AdapterSection
+from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
+from reason_llm.files import MIB, read_object, regular
 
+CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAY_VARY = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("init_lora_weights", "megatron_core", "ensure_weight_tying"),
+    *("init_lora_weights", "megatron_core", "ensure_weight_tying", "fan_in_fan_out"),
 }
-"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
+"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places. Whether a
+weight is transposed (fan_in_fan_out) follows from its layer, in PEFT, too."""
+LINEAR = (torch.nn.Linear, Conv1D)
+"""Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
+ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+MAX_RANK = 4096
+LARGEST_ALPHA = 1e6
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
@@ -51,11 +60,10 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=config.targets,
+        target_modules=find_targets(base, config.targets),
         task_type="CAUSAL_LM",
     )
-    check_targets(base, config.targets)
-    with _tied_head_may_be_adapted():
+    with _quiet_peft():
         policy = get_peft_model(base, lora)
     for module in policy.modules():
         if isinstance(module, LoraLayer):
@@ -65,37 +73,43 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
 
 
 @contextmanager
-def _tied_head_may_be_adapted() -> Iterator[None]:
-    """Within: PEFT does not warn of a head that is tied to the embedding. The embedding stays as it
-    is, and merging unties the two."""
+def _quiet_peft() -> Iterator[None]:
+    """Within: PEFT warns neither of a head that is tied to the embedding, which stays as it is and
+    which merging unties, nor of a transposed weight, of which it takes care."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
         yield
 
 
-def check_targets(base: Any, targets: str | list[str]) -> None:
-    """Every target is a linear layer of the model.
+def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
+    """``all-linear`` or a list of names, each of a linear layer of the model. A regular expression
+    becomes the names that it matches, so PEFT is given none.
 
     Raises:
-        ModelError: one is not.
+        ModelError: one is no layer, or a regular expression matches none.
     """
-    linear = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
+    linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
     if targets == "all-linear":
-        return
+        return targets
     if isinstance(targets, str):
         try:
-            bad = [] if any(re.fullmatch(targets, name) for name in linear) else [targets]
-        except re.error as error:
+            found = matching(targets, linear)
+        except ValueError as error:
             raise ModelError(
-                f"model.adapter.targets={targets!r} is no regular expression ({error}); mend it"
+                f"model.adapter.targets={targets!r} is no regular expression that can be searched "
+                f"for ({error}); mend it, or list the names"
             ) from error
+        bad = [] if found else [targets]
     else:
+        found = targets
         bad = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
     if bad:
         raise ModelError(
             f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
             f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
+    return found
 
 
 @contextmanager
@@ -154,7 +168,7 @@ def load(policy: PeftModel, folder: Path) -> None:
     Raises:
         CheckpointError: tensors are missing or of other shapes.
     """
-    found = load_file(str(folder / WEIGHTS))
+    found = load_file(regular(folder / WEIGHTS))
     expected = {name: tensor.shape for name, tensor in state(policy).items()}
     if {name: tensor.shape for name, tensor in found.items()} != expected:
         raise CheckpointError(
@@ -174,7 +188,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
     """
     expected = {name: list(tensor.shape) for name, tensor in state(policy).items()}
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
             names = list(opened.keys())
             found = {name: opened.get_slice(name).get_shape() for name in names}
     except (OSError, SafetensorError) as error:
@@ -210,8 +224,11 @@ def over(base: Any, folder: Path) -> PeftModel:
         ModelError: it does not fit.
     """
     try:
-        with _tied_head_may_be_adapted():
-            return PeftModel.from_pretrained(base, str(folder))
+        with _quiet_peft():
+            regular(folder / WEIGHTS)
+            return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
+    except ModelError:
+        raise
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         raise _misfit(folder, str(base.config.name_or_path)) from error
 
@@ -226,18 +243,31 @@ def clear(policy: PeftModel) -> None:
 def read_config(folder: Path) -> LoraConfig:
     """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else.
 
+    PEFT would search the model's layers by regular expressions in it: in their place are the names
+    of the layers that the adapter has weights of.
+
     Raises:
         ModelError: it cannot be read, or is of another kind.
     """
     try:
-        config = LoraConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        value = read_object(folder / CONFIG, MIB)
+        _check_numbers(value)
+        with warnings.catch_warnings():  # of options that are refused below
+            warnings.simplefilter("ignore")
+            config = LoraConfig.from_pretrained(str(folder))
+        if not _has_plain_targets(config):
+            config.target_modules = set(_adapted_modules(folder))
+        config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise ModelError(
             f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
             "that holds a LoRA adapter in PEFT's form"
         ) from error
-    found, plain = config.to_dict(), LoraConfig().to_dict()
-    odd = [name for name in plain if name not in MAY_VARY and found.get(name) != plain[name]]
+    plain = LoraConfig().to_dict()
+    # What a later PEFT added counts, too, unless it is off.
+    found = {name: value[name] for name in value if value[name]} | config.to_dict()
+    names = [name for name in found if name not in MAY_VARY]
+    odd = [name for name in names if name not in plain or found[name] != plain[name]]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA":
         odd.insert(0, "peft_type")
     if config.init_lora_weights not in PLAIN_STARTS:
@@ -248,6 +278,35 @@ def read_config(folder: Path) -> LoraConfig:
             "library that made it"
         )
     return config
+
+
+def _check_numbers(value: dict[str, Any]) -> None:
+    rank, alpha = value.get("r", 8), value.get("lora_alpha", 8)
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"r={rank!r:.60} is no rank from 1 to {MAX_RANK}")
+    if type(alpha) not in (int, float) or not 0 < alpha < LARGEST_ALPHA:
+        raise ValueError(f"lora_alpha={alpha!r:.60} is no number above 0")
+    if not isinstance(value.get("base_model_name_or_path"), str | None):
+        raise ValueError("base_model_name_or_path is no text")
+
+
+def _has_plain_targets(config: LoraConfig) -> bool:
+    targets = config.target_modules
+    if config.exclude_modules or config.layers_to_transform is not None or config.layers_pattern:
+        return False
+    if isinstance(targets, str):
+        return targets == "all-linear"
+    return bool(targets) and all(isinstance(each, str) for each in targets)
+
+
+def _adapted_modules(folder: Path) -> list[str]:
+    """Names of the layers that the adapter's file has both factors of."""
+    with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
+        names = [ADAPTED.fullmatch(name) for name in opened.keys()]  # noqa: SIM118
+    found = sorted({name[1] for name in names if name is not None})
+    if not found:
+        raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
+    return found
 
 
 def base_of(folder: Path) -> str:

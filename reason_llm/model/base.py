@@ -52,6 +52,9 @@ _BAD_CONFIG = (
     ArithmeticError,
 )
 
+PROBE = "What is 3 + 4?"
+"""Which a tokenizer must read."""
+
 
 class Model:
     """The resident base with its policy adapter.
@@ -101,6 +104,7 @@ class Model:
                 loaded = shared_weights.model_over(self.engine, dtype)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
+            _disable_dropout(loaded)
             torch.manual_seed(seed)
             self.policy = adapters.attach(loaded, config.adapter)
         if self.engine is not None:
@@ -235,13 +239,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     allowed = folder.code_allowed(path, trust_remote_code)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
+        spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
+        limit = tokenizer.model_max_length
+        if not isinstance(limit, int | float) or not limit > 0:
+            raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
     except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
-    probe = "What is 3 + 4?"
-    spelled = tokenizer.decode(tokenizer.encode(probe, add_special_tokens=False))
-    if "".join(spelled.split()).casefold() != "".join(probe.split()).casefold():
+    except BaseException as error:
+        # What the Rust library raises on a panic is no Exception, and has no class to name.
+        if type(error).__name__ not in ("PanicException", "Exception"):
+            raise
+        raise _unreadable(path, "tokenizer", error) from error
+    if "".join(spelled.split()).casefold() != "".join(PROBE.split()).casefold():
         raise ModelError(
-            f"model.path={path}: its tokenizer reads {probe!r} as {spelled!r}; a file of it, "
+            f"model.path={path}: its tokenizer reads {PROBE!r} as {spelled!r}; a file of it, "
             "such as tokenizer.json, is missing or damaged: save it again"
         )
     if tokenizer.eos_token_id is None:
@@ -310,20 +321,30 @@ def meta_model(config: ModelSection) -> PeftModel:
         ModelError: no causal language model, a target that it lacks, or weights that are quantised
             already in another way than asked for.
     """
-    trusted = config.trust_remote_code
-    described = read_config(config.path, trusted)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
-    except _BAD_CONFIG as error:
-        raise _unreadable(config.path, "config", error) from error
-    _check_quantized(config, described, model)
+    model = meta_base(config.path, config.trust_remote_code)
+    _check_quantized(config, model)
+    if config.quantize == "nf4":
+        nf4.check(model, config.path)
     with torch.device("meta"):
         return adapters.attach(model, config.adapter)
 
 
-def _check_quantized(config: ModelSection, described: PretrainedConfig, model: Any) -> None:
-    quantized = getattr(described, "quantization_config", None)
+def meta_base(path: str, trust_remote_code: bool) -> Any:
+    """The model without storage and without an adapter.
+
+    Raises:
+        ModelError: it is no causal language model.
+    """
+    described = read_config(path, trust_remote_code)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
+    except _BAD_CONFIG as error:
+        raise _unreadable(path, "config", error) from error
+
+
+def _check_quantized(config: ModelSection, model: Any) -> None:
+    quantized = getattr(model.config, "quantization_config", None)
     if not quantized:
         return
     fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
@@ -388,6 +409,17 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     return base
 
 
+def _disable_dropout(base: nn.Module) -> None:
+    """The base's own dropout, such as GPT-2's, would make the learner another policy than the
+    sampler. The adapter's is set by model.adapter.dropout."""
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends an answer: the tokenizer's, and those of generation_config.json.
 
@@ -409,7 +441,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted({tokenizer.eos_token_id, *more})
 
 
-def _unreadable(path: str, what: str, error: Exception) -> ModelError:
+def _unreadable(path: str, what: str, error: BaseException) -> ModelError:
     reason = one_line(error)[:300]
     if "trust_remote_code" in str(error):
         return ModelError(

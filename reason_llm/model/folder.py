@@ -20,7 +20,7 @@ from transformers.utils import find_adapter_config_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.reading import MIB, check_nesting, read_bounded
+from reason_llm.files import MIB, check_nesting, read_bounded, regular
 
 MOST_JSON_BYTES = 64 * MIB
 MOST_LAYERS = 1024
@@ -117,7 +117,7 @@ def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[i
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
         try:
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(regular(file), framework="pt") as opened:
                 names = list(opened.keys())
                 yield file, {name: opened.get_slice(name).get_shape() for name in names}
         except (SafetensorError, OSError) as error:
@@ -141,7 +141,7 @@ def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[i
 
 def _pickled_shapes(file: Path) -> dict[str, list[int]]:
     try:
-        tensors = torch.load(file, map_location="meta", weights_only=True)
+        tensors = torch.load(regular(file), map_location="meta", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
         raise _damaged(file, error) from error
     if not isinstance(tensors, dict):

@@ -25,6 +25,9 @@ from bitsandbytes.functional import (
 from bitsandbytes.nn import Linear4bit, Params4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+
+from reason_llm.errors import ModelError
 
 BLOCK_ELEMENTS = 64
 """Weights that share one scale."""
@@ -76,6 +79,26 @@ def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) 
     if quantize != "nf4":
         return "its weights are NF4 already; set model.quantize to nf4"
     return None
+
+
+def can_pack(module: nn.Module) -> bool:
+    """Whether Transformers 5.17 packs this layer: not those of a class of their own, as Falcon's
+    are."""
+    return type(module) is nn.Linear or isinstance(module, Conv1D)
+
+
+def check(model: Any, path: str) -> None:
+    """Whether a model on the meta device has layers to pack beside its head.
+
+    Raises:
+        ModelError: it has none, so it would stay as it is.
+    """
+    head = model.get_output_embeddings()
+    if not any(can_pack(module) and module is not head for module in model.modules()):
+        raise ModelError(
+            f"model.quantize=nf4: {path} ({model.config.model_type}) has linear layers of its own "
+            "kind, which Transformers does not pack; set model.quantize to none"
+        )
 
 
 def is_packed(weight: Tensor) -> bool:

@@ -16,8 +16,7 @@ import orjson
 
 from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError, WriteError
-from reason_llm.files import write_atomically
-from reason_llm.reading import read_bounded
+from reason_llm.files import open_to_append, read_bounded, write_atomically
 from reason_llm.run.buffer import (
     Document,
     RunIdentity,
@@ -142,7 +141,7 @@ class Archive:
     def _append(self, entry: Entry) -> None:
         path = self.folder / "index.jsonl"
         try:
-            with path.open("ab") as file:
+            with open_to_append(path) as file:
                 file.write(_line(entry))
         except OSError as error:
             raise WriteError(

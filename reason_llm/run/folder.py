@@ -5,10 +5,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from reason_llm.config import Config, file as config_file
 from reason_llm.errors import CheckpointError
+from reason_llm.files import open_regular, read_object
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -60,11 +59,10 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
 def finished_steps(run: Path) -> int | None:
     """At which step the run ended, the last time that it did; None if it never did."""
     try:
-        summary = orjson.loads((run / "summary.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        steps = read_object(run / "summary.json").get("steps")
+    except (OSError, ValueError):
         return None
-    steps = summary.get("steps") if isinstance(summary, dict) else None
-    return steps if isinstance(steps, int) else None
+    return steps if type(steps) is int else None
 
 
 def weights_digest(model: Path, adapter: Path | None) -> str:
@@ -72,7 +70,7 @@ def weights_digest(model: Path, adapter: Path | None) -> str:
     digest = hashlib.sha256(str(model).encode())
     folders = [folder for folder in (model, adapter) if folder is not None and folder.is_dir()]
     for file in (file for folder in folders for file in sorted(folder.glob("*.safetensors"))):
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             digest.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(2**22))
     return digest.hexdigest()[:16]
 

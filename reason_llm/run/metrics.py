@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 
 from reason_llm.errors import DataError, WriteError
-from reason_llm.files import sync, write_atomically
-from reason_llm.reading import read_bounded
+from reason_llm.files import open_to_append, read_bounded, sync, write_atomically
 from reason_llm.rollout import Group
 
 Record = dict[str, float]
@@ -64,7 +63,7 @@ class MetricsLog:
         try:
             if self.path.stat().st_size > MAX_BYTES:
                 self.path.replace(_older(self.path))
-            with self.path.open("ab") as file:
+            with open_to_append(self.path) as file:
                 file.write(_line(record))
         except OSError as error:
             raise self._cannot_be_written(error) from error

@@ -14,10 +14,16 @@ from transformers import PreTrainedTokenizerBase
 from reason_llm.config import Config, file as config_file
 from reason_llm.data import Data, load_data
 from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
-from reason_llm.files import FileLock, check_writable, move_aside, write_atomically
+from reason_llm.files import (
+    MIB,
+    FileLock,
+    check_writable,
+    move_aside,
+    read_bounded,
+    write_atomically,
+)
 from reason_llm.model import base, quiet_libraries
 from reason_llm.model.plan import GIB, Machine, Plan, Shape, backends, memory
-from reason_llm.reading import MIB, read_bounded
 from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
 from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
@@ -242,7 +248,10 @@ def plan_only(config: Config) -> Plan:
     device = base.default_device()
     machine = Machine.imagined(config, device)
     if config.sample.engine == "auto":
-        engine = "vllm" if machine.kind == "cuda" and config.model.dtype != "float32" else None
+        text = base.read_config(config.model.path, config.model.trust_remote_code)
+        can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
+        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
+        engine = "vllm" if on_gpu and can_share else None
         sample = config.sample.model_copy(update={"engine": engine or "transformers"})
         config = config.model_copy(update={"sample": sample})
     shape = Shape.of(base.meta_model(config.model))

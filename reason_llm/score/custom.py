@@ -96,6 +96,9 @@ class CustomReward:
             return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
         except SystemExit as error:  # which would end the run without a word
             raise RuntimeError(f"{self.where} ended with sys.exit({error.code!r})") from error
+        except (KeyboardInterrupt, GeneratorExit) as error:
+            # Its own: Ctrl-C comes to the main thread, and this is another one.
+            raise RuntimeError(f"{self.where} raised {type(error).__name__}") from error
 
 
 async def _awaited(result: Any) -> Any:
@@ -117,7 +120,7 @@ def _load(where: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise ConfigError(
             f"score.rewards: custom={where}: {path} cannot be imported "
             f"({type(error).__name__}: {one_line(error)}); mend it"

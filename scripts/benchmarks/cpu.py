@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import cpu_workloads
 from benchmarks.cpu_workloads import ROOT, Workload
+from reason_llm.files import read_text
 
 MIB = 2**20
 START = "import sys; sys.modules['vllm'] = None; from benchmarks.{module} import main; main()"
@@ -103,7 +104,9 @@ class Side:
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a side of the benchmark died:\n{self._log.read_text()[-3000:]}")
+            raise RuntimeError(
+                f"a side of the benchmark died:\n{read_text(self._log, 64 * MIB)[-3000:]}"
+            )
         answer: dict[str, Any] = orjson.loads(line)
         return answer
 

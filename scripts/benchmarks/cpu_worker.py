@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import orjson
 
 from benchmarks.cpu_workloads import Workload
+from reason_llm.files import read_object, read_text
 
 
 class Turns:
@@ -41,7 +42,7 @@ class Turns:
 
 def resident_bytes(field: str) -> int:
     """VmRSS or VmHWM of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in read_text(Path("/proc/self/status")).splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {field}")
@@ -49,7 +50,7 @@ def resident_bytes(field: str) -> int:
 
 def read_workload() -> Workload:
     """The workload in the file that the command line names first."""
-    return Workload.from_json(orjson.loads(Path(sys.argv[1]).read_bytes()))
+    return Workload.from_json(read_object(Path(sys.argv[1])))
 
 
 def check_lengths(workload: Workload, lengths: list[int]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from reason_llm.files import read_text
+
 GIB = 2**30
 POLL_SECONDS = 0.01
 """Between two looks at the memory in use; torch and vLLM keep what they took far longer."""
@@ -42,7 +44,7 @@ def used_bytes() -> int:
     of this process."""
     if has_gpu():
         return total_bytes() - free_bytes() - _ballast_bytes
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(read_text(Path("/proc/self/statm")).split()[1])
     return pages * 4096
 
 

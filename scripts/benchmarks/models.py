@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.device import has_gpu
+from reason_llm.files import MIB, read_bounded, read_object
 
 TINY = Path(__file__).resolve().parents[2] / "model" / "tiny"
 SHAPES: dict[str, dict[str, Any]] = {
@@ -69,14 +70,14 @@ def make(shape: str, folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
-    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    tokenizer = read_object(TINY / "tokenizer.json")
     known = set(tokenizer["model"]["vocab"].values())
     known |= {token["id"] for token in tokenizer["added_tokens"]}
     more = {f"<{number}>": number for number in range(vocabulary) if number not in known}
     tokenizer["model"]["vocab"] |= more
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
+        (folder / name).write_bytes(read_bounded(TINY / name, MIB))
 
 
 def prompt_texts(model: str, count: int, tokens: int, seed: int) -> list[str]:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from reason_llm.files import read_object
+
 Kind = Literal["bf16", "nf4"]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Adapted layers: all of a dense decoder's."""
@@ -86,9 +88,9 @@ def write(record: Work | Outcome, path: Path) -> None:
 
 def read_work(path: Path) -> Work:
     """What ``write`` wrote."""
-    return Work(**json.loads(path.read_text()))
+    return Work(**read_object(path))
 
 
 def read_outcome(path: Path) -> Outcome:
     """What ``write`` wrote."""
-    return Outcome(**json.loads(path.read_text()))
+    return Outcome(**read_object(path))

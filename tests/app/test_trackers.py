@@ -47,7 +47,9 @@ def folder(small_run: Callable[..., Config], tmp_path: Path) -> Path:
     """A run's folder with the records of steps 0 to 2."""
     folder = tmp_path / "runs" / "small"
     folder.mkdir(parents=True)
-    (folder / "resolved_config.yaml").write_text(to_yaml(small_run()))
+    (folder / "resolved_config.yaml").write_text(
+        to_yaml(small_run(data__system_prompt=f"Words. {SECRET} and more."))
+    )
     for step in range(3):
         add(folder, step)
     return folder
@@ -132,7 +134,8 @@ def test_each_holds_each_step_once_also_after_a_kill(folder: Path) -> None:
     for part in (b"prompts_per_step", b"think_answer_tags"):
         assert part in config
     for file in folder.parent.parent.rglob("*"):
-        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+        if file.is_file() and file.name != "resolved_config.yaml":
+            assert SECRET.encode() not in file.read_bytes(), file
 
 
 def until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:

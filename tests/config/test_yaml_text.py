@@ -12,6 +12,28 @@ def test_a_value_that_does_not_fit_its_tag(text: str) -> None:
         parse(f"a: {text}")
 
 
+@pytest.mark.parametrize(
+    "text", ["010", "-010", "+0_7", "1:30", "190:20:30", "1:30.5", "-1:30", "0b1:1", "00"]
+)
+def test_octal_and_base_60_of_yaml_1_1_are_refused(text: str) -> None:
+    """A learning rate of 010 would be 8, and 1:30 would be 90."""
+    if text == "0b1:1":
+        assert parse(f"a: {text}") == {"a": text}  # text, in YAML 1.1 too
+        return
+    with pytest.raises(ValueError, match=r"^line 1: '.*' would be read in base (8|60); write"):
+        parse(f"a: {text}")
+    assert parse(f"a: '{text}'") == {"a": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("-0", 0), ("10", 10), ("1_000", 1000), ("0x10", 16), ("0b11", 3), ("0.5", 0.5),
+     ("1.5e+3", 1500.0), ("08", "08"), ("1e-5", "1e-5"), (".5", 0.5)],
+)  # fmt: skip
+def test_other_numbers_are_what_they_were(text: str, value: object) -> None:
+    assert parse(f"a: {text}") == {"a": value}
+
+
 @pytest.mark.parametrize("value", [True, -1, 1.0, "1", None, 1 << 60])
 def test_a_count_is_a_count(value: object) -> None:
     with pytest.raises(ValueError, match=r"step is .*, not a count"):

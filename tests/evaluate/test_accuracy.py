@@ -1,5 +1,6 @@
 """Outcomes become scores, by hand; the lines of a file are kept by whole waves."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,43 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"{}\n")
     with pytest.raises(DataError, match="no outcome of a problem"):
         OutcomeLog(path).resume(waves(1, size=1))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("greedy", "reward"), "x"), (("greedy", "reward"), None), (("greedy", "reward"), 1e300),
+        (("greedy", "tokens"), "x"), (("greedy",), None), (("greedy",), 5), (("samples",), "x"),
+        (("samples",), []), (("samples", 0), 5), (("samples", 0, "reward"), [1]),
+        (("samples", 0, "answer"), 5), (("samples", 0, "finish_reason"), None),
+    ],
+)  # fmt: skip
+def test_an_outcome_that_is_none_is_refused(tmp_path: Path, place: tuple, value: Any) -> None:
+    path, line = tmp_path / "problems.jsonl", outcome("a", 0, 1.0, [(1.0, "1")])
+    inner: Any = line
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_bytes(orjson.dumps(line) + b"\n")
+    with pytest.raises(DataError, match=r"problems\.jsonl:1: no outcome of a problem"):
+        OutcomeLog(path, num_samples=1).resume(waves(1, size=1))
+
+
+def test_a_finished_file_is_the_one_that_was_written(tmp_path: Path) -> None:
+    """The digest that the summary holds."""
+    path = tmp_path / "problems.jsonl"
+    log = OutcomeLog(path)
+    log.resume(waves(2))
+    log.append(lines(2))
+    digest = log.digest()
+    OutcomeLog(path).check(digest)
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"0.0", 1))
+    with pytest.raises(DataError, match=r"problems\.jsonl is not what the evaluation wrote"):
+        OutcomeLog(path).check(digest)
+
+
+def test_a_fifo_is_no_file_of_outcomes(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="it is a FIFO"):
+        OutcomeLog(path).resume(waves(1))

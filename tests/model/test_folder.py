@@ -192,3 +192,43 @@ def test_absurd_configs_are_one_line(tmp_path: Path, changes: dict) -> None:
 def test_the_defaults_trust_nothing() -> None:
     model = Config.model_validate({"data": {"train": "x"}}).model
     assert (model.trust_remote_code, model.allow_pickle) == (False, False)
+
+
+def changed(folder: Path, name: str, **changes: Any) -> str:
+    """A copy of the tiny model with changes in one of its JSON files."""
+    shutil.copytree(TINY, folder)
+    value = orjson.loads((folder / name).read_bytes())
+    (folder / name).write_bytes(orjson.dumps(value | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"quant_method": "own"}, {"quant_method": "gptq", "bits": 4}, {}, {"x": 1}, "own"]
+)
+def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> None:
+    path = changed(tmp_path / "copy", "config.json", quantization_config=kind)
+    with pytest.raises(ModelError, match=r"quantization_config|cannot be read"):
+        check_model(ModelSection(path=path))
+
+
+@pytest.mark.parametrize("limit", ["x", -1, None, [1], {"a": 1}])
+def test_a_tokenizer_s_limit_that_is_none_is_one_line(tmp_path: Path, limit: Any) -> None:
+    path = changed(tmp_path / "copy", "tokenizer_config.json", model_max_length=limit)
+    try:
+        load_tokenizer(path)
+    except ModelError as error:
+        assert "\n" not in str(error)
+    else:
+        assert limit is None  # Transformers' own default
+
+
+@pytest.mark.parametrize("pattern", ["(", "[", "(?P<x>", "\\p{nothing}"])
+def test_a_tokenizer_s_pattern_that_is_refused_is_one_line(tmp_path: Path, pattern: str) -> None:
+    path = changed(
+        tmp_path / "copy", "tokenizer.json",
+        pre_tokenizer={"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+                       "invert": False},
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="its tokenizer cannot be read") as caught:
+        load_tokenizer(path)
+    assert "\n" not in str(caught.value)

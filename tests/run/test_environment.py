@@ -8,7 +8,7 @@ import pytest
 from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.data.load import Data
-from reason_llm.reading import MIB
+from reason_llm.files import MIB
 from reason_llm.run import environment
 from reason_llm.run.prepare import plan_only
 

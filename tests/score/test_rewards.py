@@ -224,6 +224,11 @@ def leaves(completion):
         raise SystemExit(0)
     return 1
 
+def interrupts(completion):
+    if completion == "bad":
+        raise KeyboardInterrupt
+    return 1
+
 def hung(completion):
     if completion == "bad":
         time.sleep(60)
@@ -270,6 +275,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        ("interrupts", r"failed on p#1 \(RuntimeError: .*mine\.py:interrupts raised Keyboard"),
         ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves ended with sys\.exit\(0\)"),
         ("broken", r"the reward broken failed on p#1 \(KeyError: 'no such thing'\).*on_error"),
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
@@ -291,7 +297,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         counts = scorer.take_counts()
         assert scorer.take_counts()["score/errors"] == 0
     values = [c.reward for c in scored.completions]
-    assert values == ([1, 0] if function in ("leaves", "broken", "hung") else [0, 0])
+    assert values == ([1, 0] if function in ("leaves", "interrupts", "broken", "hung") else [0, 0])
     assert counts["score/errors"] == (2 if function in ("nan", "huge", "short") else 1)
 
 

@@ -31,7 +31,7 @@ from reason_llm.app.export.parity import Parity
 from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
-from reason_llm.files import check_writable, replacing_folder
+from reason_llm.files import check_writable, regular, replacing_folder
 from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
 from reason_llm.run import folder as run_folder, read_document
 
@@ -95,12 +95,12 @@ def export(request: Request, console: Console) -> Parity | None:
     with replacing_folder(request.out) as beside:
         if request.adapter_only:
             for name in ADAPTER_FILES:
-                shutil.copyfile(job.adapter / name, beside / name)
+                shutil.copyfile(regular(job.adapter / name), beside / name)
         else:
             found = _merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
         if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
-            shutil.copyfile(pieces, beside / SENTENCE_PIECES)
+            shutil.copyfile(regular(pieces), beside / SENTENCE_PIECES)
         _describe(request, job, beside, found)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if job.converter is not None:
@@ -191,7 +191,7 @@ def _write_generation_config(job: _Job, beside: Path) -> None:
         content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
         (beside / file.name).write_bytes(content)
     elif file.is_file():
-        shutil.copyfile(file, beside / file.name)
+        shutil.copyfile(regular(file), beside / file.name)
 
 
 def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -> None:
@@ -208,8 +208,8 @@ def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
         (beside / "training_config.yaml").write_bytes(model_card.training_config(job.run))
-        if (job.run / "curves.png").is_file():
-            shutil.copyfile(job.run / "curves.png", beside / "curves.png")
+        if (curves := job.run / "curves.png").is_file():
+            shutil.copyfile(regular(curves), beside / curves.name)
 
 
 def _rollouts(request: Request, run: Path | None, config: Config | None) -> list[Datum]:
@@ -234,6 +234,8 @@ def _rollouts(request: Request, run: Path | None, config: Config | None) -> list
 
 
 def _check_out(out: Path) -> None:
+    if out.is_symlink():
+        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
     check_writable(out)

@@ -9,7 +9,7 @@ Not here: whether the result is right (``parity``), quantised checkpoints.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from reason_llm.errors import ModelError, one_line
-from reason_llm.model import adapters
+from reason_llm.files import read_object, regular
+from reason_llm.model import adapters, base as base_model
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """What is fetched of a Hub model."""
 HEAD = "lm_head.weight"
-_ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 _KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 """PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -54,6 +55,46 @@ class Update:
     def added_to(self, weight_OI: Tensor) -> Tensor:
         """The merged weight, in float32."""
         return weight_OI.float().addmm_(self.b_OR.float(), self.a_RI.float(), alpha=self.scale)
+
+    def transposed(self) -> "Update":
+        """The update of a weight that is stored as (in, out)."""
+        return Update(self.b_OR.T.contiguous(), self.a_RI.T.contiguous(), self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a model's checkpoint may name and store its weights, read from the model itself."""
+
+    prefix: str
+    """That a checkpoint may leave out, such as ``transformer.`` in GPT-2's own."""
+    transposed: frozenset[str]
+    """Weights that are stored as (in, out)."""
+    tied_embedding: str | None
+    """Whose tensor is the head's, too; None if the head has its own."""
+
+    @classmethod
+    def of(cls, base: Path) -> "_Layout":
+        """By the model that its config makes, on the meta device.
+
+        Raises:
+            ModelError: it cannot be read.
+        """
+        model = base_model.meta_base(str(base), trust_remote_code=False)
+        embedding = model.get_input_embeddings()
+        names = {id(module): name for name, module in model.named_modules()}
+        tied = model.config.get_text_config(decoder=True).tie_word_embeddings
+        return cls(
+            prefix=f"{model.base_model_prefix}.",
+            transposed=frozenset(
+                f"{name}.weight" for name, m in model.named_modules() if isinstance(m, Conv1D)
+            ),
+            tied_embedding=f"{names[id(embedding)]}.weight" if tied else None,
+        )
+
+    def stored(self, name: str, found: Collection[str]) -> str:
+        """The name of a weight among those that a checkpoint holds."""
+        short = name.removeprefix(self.prefix)
+        return short if name not in found and short in found else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +139,11 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelError: it is missing or damaged.
     """
     try:
-        value = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        return read_object(file)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy the model again") from (
             error
         )
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} holds no object; copy the model again")
-    return value
 
 
 def updates(adapter: Path) -> dict[str, Update]:
@@ -116,12 +154,12 @@ def updates(adapter: Path) -> dict[str, Update]:
     """
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     try:
-        tensors = load_file(file)
+        tensors = load_file(regular(file))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = _ADAPTED.fullmatch(name)
+        found = adapters.ADAPTED.fullmatch(name)
         if found is None and _KEPT.fullmatch(name):
             continue
         if found is None:
@@ -184,7 +222,7 @@ def _merged(
 ) -> Iterator[tuple[str, Tensor]]:
     for name in names:
         source = sources[name]
-        with safe_open(source.file, framework="pt") as opened:
+        with safe_open(regular(source.file), framework="pt") as opened:
             tensor = opened.get_tensor(source.name)
         if name in to_add:
             tensor = to_add[name].added_to(tensor)
@@ -199,15 +237,18 @@ def _plan(
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
     """What is added to which tensors; embeddings that the adapter brings along must be the base's
     own."""
-    to_add = updates(adapter)
-    sources = _sources(base, to_add, dtype)
-    for name, tensor in load_file(adapter / adapters.WEIGHTS).items():
-        kept = None if _ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
-        source = sources.get(f"{kept[1]}.weight") if kept else None
+    layout = _Layout.of(base)
+    added = updates(adapter)
+    for name in layout.transposed & added.keys():
+        added[name] = added[name].transposed()
+    sources, to_add = _sources(base, added, dtype, layout)
+    for name, tensor in load_file(regular(adapter / adapters.WEIGHTS)).items():
+        kept = None if adapters.ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
+        source = sources.get(layout.stored(f"{kept[1]}.weight", sources)) if kept else None
         if kept is None:
             continue
         if source is not None:
-            with safe_open(source.file, framework="pt") as opened:
+            with safe_open(regular(source.file), framework="pt") as opened:
                 if torch.equal(opened.get_tensor(source.name).to(tensor.dtype), tensor):
                     continue
         raise ModelError(
@@ -217,22 +258,25 @@ def _plan(
     return to_add, sources
 
 
-def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[str, _Source]:
-    """Every tensor of the result, in the checkpoint's order."""
+def _sources(
+    base: Path, added: dict[str, Update], dtype: torch.dtype, layout: _Layout
+) -> tuple[dict[str, _Source], dict[str, Update]]:
+    """Every tensor of the result, in the checkpoint's order, and the updates by its names."""
     found: dict[str, _Source] = {}
     for file in _files(base):
         try:
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     part = opened.get_slice(name)
                     size = _num_bytes(file, name, part, dtype)
                     found[name] = _Source(file, name, part.get_shape(), size)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
-    if HEAD in to_add and HEAD not in found:
-        embeddings = [name for name in found if name.endswith("embed_tokens.weight")]
-        if read_json(base / "config.json").get("tie_word_embeddings") and len(embeddings) == 1:
-            found[HEAD] = found[embeddings[0]]
+    if HEAD in added and HEAD not in found and layout.tied_embedding is not None:
+        embedding = layout.stored(layout.tied_embedding, found)
+        if embedding in found:
+            found[HEAD] = found[embedding]
+    to_add = {layout.stored(name, found): update for name, update in added.items()}
     for name, update in to_add.items():
         if name not in found:
             raise ModelError(
@@ -244,7 +288,7 @@ def _sources(base: Path, to_add: dict[str, Update], dtype: torch.dtype) -> dict[
                 f"the adapter makes {name} {update.shape}, and in {base} it is {found[name].shape};"
                 " name the model that it was trained on with --base"
             )
-    return found
+    return found, to_add
 
 
 def _files(base: Path) -> list[Path]:

@@ -13,13 +13,16 @@ from typing import Any
 import orjson
 import yaml
 
-from reason_llm.config import Config, DataSection
+from reason_llm.app.report.payload import shown_config
+from reason_llm.config import Config, DataSection, yaml_text
 from reason_llm.data import system_prompt
-from reason_llm.errors import printable
+from reason_llm.errors import ModelError, one_line, printable, without_secrets
+from reason_llm.files import MIB, read_object, read_text
 from reason_llm.run import folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+MOST_CARD_BYTES = MIB
 _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
@@ -46,16 +49,17 @@ class Card:
 def licence_of(base: Path) -> str | None:
     """The licence that a model's own card names; None if there is no card, or it names none."""
     try:
-        header = _HEADER.match((base / "README.md").read_text(encoding="utf-8"))
-        fields = yaml.safe_load(header[1]) if header else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        header = _HEADER.match(read_text(base / "README.md", MOST_CARD_BYTES))
+        lines = header[1].splitlines() if header else []
+        fields = yaml_text.parse(next(each for each in lines if each.startswith("license:")))
+    except (OSError, ValueError, StopIteration):
         return None
     found = fields.get("license") if isinstance(fields, dict) else None
     return found if isinstance(found, str) else None
 
 
 def render(card: Card) -> str:
-    """The card as Markdown with the header that the Hub reads."""
+    """The card as Markdown with the header that the Hub reads, and no secret of the environment."""
     header: dict[str, Any] = {
         **({"base_model": card.base} if is_hub_id(card.base) else {}),
         "library_name": "transformers" if card.merged else "peft",
@@ -76,7 +80,7 @@ def render(card: Card) -> str:
         parts += _evaluation(card.run, card.adapter)
     parts.append(_licence(card))
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
+    return without_secrets(f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n")
 
 
 def is_hub_id(source: str) -> bool:
@@ -142,13 +146,25 @@ def _prompt(config: Config) -> str:
     text = f"## Prompt\n\nChat template: {printable(template)}."
     if system is None:
         return f"{text} No system prompt."
-    quoted = "\n".join(f"> {printable(line)}" for line in system.splitlines())
+    quoted = "\n".join(f"> {printable(line)}" for line in without_secrets(system).splitlines())
     return f"{text} The system prompt of the training:\n\n{quoted}"
 
 
 def _evaluation(run: Path, adapter: Path) -> list[str]:
     """The run's own held-out numbers, and those of scripts/evaluate.py where it was called; of this
     adapter alone, which a run that went on since then has left behind."""
+    try:
+        body = _scores(run, adapter) or "Not evaluated, as far as the run's files say."
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
+            f"{one_line(error)[:100]}); remove it, or evaluate again"
+        ) from error
+    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
+    return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
+
+
+def _scores(run: Path, adapter: Path) -> str:
     lines = []
     summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
@@ -178,9 +194,7 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
             "| set | problems | score | model | value | 95 % interval |\n|---|---|---|---|---|---|"
         )
         lines.append("\n" + "\n".join([head, *rows]))
-    body = "\n".join(lines) or "Not evaluated, as far as the run's files say."
-    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
-    return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
+    return "\n".join(lines)
 
 
 def _licence(card: Card) -> str:
@@ -195,12 +209,11 @@ def _sources(data: DataSection) -> list[str]:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        value = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        return read_object(file)
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def training_config(run: Path) -> bytes:
-    """The run's whole config as its file has it."""
-    return (run / run_folder.CONFIG).read_bytes()
+    """The run's whole config as its file has it, but for the environment's secrets."""
+    return shown_config(run / run_folder.CONFIG).encode()

@@ -9,7 +9,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import orjson
 from reason_llm.app.report.equation import equation
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value
 from reason_llm.app.report.runs import read_runs
-from reason_llm.files import check_writable, write_atomically
+from reason_llm.errors import without_secrets
+from reason_llm.files import check_writable, read_text, write_atomically
 
 SCRIPTS = ("elements.js", "charts.js", "rollouts.js", "group.js", "page.js", "setup.js")
 HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -75,7 +75,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
         f'<template id="equation-{index}">{equation(each.run.config)}</template>'
         for index, each in enumerate(examined)
     )
-    title = escape(" · ".join(each.run.label for each in examined))
+    title = escape(without_secrets(" · ".join(each.run.label for each in examined)))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")
     for name, value in (("script", script), ("data", data), ("templates", templates),
@@ -86,7 +86,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
 
 
 def _asset(name: str) -> str:
-    return files("reason_llm.app.report").joinpath(name).read_text(encoding="utf-8")
+    return read_text(Path(__file__).with_name(name))
 
 
 def _hash(text: str) -> str:

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from reason_llm.app.report.alarms import Evidence, Finding, judge
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.errors import ModelError
+from reason_llm.config import MOST_CONFIG_BYTES, yaml_text
+from reason_llm.errors import ModelError, tree_without_secrets
+from reason_llm.files import read_bounded
 from reason_llm.run import Record
 
 MOST_RECORDS = 4000
@@ -59,7 +63,9 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     """All but the blobs."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
-    return {"live": False, "written": written, "runs": [_run(each) for each in examined]}
+    value = {"live": False, "written": written, "runs": [_run(each) for each in examined]}
+    shown: dict[str, Any] = tree_without_secrets(value)
+    return shown
 
 
 def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
@@ -89,7 +95,7 @@ def _run(examined: Examined) -> dict[str, Any]:
         ],
         "steps": [int(record["step"]) for record in records],
         "columns": _columns(records),
-        "config": _text(run.folder / "resolved_config.yaml"),
+        "config": shown_config(run.folder / "resolved_config.yaml"),
         "starts": run.starts,
         "notices": [*run.notices, *rollouts.notices],
         "checks": _checks(examined),
@@ -167,5 +173,12 @@ def _shorts(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.4g}") for value in values]
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+def shown_config(path: Path) -> str:
+    """The config's text. With a secret in it, it is written anew: YAML may have broken the value
+    over lines, or spelled a character otherwise."""
+    text = read_bounded(path, MOST_CONFIG_BYTES).decode(errors="replace")
+    value = yaml_text.parse(text)
+    shown = tree_without_secrets(value)
+    if shown == value:
+        return text
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=10**6)

@@ -22,7 +22,7 @@ import orjson
 
 from reason_llm.app.report.repetition import repeated_fraction, similarity
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.errors import RolloutBufferError
+from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import read_document
 
@@ -209,17 +209,22 @@ def _markers(prompts: Sequence[str]) -> tuple[int, int]:
 
 def _preview(text: str, begin: int, end: int) -> str:
     """The question without what stands in every prompt."""
-    flat = " ".join(text[begin : len(text) - end].split())
+    flat = " ".join(without_secrets(text[begin : len(text) - end]).split())
     return flat if len(flat) <= PREVIEW_CHARS else f"{flat[:PREVIEW_CHARS]}…"
 
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
-    """Of each completion the lengths of its tokens' texts; None where they cannot be told."""
-    return [
-        None if tokens is None else tokens.lengths(completion.token_ids, completion.text)
-        for group in groups
-        for completion in group.completions
-    ]
+    """Of each completion the lengths of its tokens' texts; None where they cannot be told, or a
+    secret stands in it."""
+    known = secrets()
+
+    def lengths(completion: Completion) -> list[int] | None:
+        text = completion.text
+        if tokens is None or without_secrets(text, known) != text:
+            return None
+        return tokens.lengths(completion.token_ids, text)
+
+    return [lengths(completion) for group in groups for completion in group.completions]
 
 
 def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
@@ -237,7 +242,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
     }
-    packed = orjson.dumps(header)
+    packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
     lengths, logprobs, log_ratios = array("H"), array("H"), array("H")
     for completion, of_texts in zip(completions, split, strict=True):

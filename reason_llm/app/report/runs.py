@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from reason_llm.config import Config, file as config_file
-from reason_llm.errors import DataError
+from reason_llm.errors import DataError, one_line
+from reason_llm.files import read_object
 from reason_llm.run import Record, archive, metrics
 
 
@@ -79,8 +80,63 @@ def read_run(folder: Path, label: str) -> Run:
     if summary is not None and (not records or summary.get("steps") != records[-1]["step"]):
         summary = None  # of an earlier end, from which the run went on
     environment = _object(folder / "environment.json", notices)
-    starts = environment.get("starts", []) if environment else []
+    starts = _starts(environment, notices) if environment is not None else []
     return Run(label, folder, config, records, summary, starts, notices)
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Set(_Plain):
+    name: str | None
+    source: str
+    rows: int
+    prompts: int
+    left_out: dict[str, int]
+
+
+class _Data(_Plain):
+    training: list[_Set]
+    held_out: list[_Set]
+
+
+class _Line(_Plain):
+    name: str
+    sampling: int
+    learning: int
+
+
+class _Ourselves(_Plain):
+    commit: str | None
+
+
+class _Start(_Plain):
+    """What the page shows of a start; anything else in it is passed on."""
+
+    step: int
+    time: str
+    reason_llm: _Ourselves
+    packages: dict[str, str]
+    machine: dict[str, str | int | float | None]
+    data: _Data
+    plan: list[_Line]
+
+
+_STARTS = TypeAdapter(list[_Start])
+
+
+def _starts(environment: dict[str, Any], notices: list[str]) -> list[dict[str, Any]]:
+    """The starts in environment.json; none, with a notice, if they are not what a run writes."""
+    starts = environment.get("starts")
+    try:
+        _STARTS.validate_python(starts)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        notices.append(f"environment.json is damaged at starts.{where} and was passed over")
+        return []
+    found: list[dict[str, Any]] = starts or []
+    return found
 
 
 def _check_is_run(folder: Path) -> None:
@@ -109,13 +165,9 @@ def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
     """The JSON object in ``path``; None, with a notice unless it is not there, if it cannot be
     read."""
     try:
-        value = orjson.loads(path.read_bytes())
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except (OSError, orjson.JSONDecodeError) as error:
-        notices.append(f"{path.name} cannot be read and was passed over: {error}")
+    except (OSError, ValueError) as error:
+        notices.append(f"{path.name} cannot be read and was passed over: {one_line(error)}")
         return None
-    if not isinstance(value, dict):
-        notices.append(f"{path.name} holds no object and was passed over")
-        return None
-    return value

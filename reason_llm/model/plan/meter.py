@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from reason_llm.files import read_text
 from reason_llm.model.plan.machine import GIB, others_bytes
 
 
@@ -53,7 +54,7 @@ class Meter:
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
             return max(0, total - free - self._others_bytes)
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in read_text(Path("/proc/self/status")).splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -3,13 +3,41 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from transformers import DynamicCache
 
-from reason_llm.model import nf4
+from reason_llm.model import adapters, nf4
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.vllm.shared_weights import attention_for
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What autograd holds of one token in one layer, fitted to what torch allocates."""
+
+    intermediate: float = 4.0
+    """Vectors of the MLP's width."""
+    hidden: float = 6.0
+    """Vectors of the model's width."""
+    score_elements: float = 0.0
+    """Of each head's attention score, in the base's type."""
+    score_bytes: float = 0.0
+    passing_score_bytes: float = 0.0
+    """Of the scores of one layer, while its gradient is made."""
+
+
+EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
+"""Families whose attention holds all its scores and which were not measured."""
+KEPT = {
+    "gpt2": Kept(intermediate=5.0),
+    "opt": Kept(intermediate=1.0, hidden=5.0),
+    "bloom": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=12.0),
+    "falcon": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=8.0),
+    "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
+}
+"""By model_type, where it differs (``tests/test_memory.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +65,7 @@ class Shape:
     """Last names of the adapted layers."""
     adapter_outputs: int
     """Sum of the ranks over the adapted layers of one decoder layer."""
-    has_eager_attention: bool
-    """All attention scores of a layer exist at once."""
+    kept: Kept
     has_softcap: bool
     """The logits are soft-capped."""
 
@@ -52,22 +79,23 @@ class Shape:
         linear = {
             id(m.weight): m.weight.numel()
             for m in base.modules()
-            if isinstance(m, nn.Linear)
-            and m.weight is not head.weight
-            and not m.weight.requires_grad
+            if nf4.can_pack(m) and m.weight is not head.weight and not m.weight.requires_grad
         }
         frozen = {id(p): p.numel() for p in base.parameters() if not p.requires_grad}
         trained = [p for p in base.parameters() if p.requires_grad]
         heads = config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        key_heads = getattr(config, "num_key_value_heads", None)
+        is_eager = attention_for(config) == "eager"
         rank = sum(m.r["default"] for m in lora.values())
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=_widest_input(base),
             query=heads * head_size,
-            key_value=key_heads * head_size,
+            key_value=key_heads * head_size
+            if key_heads
+            else _cached_elements(base, heads * head_size),
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
@@ -76,7 +104,7 @@ class Shape:
             adapter_lines=sum(m.in_features + m.out_features for m in lora.values()),
             adapted=tuple(sorted({name.rpartition(".")[2] for name in lora})),
             adapter_outputs=rank // config.num_hidden_layers,
-            has_eager_attention=attention_for(config) == "eager",
+            kept=KEPT.get(config.model_type, EAGER if is_eager else Kept()),
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
         )
 
@@ -113,9 +141,10 @@ class Shape:
                 and values for every query head before it sums them, and sums the queries' in
                 float32. Read, not measured.
         """
+        held = self.kept
         one_layer = (
-            4 * self.intermediate
-            + 6 * self.hidden
+            held.intermediate * self.intermediate
+            + held.hidden * self.hidden
             + 2 * self.query
             + 2 * self.key_value
             + self.adapter_outputs
@@ -133,9 +162,9 @@ class Shape:
             passing = max(
                 passing, (heads + 3 * self.hidden - 4 * self.intermediate) * element_bytes
             )
-        if self.has_eager_attention:
-            one_layer += 12 * self.heads * row_tokens
-            passing += 2 * self.heads * row_tokens
+        scores = self.heads * row_tokens
+        one_layer += (held.score_elements * element_bytes + held.score_bytes) * scores
+        passing += held.passing_score_bytes * scores
         if checkpointing == "offload":
             kept = one_layer
         elif checkpointing:
@@ -147,3 +176,30 @@ class Shape:
     def kept_bytes_per_token(self, element_bytes: int) -> int:
         """The input of each layer, which gradient checkpointing keeps."""
         return self.layers * self.hidden * element_bytes
+
+
+def _widest_input(base: Any) -> int:
+    """Inputs of the widest linear layer of the decoder: the down projection's, in every family."""
+    head = base.get_output_embeddings()
+    weights = [
+        (module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
+        for module in base.modules()
+        if isinstance(module, (*adapters.LINEAR, LoraLayer)) and module.weight is not head.weight
+    ]
+    return max(weights)
+
+
+def _cached_elements(base: Any, otherwise: int) -> int:
+    """Keys of one token in one layer, for a config that does not tell how many heads they have.
+
+    A pass over one token on the meta device tells; where the model cannot make it without values,
+    there are as many key heads as query heads: ``otherwise``.
+    """
+    cache = DynamicCache(config=base.config)
+    ids_11 = torch.ones(1, 1, dtype=torch.long, device="meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            base.get_decoder()(input_ids=ids_11, past_key_values=cache, use_cache=True)
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
+        return otherwise
+    return int(cache.layers[0].keys.shape[1] * cache.layers[0].keys.shape[3])

@@ -16,9 +16,15 @@ from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+)
 
 from reason_llm.errors import ModelError
+from reason_llm.files import regular
 from reason_llm.model import decode_attention, nf4
 from reason_llm.model.vllm.engine import Engine, on_default_stream
 
@@ -68,10 +74,16 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
 def attention_for(config: PretrainedConfig) -> str:
     """Which attention to ask Transformers for: its SDPA with what is ours around it, or eager.
 
-    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with.
+    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with. Falcon,
+    Bloom and GPT-J have an attention of their own, the latter two without SDPA.
     """
-    softcap = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return decode_attention.register() if softcap is None else "eager"
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return "eager"
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    if known is None or known._supports_attention_backend:
+        return decode_attention.register()
+    return "sdpa" if known._supports_sdpa else "eager"
 
 
 def find_owner(
@@ -150,7 +162,7 @@ def verify(model: nn.Module, path: str) -> int:
     compared = 0
     with on_default_stream():
         for file in checkpoint_files(path):
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
                     if name in parameters:
                         if not _is_stored(model, name, parameters[name], opened):

@@ -148,11 +148,10 @@ def _adapted(
     """The policy over the weights that vLLM holds, once they are verified."""
     engine.release()  # verifying needs room
     shared_weights.verify(model, config.path)
-    adapters.check_targets(model, config.adapter.targets)
     policy: PeftModel = unsloth.get_peft_model(
         model,
         r=config.adapter.rank,
-        target_modules=config.adapter.targets,
+        target_modules=adapters.find_targets(model, config.adapter.targets),
         lora_alpha=config.adapter.alpha,
         lora_dropout=config.adapter.dropout,
         use_gradient_checkpointing=mode,

@@ -27,6 +27,7 @@ from reason_llm.data import (
     same_value,
 )
 from reason_llm.errors import DataError
+from reason_llm.files import read_text
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.code import jail
 from reason_llm.score.code.sandbox import Finished, Limits, Mode, Sandbox
@@ -41,7 +42,7 @@ MAX_CALLS_TIMEOUTS = 10
 _PYTHON = {"python", "py", "python3", "py3"}
 _HARNESS = "from reason_llm.score.code.jail.function_harness import main; main()"
 _HARNESS_FILES = {
-    f"reason_llm/jail/{name}.py": Path(jail.__file__).with_name(f"{name}.py").read_text()
+    f"reason_llm/jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
     for name in (
         *("function_harness", "assert_source", "program_proxy", "program_server", "values"),
     )

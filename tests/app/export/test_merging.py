@@ -1,5 +1,6 @@
 """Merging tensor by tensor is PEFT's own merge, for every family, and refuses what is not plain."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from reason_llm.app.export import merging
+from reason_llm.config import AdapterSection
 from reason_llm.errors import ModelError
 from reason_llm.model import adapters
 
@@ -156,6 +158,108 @@ def test_a_quantised_base_is_refused(tmp_path: Path) -> None:
     (base / "config.json").write_bytes(orjson.dumps(config))
     with pytest.raises(ModelError, match=r"quantised itself.* --base"):
         merging.base_folder(str(base))
+
+
+NESTED = "(([a-z_.0-9]*)*)*!"
+"""Tried against a name of 30 characters it takes years."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": NESTED},
+        {"exclude_modules": NESTED},
+        {"layers_to_transform": [0, 1], "layers_pattern": NESTED},
+        {"target_modules": r".*\.(q|v)_proj"},
+    ],
+)
+def test_no_regular_expression_of_an_adapter_is_searched_for(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its weights tell what it adapts."""
+    base = make_base(tmp_path / "base", "llama", False)
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "v_proj"])
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    expected = logits_of(PeftModel.from_pretrained(model, adapter))
+    file = adapter / "adapter_config.json"
+    file.write_bytes(orjson.dumps(orjson.loads(file.read_bytes()) | changes))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    policy = adapters.over(model, adapter)
+    assert torch.equal(logits_of(policy), expected)
+    section = adapters.section_of(adapter)
+    assert section.rank == 4
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    own = adapters.attach(model, section)
+    adapters.load_as_is(own, adapter, str(base))
+    assert torch.equal(logits_of(own), expected)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("targets", [NESTED, r".*\.(q|v)_proj", "[", "x+"])
+def test_a_regular_expression_of_a_config_is_bounded(targets: str, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", False)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    section = AdapterSection(rank=2, targets=targets)
+    assert not section.adapts_head
+    if targets.endswith("proj"):
+        policy = adapters.attach(model, section)
+        assert sum("lora_A" in name for name, _ in policy.named_parameters()) == 4
+        return
+    with pytest.raises(ModelError, match=r"model\.adapter\.targets="):
+        adapters.attach(model, section)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"peft_type": "LORA", "x": ' + b"[" * 100_000,
+        b'{"peft_type": "LORA", "r": "x"}',
+        b'{"peft_type": "LORA", "r": 0}',
+        b'{"peft_type": "LORA", "r": true}',
+        b'{"peft_type": "LORA", "r": 1e9}',
+        b'{"peft_type": "LORA", "lora_alpha": "x"}',
+        b'{"peft_type": "LORA", "lora_alpha": -1}',
+        b'{"peft_type": "LORA", "target_modules": 5}',
+        b'{"peft_type": "LORA", "target_modules": [5]}',
+        b'{"peft_type": "LORA", "target_modules": {"a": 1}}',
+        b'{"peft_type": "x"}',
+        b'{"peft_type": ["x"]}',
+        b'{"peft_type": "LORA", "base_model_name_or_path": 5}',
+        b'{"peft_type": "LORA", "init_lora_weights": [1]}',
+        b"[]",
+        b"",
+    ],
+    ids=lambda content: content[:60].decode(),
+)
+def test_an_adapter_s_config_that_cannot_be_is_one_line(content: bytes, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", False)
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    (adapter / "adapter_config.json").write_bytes(content)
+    for read in (adapters.read_config, adapters.section_of, adapters.base_of, merging.updates):
+        try:
+            read(adapter)
+        except ModelError as error:
+            assert "\n" not in str(error)
+            assert str(adapter) in str(error)
+        else:
+            assert b"target_modules" in content  # the weights tell, then
+            assert read is not adapters.base_of
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_fifo_in_an_adapter_is_no_file(name: str, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", False)
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    (adapter / name).unlink()
+    os.mkfifo(adapter / name)
+    with pytest.raises(ModelError):
+        merging.updates(adapter)
+    with pytest.raises(ModelError):
+        adapters.over(AutoModelForCausalLM.from_pretrained(base), adapter)
 
 
 def test_damaged_adapters_are_refused(tmp_path: Path) -> None:

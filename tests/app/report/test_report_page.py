@@ -251,3 +251,57 @@ def test_writing_over_a_folder_is_an_error_and_leaves_no_rest(tmp_path: Path) ->
     with pytest.raises(OSError, match=r"report\.html cannot be written"):
         write_report([folder], folder / "report.html")
     assert not list(folder.glob(".*"))
+
+
+SET = {"name": "", "source": "a", "rows": 1, "prompts": 1, "left_out": {}}
+START: dict[str, Any] = {
+    "step": 0, "time": "now", "reason_llm": {"version": "1", "commit": None, "dirty": None},
+    "packages": {"torch": "2"}, "machine": {"processor": "p", "cores": 1},
+    "data": {"training": [SET], "held_out": [SET], "in_both": 0},
+    "plan": [{"name": "a", "sampling": 1, "learning": 2}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"starts": [5]}, {"starts": 5}, {"starts": {"a": 1}}, {}, {"starts": [{}]},
+        {"starts": [START | {"data": []}]}, {"starts": [START | {"plan": [1]}]},
+        {"starts": [START | {"data": {"training": [], "held_out": [{"prompts": "x"}]}}]},
+        {"starts": [START | {"packages": ["x"]}]}, {"starts": [START | {"step": "x"}]},
+    ],
+)  # fmt: skip
+def test_a_damaged_environment_is_passed_over(environment: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [record(0), record(1)])
+    (folder / "environment.json").write_bytes(orjson.dumps(environment))
+    found = examine(read_run(folder, "run"))
+    assert found.run.starts == []
+    assert any("environment.json is damaged" in each for each in found.run.notices)
+    page([found])
+
+
+def test_an_environment_that_is_whole_is_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [record(0), record(1)])
+    (folder / "environment.json").write_bytes(orjson.dumps({"starts": [START]}))
+    found = read_run(folder, "run")
+    assert (found.starts, found.notices, found.num_held_out) == ([START], [], 1)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["summary.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_no_file_hangs_nothing(name: str, kind: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [record(0), record(1)])
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    if name == "metrics.jsonl":
+        with pytest.raises(DataError):
+            read_run(folder, "run")
+        return
+    assert any(name in each for each in read_run(folder, "run").notices)

@@ -18,12 +18,13 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+import families
 from allocations import peak_allocated
 from conftest import ROOT, TINY
 from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
@@ -50,7 +51,20 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "vo
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
+OLDER = {
+    "gpt2": {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 2048},
+    "opt": {"hidden_size": 256, "ffn_dim": 1024, "num_hidden_layers": 3, "word_embed_proj_dim": 256,
+            "num_attention_heads": 8},
+    "bloom": {"hidden_size": 256, "n_head": 8, "n_layer": 3},
+    "falcon": {"hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3},
+    "gptj": {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 2048, "rotary_dim": 16},
+}  # fmt: skip
+"""Which name their sizes in their own ways."""
+
+
 def make(folder: Path, family: str, dtype: torch.dtype) -> str:
+    if family in OLDER:
+        return families.make(folder, family, dtype, vocab_size=4096, **OLDER[family])
     tied = family in ("qwen2", "gemma2")
     config = CONFIG_MAPPING[family](
         **SIZES[family], **HEADS, **ENDS, tie_word_embeddings=tied, max_position_embeddings=8192
@@ -74,8 +88,10 @@ def quantisation_tensors(module: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "nf4"])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", *OLDER])
 def test_what_lies_in_memory_is_what_was_planned(family: str, kind: str, tmp_path: Path) -> None:
+    if family == "falcon" and kind == "nf4":
+        pytest.skip("its layers cannot be packed: test_what_cannot_be_packed_is_refused")
     quantize = "nf4" if kind == "nf4" else "none"
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     section = ModelSection(
@@ -103,6 +119,12 @@ def test_what_lies_in_memory_is_what_was_planned(family: str, kind: str, tmp_pat
         assert storages(p.grad for p in learner.parameters) == shape.adapter * 4
         state = [t for s in learner.optimizer.state.values() for t in s.values() if t.dim()]
         assert storages(state) == shape.adapter * 8
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    path = make(tmp_path, "falcon", torch.bfloat16)
+    with pytest.raises(ModelError, match=r"model\.quantize=nf4: .*falcon.*set model\.quantize"):
+        meta_model(ModelSection(path=path, quantize="nf4"))
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
@@ -141,7 +163,7 @@ def test_the_chunk_of_log_probs_takes_what_was_planned(
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "phi3"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "phi3", *OLDER])
 def test_activations_are_planned_for_and_not_far_beyond(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:
