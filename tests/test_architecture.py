@@ -243,10 +243,8 @@ OPEN_BY_PATH = {
 }
 """They open by themselves, so they are given ``regular(path)``."""
 OPENED_OTHERWISE = {  # where, what: why
-    ("reason_llm/files.py", "os.open"): "the one way to read a file",
-    ("reason_llm/files.py", "os.fdopen"): "the one way to read a file",
-    ("reason_llm/files.py", "os.open"): "the one way to write a file, and locks",
-    ("reason_llm/files.py", "os.fdopen"): "the one way to write a file",
+    ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
+    ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/run/buffer.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/score/code/jail/launcher.py", "os.fdopen"): "pipes",
     (
