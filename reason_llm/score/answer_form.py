@@ -195,10 +195,7 @@ def is_rational(tree: Tree) -> bool:
 
 def is_plain(tree: Tree) -> bool:
     """Whether it is a numeral, a variable or a constant, which a question may hold as well."""
-    tree = _unsigned(tree)
-    if tree[0] in ("pct", "deg"):
-        return is_plain(tree[1])
-    return tree[0] in ("num", "var", "const", "mixed")
+    return _unsigned(tree)[0] in ("num", "var", "const")
 
 
 def _is_imaginary(tree: Tree) -> bool:

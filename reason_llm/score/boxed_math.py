@@ -47,8 +47,12 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
     end of a sentence. Any thread may ask. Not symmetric where the gold answer sets the form:
     ``x=5`` answers 5, but 5 does not answer ``2x+y=5``.
     """
-    first = next((each for each in candidates(gold) if read_both(each, each)), gold.strip())
-    return any(_equal(first, each, timeout_seconds) for each in candidates(answer))
+    golds, gold_number = candidates(gold)
+    wanted = next((each for each in golds if read_both(each, each)), gold_number or golds[0])
+    found, number = candidates(answer)
+    if number and not read_both(wanted, found[0]):
+        found.append(number)
+    return any(_equal(wanted, each, timeout_seconds) for each in found)
 
 
 @functools.lru_cache(maxsize=65536)

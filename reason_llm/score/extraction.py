@@ -58,26 +58,18 @@ def extract_answer(text: str) -> str | None:
     return None
 
 
-def candidates(text: str) -> list[str]:
+def candidates(text: str) -> tuple[list[str], str]:
     """What a whole output may give as its answer, the likeliest first: what it marks, or else all
-    of it, its last mathematics, its last number."""
+    of it, and of a sentence its last mathematics; and the last number of a sentence, or nothing."""
     marked = extract_answer(text)
-    if marked is not None:
-        return [marked.strip(), *_in_sentence(marked)]
-    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]).strip()
-    return [text, *_in_sentence(text)]
-
-
-def _in_sentence(text: str) -> list[str]:
-    """The last mathematics, what stands behind its last equals sign, and the last number of a text
-    that has words, too."""
-    text = text[-_MAX_SENTENCE:]
-    if not _holds_words(text):
-        return []
-    found = _last_mathematics(text)
-    numbers = _NUMBER.findall(text)
-    of_mathematics = [found, found.rpartition("=")[2].strip()] if found else []
-    return [*of_mathematics, *(number.replace("$", "") for number in numbers[-1:])]
+    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
+    found, sentence = [text.strip()], text[-_MAX_SENTENCE:]
+    if not _holds_words(sentence):
+        return found, ""
+    if mathematics := _last_mathematics(sentence):
+        found.extend([mathematics, mathematics.rpartition("=")[2].strip()])
+    numbers = _NUMBER.findall(sentence)
+    return found, numbers[-1].replace("$", "") if numbers else ""
 
 
 def _last_mathematics(text: str) -> str | None:

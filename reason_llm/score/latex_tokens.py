@@ -54,7 +54,8 @@ _SYNONYMS = {
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
 _LONGEST_TEXT = 400
-_IS_WORDS = re.compile(r"[^\W\d_][^\d_{}$^\\\\<>=+]*+")
+_IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
+_PLAIN = (("...", "\\ldots "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
 _BARE = frozenset(["<", ">", "|", "[", "]", "*", "i"])
@@ -79,6 +80,8 @@ def to_latex(text: str) -> str:
     """The text with the characters that stand for LaTeX written as such."""
     text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
+    for before, after in _PLAIN:
+        text = text.replace(before, after)
     return text.translate(_SYMBOLS)
 
 
@@ -87,7 +90,7 @@ def tokenize(text: str) -> list[Token]:
 
     Example: ``"\\\\left( x,\\\\, 2 \\\\right)" -> ( x , 2 )``
     """
-    text = to_latex(text).replace(",\\!", "{,}")
+    text = to_latex(text)
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
     return _whole_numerals(_without_colors(list(_raw_tokens(text))))
@@ -134,10 +137,12 @@ def _of_text(content: str, is_spaced: bool) -> Iterator[Token]:
     if words.startswith(","):
         yield Token("sign", ",", is_spaced)
         words = words.lstrip(", ")
-    if _IS_WORDS.fullmatch(words) and words not in ("e", "i", "d"):
+    if len(words) == 3 and words.startswith("(") and words.endswith(")"):
+        first, *rest = _raw_tokens(words)  # a choice
+        yield Token("sign", first.text, is_spaced)
+        yield from rest
+    elif _IS_WORDS.fullmatch(words) and words not in ("e", "i", "d"):
         yield _token("text", words, is_spaced)
-    elif words.startswith("(") and words.endswith(")"):
-        yield from _raw_tokens(words)  # a choice
     else:
         yield from _raw_tokens("{" + content + "}")
 
