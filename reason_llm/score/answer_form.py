@@ -14,6 +14,7 @@ _CLASSES = {
 }
 """Functions that may stand for one another."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
+_SETS = frozenset(["interval", "tuple", "cup", "cap", "setminus", "set", "list", "const"])
 _SEVERAL = frozenset(["list", "set", "tuple"])
 _OPERATIONS = frozenset(["add", "neg", "mul", "frac", "pow", "root", "call", "pm", "mp", "pct"])
 _GROWTH, _SLACK = 4, 16
@@ -27,7 +28,7 @@ def as_asked(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     An equation with another left side than a name is compared as an equation.
     """
     if gold[0] == "rel" and answer[0] == "rel":
-        if _is_equality(gold) and _is_equality(answer) and not variables(["list", *answer[2:-1]]):
+        if not variables(gold) and not variables(answer):
             return of_its_name(gold), of_its_name(answer)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "rel":
@@ -66,8 +67,12 @@ def undone(gold: Tree, answer: Tree) -> str:
             left = left[:-1] if len(left) == 2 or variables(left[-1]) else []
         if _is_equality(answer) and (len(left) > 1 or (left and not variables(left[0]))):
             return "a calculation before the answer"
-    gold, answer = _values(gold), _values(answer)
-    if unknown := variables(answer) - variables(gold):
+    if gold[0] != "rel" or answer[0] != "rel":
+        gold, answer = _values(gold), _values(answer)
+    unknown = variables(answer) - variables(gold)
+    if answer[0] == "rel" and gold[0] in _SETS and len(unknown) == 1:
+        unknown = set()  # 1 < x < 2 for (1, 2)
+    if unknown:
         return f"the variable {min(unknown)}"
     allowed = set(operations(gold)) | _allowances(gold)
     for operation in operations(answer):
@@ -82,7 +87,7 @@ def operations(tree: Tree) -> Iterator[str]:
     """The operations of a tree that leave work to whoever reads it."""
     for each in subtrees(tree):
         kind = each[0]
-        if kind == "call":
+        if kind == "call" and each[1] != "exp":
             yield _CLASSES.get(each[1], each[1])
         elif kind == "root":
             yield "root"
@@ -229,7 +234,7 @@ def _allowances(gold: Tree) -> set[str]:
     literals = (each[0] in ("rep", "mixed", "pct") for each in subtrees(gold))
     if any(decimals) or any(literals) or "fraction of variables" in found or "root" in found:
         allowed.add("fraction")
-    if "fraction" in found and variables(gold):
+    if {"fraction", "combinatorics"} & found and variables(gold):
         allowed.add("fraction of variables")
     if any(each[0] == "pow" and variables(each) for each in subtrees(gold)):
         allowed |= {"fraction of variables", "power"}

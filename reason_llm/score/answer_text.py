@@ -63,6 +63,14 @@ def decide(gold: str, answer: str) -> bool | Question:
     return trees[0] == trees[1] or Question(*trees)
 
 
+def are_words(gold: str, answer: str) -> bool:
+    """Whether words or letters of a choice decide about the answer, and no mathematics."""
+    gold, answer = unwrapped(gold), unwrapped(answer)
+    if max(len(gold), len(answer)) > MAX_CHARACTERS:
+        return True
+    return _words(tokens_of(gold), tokens_of(answer)) is not None
+
+
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
     """Both read to their end; None if one cannot be."""
     gold_reading = reading_of(gold, letters_are_units=False)
@@ -171,13 +179,10 @@ def _words(gold: list[Token], answer: list[Token]) -> bool | None:
         if chosen is not None:
             return chosen == choice
     first, second = _plain_words(gold), _plain_words(answer)
-    if first and second:
-        return first == second
-    if first and not _is_name(gold):
-        lead = _lead(answer)
-        rest = _plain_words(answer[lead:]) if lead else None
-        return first == rest
-    return None
+    if not first or (second is None and _is_name(gold)):
+        return None
+    led = _plain_words(answer[_lead(answer) or 0 :])
+    return first in (second, led) if second or led else None
 
 
 def _is_name(tokens: list[Token]) -> bool:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from reason_llm.score.latex_tokens import Token, tokenize
-from reason_llm.score.units import is_unit, unit_words
+from reason_llm.score.latex_tokens import Token
+from reason_llm.score.units import AREAS, is_unit, unit_words
 
 Tree = list[Any]
 MAX_CHARACTERS = 4000
 _MAX_NESTING = 30
+_MAX_DEPTH = 100
+"""Of a tree."""
 _MAX_EXPONENT = 400
 """Of a number like ``1e400``."""
 
@@ -76,14 +78,18 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     """
     reader = _Reader(tokens, letters_are_units)
     tree = reader.answer()
+    _check_depth(tree)
     return Reading(tree, tuple(dict.fromkeys(reader.units)))
 
 
-def read_text(text: str, letters_are_units: bool = False) -> Reading:
-    """``read`` of a text."""
-    if len(text) > MAX_CHARACTERS:
-        raise UnreadableError("too long")
-    return read(tokenize(text), letters_are_units)
+def _check_depth(tree: Tree) -> None:
+    """Refuse what ``1/1/1/...`` makes of a few thousand characters."""
+    level, depth = [tree], 0
+    while level:
+        level = [each for inner in level for each in inner if isinstance(each, list)]
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise UnreadableError("nested too deeply")
 
 
 class _Reader:
@@ -174,7 +180,7 @@ class _Reader:
     def unit(self) -> None:
         """What follows an item up to the next: words of a unit or a remark, or nothing."""
         pieces: list[str] = []
-        is_plain = True
+        may_follow = True
         while self.index < len(self.tokens):
             name, kind = self.name(), self.kind()
             is_join = kind in ("text", "letters") and name.lower() in _JOINS
@@ -184,18 +190,18 @@ class _Reader:
             is_power = kind == "number" and self.name(-1) in ("^", "{")
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
-            is_plain = is_plain and kind != "text"
+            may_follow = may_follow and (kind != "letters" or self._may_follow(name))
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
             words = unit_words(" ".join(pieces))
-            if words is None or (is_plain and not self._may_follow(words)):
+            if words is None or not may_follow:
                 raise UnreadableError("no unit")
             self.units.extend(words)
 
-    def _may_follow(self, words: list[tuple[str, str]]) -> bool:
-        """Plain words behind a number: a unit, or words that are none of mathematics'."""
-        return all(is_unit(word) or len(word) > _LONGEST_PRODUCT for word, _ in words)
+    def _may_follow(self, word: str) -> bool:
+        """Whether a plain word behind a number is a unit, or too long for a product."""
+        return is_unit(word) or len(word) > _LONGEST_PRODUCT or word.lower() in AREAS
 
     def relation(self) -> Tree:
         members, signs = [self.sets()], []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reason_llm.score.answer_form import is_plain, undone
-from reason_llm.score.answer_text import normalise, read_both, spelling, tokens_of, unwrapped
+from reason_llm.score.answer_text import are_words, normalise, read_both, spelling, tokens_of, unwrapped
 from reason_llm.score.extraction import candidates
 from reason_llm.score.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.latex_tokens import tokenize
@@ -64,11 +64,11 @@ def _equal(gold: str, answer: str, timeout_seconds: float) -> bool:
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     """Whether nothing is left to do in the answer that the gold one has done, and it is not copied
     from the question."""
-    if normalise(gold) == normalise(answer):
+    if normalise(gold) == normalise(answer) or are_words(gold, answer):
         return True
     readings = read_both(unwrapped(gold), unwrapped(answer))
     if readings is None:
-        return True  # words, or nothing that can be equal
+        return True  # nothing that can be equal
     gold_tree, tree = readings[0].tree, readings[1].tree
     if undone(gold_tree, tree):
         return False

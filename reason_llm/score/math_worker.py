@@ -99,7 +99,7 @@ def _settled(tree: Tree) -> Tree:
         return last
     if tree[0] == "approx":
         first, shown = value(tree[1]), value(tree[2])
-        if not _is_close(first, shown, 10 ** -_decimals(tree[2])):
+        if not abs(sympy.N(first - shown)) < Rational(1, 10 ** _decimals(tree[2])):
             raise UnknownError("a false approximation")
         return _settled(tree[1])
     if tree[0] in ("list", "set"):

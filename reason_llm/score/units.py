@@ -16,7 +16,7 @@ _SPELLINGS = {
 _CANONICAL = {spelling: unit for unit, words in _SPELLINGS.items() for spelling in words.split()}
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
-_EXPONENTS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
+AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
 _SPEAKING = frozenset(
     "or nor not no never but maybe either neither except than less more least most about around "
@@ -47,8 +47,8 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
             words[-1] = (words[-1][0], _RAISED.get(word, word))
         elif word in _SPEAKING:
             return None
-        elif word in _EXPONENTS:
-            exponent = _EXPONENTS[word]
+        elif word in AREAS:
+            exponent = AREAS[word]
         else:
             words.append((canonical(word), exponent))
             exponent = "1"
