@@ -90,8 +90,9 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
         return None
 
 
+@functools.lru_cache(maxsize=1024)
 def tokens_of(answer: str) -> list[Token]:
-    """The tokens of an answer, a full stop behind it left out."""
+    """The tokens of an answer, a full stop behind it left out; not to be changed."""
     tokens = tokenize(unwrapped(answer)[:MAX_CHARACTERS])
     while tokens and str(tokens[-1]) in (".", ",", ";") and str(tokens[-2:][0]) != ".":
         tokens.pop()
@@ -100,6 +101,8 @@ def tokens_of(answer: str) -> list[Token]:
 
 def unwrapped(text: str) -> str:
     """Without spaces, Markdown's marks, a box or dollar signs around all of it."""
+    if len(text) > MAX_CHARACTERS:
+        return text.strip()
     for _ in range(8):
         before = text
         text = text.strip().strip("*`").strip()

@@ -13,7 +13,8 @@ from reason_llm.score.latex_tokens import Token
 from reason_llm.score.units import AREAS, is_unit, unit_words
 
 Tree = list[Any]
-MAX_CHARACTERS = 4000
+MAX_CHARACTERS = 2000
+"""Longer answers are compared as they stand."""
 _MAX_NESTING = 30
 _MAX_DEPTH = 100
 """Of a tree."""

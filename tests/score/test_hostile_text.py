@@ -13,7 +13,7 @@ import pytest
 
 from reason_llm.config_score import RewardSpec, ScoreSection
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.score.answer_text import decide, normalise
+from reason_llm.score.answer_text import MAX_CHARACTERS, decide, normalise
 from reason_llm.score.boxed_math import is_worked_out, majority
 from reason_llm.score.extraction import (
     candidates,
@@ -39,7 +39,7 @@ UNITS = [
     "²", "₁", "é", "一", "\u00a0", "\x00", "√(", "1/", "0.", "a=b, ", "is ", "12 cm ", "square ", "1{,}", "1\\!,",
 ]  # fmt: skip
 FRAMES = [("", ""), ("5 ", "x"), ("\\boxed{", "}"), ("<answer>", "</answer>")]
-LONGEST_ANSWER = 4000
+LONGEST_ANSWER = MAX_CHARACTERS
 """Shorter answers are read as mathematics; longer ones are not."""
 
 
