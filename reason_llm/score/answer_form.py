@@ -206,8 +206,10 @@ def is_plain(tree: Tree) -> bool:
 def _is_imaginary(tree: Tree) -> bool:
     if tree == ["const", "i"]:
         return True
-    return tree[0] == "mul" and ["const", "i"] in tree and all(
-        is_rational(each) for each in tree[1:] if each != ["const", "i"]
+    return (
+        tree[0] == "mul"
+        and ["const", "i"] in tree
+        and all(is_rational(each) for each in tree[1:] if each != ["const", "i"])
     )
 
 

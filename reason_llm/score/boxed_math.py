@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reason_llm.score.answer_form import is_plain, undone
-from reason_llm.score.answer_text import are_words, normalise, read_both, spelling, tokens_of, unwrapped
+from reason_llm.score.answer_text import (
+    are_words,
+    normalise,
+    read_both,
+    spelling,
+    tokens_of,
+    unwrapped,
+)
 from reason_llm.score.extraction import candidates
 from reason_llm.score.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.latex_tokens import tokenize

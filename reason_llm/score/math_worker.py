@@ -82,7 +82,9 @@ def same(gold: Tree, answer: Tree) -> bool:
     if "tuple" in (gold[0], answer[0]):
         return False
     if gold[0] == "based" or answer[0] == "based":
-        return gold[0] == answer[0] and gold[2] == answer[2] and gold[1].lower() == answer[1].lower()
+        return (
+            gold[0] == answer[0] and gold[2] == answer[2] and gold[1].lower() == answer[1].lower()
+        )
     return _same_scalars(gold, answer)
 
 
@@ -121,8 +123,10 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
 
 
 def _holds(tree: Any, kinds: Sequence[str]) -> bool:
-    return isinstance(tree, list) and bool(tree) and (
-        tree[0] in kinds or any(_holds(each, kinds) for each in tree)
+    return (
+        isinstance(tree, list)
+        and bool(tree)
+        and (tree[0] in kinds or any(_holds(each, kinds) for each in tree))
     )
 
 
@@ -281,7 +285,9 @@ def _same_scalars(gold: Tree, answer: Tree) -> bool:
         bare = [each[1] if each[0] == "pct" else each for each in (gold, answer)]
         if all(_is_numeral(each) for each in bare) and _same_scalars(*bare):
             return True
-    gold, answer = ([*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer))
+    gold, answer = (
+        [*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer)
+    )
     is_complex = _is_complex(gold, answer)
     first, second = value(gold, is_complex), value(answer, is_complex)
     if _is_matrix(first) or _is_matrix(second):

@@ -210,7 +210,9 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
         try:
-            return float(pattern.search(completion.text, timeout=seconds, concurrent=True) is not None)
+            return float(
+                pattern.search(completion.text, timeout=seconds, concurrent=True) is not None
+            )
         except TimeoutError:
             log.warning(
                 "the pattern %r took more than %g seconds on a completion of %d characters, which "

@@ -135,7 +135,9 @@ WRONG = {
 
 
 def pairs(table: dict[str, list[tuple[str, ...]]]) -> list[tuple[str, str, str]]:
-    return [(each[0], each[1], "".join(each[2:])) for of_class in table.values() for each in of_class]
+    return [
+        (each[0], each[1], "".join(each[2:])) for of_class in table.values() for each in of_class
+    ]
 
 
 @pytest.mark.parametrize(("gold", "answer", "question"), pairs(RIGHT))
