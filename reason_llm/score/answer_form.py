@@ -88,7 +88,7 @@ def operations(tree: Tree) -> Iterator[str]:
     for each in subtrees(tree):
         kind = each[0]
         if kind == "call" and each[1] != "exp":
-            yield _CLASSES.get(each[1], each[1])
+            yield _CLASSES.get(each[1], str(each[1]))
         elif kind == "root":
             yield "root"
         elif kind in ("cup", "cap", "setminus", "backslash") and kind != "cup":

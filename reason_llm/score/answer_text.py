@@ -19,8 +19,8 @@ _LEADS = frozenset(
 )
 """Words that an answer may follow."""
 _HEDGES = frozenset(
-    "not no never neither nor either or isn aren doesn don wasn cannot can't but except unlike false "
-    "wrong incorrect if unless maybe perhaps possibly probably instead than and".split()
+    "not no never neither nor either or isn aren doesn don wasn cannot can't but except unlike "
+    "false wrong incorrect if unless maybe perhaps possibly probably instead than and".split()
 )
 _MAX_LEAD_TOKENS = 40
 _CHOICES = frozenset("ABCDEFGHIJ")

@@ -22,13 +22,13 @@ _MAX_EXPONENT = 400
 """Of a number like ``1e400``."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln lg "
-    "exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr".split()
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log "
+    "ln lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr".split()
 )
 _SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon "
-    "phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell aleph "
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell aleph "
     "mho nabla wp top bot star dagger prime odot infin square bigcirc".split()
 )
 _CONSTANTS = {"pi": "pi", "infty": "oo", "emptyset": "empty"}

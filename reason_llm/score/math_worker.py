@@ -82,9 +82,7 @@ def same(gold: Tree, answer: Tree) -> bool:
     if "tuple" in (gold[0], answer[0]):
         return False
     if gold[0] == "based" or answer[0] == "based":
-        return (
-            gold[0] == answer[0] and gold[2] == answer[2] and gold[1].lower() == answer[1].lower()
-        )
+        return bool(gold[0] == answer[0] and gold[1:] == answer[1:])
     return _same_scalars(gold, answer)
 
 
