@@ -667,7 +667,7 @@ def _raised(base: Tree, exponent: Tree) -> Tree:
 def is_number(tree: Tree) -> bool:
     """Whether it is a numeral, or a fraction of two."""
     if tree[0] == "frac":
-        return tree[1][0] == "num" and tree[2][0] == "num"
+        return bool(tree[1][0] == "num" and tree[2][0] == "num")
     return tree[0] in ("num", "rep", "mixed")
 
 
