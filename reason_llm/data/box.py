@@ -2,9 +2,15 @@
 
 import re
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=[A-Za-z0-9\\]))")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*+(?:\{|(?=[A-Za-z0-9\\]))")
 """Where a box begins."""
-_ONE_TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z0-9]")
+_ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
+_BRACE = re.compile(r"[{}]")
+
+
+def has_box(text: str) -> bool:
+    """Whether a box begins anywhere in the text."""
+    return BOX.search(text) is not None
 
 
 def last_boxed(text: str) -> str | None:
@@ -15,17 +21,21 @@ def last_boxed(text: str) -> str | None:
 
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
-    boxes = list(BOX.finditer(text))
-    if not boxes:
+    last = None
+    for last in BOX.finditer(text):
+        pass
+    if last is None:
         return None
-    start = boxes[-1].end()
-    if not boxes[-1][0].endswith("{"):
+    start = last.end()
+    if not last[0].endswith("{"):
         token = _ONE_TOKEN.match(text, start)
         return token[0] if token else None
     depth = 1
-    for position in range(start, len(text)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return text[start:position].strip()
+    for brace in _BRACE.finditer(text, start):
+        position = brace.start()
+        if text[position - 1] == "\\":
+            continue
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[start:position].strip()
     return None

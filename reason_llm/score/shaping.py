@@ -4,11 +4,12 @@ import math
 import re
 from collections.abc import Sequence
 
-STEP = re.compile(
-    r"(?:^|\n)\s*(?:step\s+\d+\b|\d+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
+_STEP = re.compile(
+    r"(?:step\s{1,9}+\d{1,9}+\b|\d{1,9}+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
     r"|next\b|then\b|finally\b)",
     re.IGNORECASE,
 )
+"""How a line of a step begins."""
 
 
 def soft_overlong(length: int, max_tokens: int, cache_tokens: int) -> float:
@@ -66,4 +67,5 @@ def repetition_penalty(token_ids: Sequence[int], ngram: int, penalty: float) -> 
 
 def reasoning_steps(text: str, wanted: int) -> float:
     """The part of ``wanted`` marked steps (numbered, listed, "First", "Next") that are there."""
-    return min(1.0, len(STEP.findall(text)) / wanted)
+    steps = sum(_STEP.match(f"{line.lstrip()}\n") is not None for line in text.split("\n"))
+    return min(1.0, steps / wanted)

@@ -1,11 +1,12 @@
 """The table of rewards: a name, its options, and the function that they make."""
 
-import re
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import regex
 from pydantic import Field, ValidationError
 
 from reason_llm.config import Count, RewardSpec, ScoreSection, Section
@@ -14,11 +15,14 @@ from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import shaping, tags
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
 from reason_llm.score.custom import CustomReward
-from reason_llm.score.math.boxed_math import matches
+from reason_llm.score.math.boxed_math import Equality, matches
 from reason_llm.score.math.extraction import last_answer_tags, last_boxed
 from reason_llm.score.math.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
 
+log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
+PATTERN_SECONDS = 1.0
+"""Of one search of the regex reward, whose pattern and text are others'."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 OfOne = Callable[[Prompt, Completion], float]
@@ -28,6 +32,14 @@ OfGroup = Callable[[Group, list[float]], list[float]]
 
 class NoOptions(Section):
     """This reward has none."""
+
+
+class AnswerOptions(Section):
+    """How an answer is compared with the gold one."""
+
+    equality: Equality = "form"
+    """form: worked out as far as the gold answer is, and not copied from the question; value: any
+    expression of the same value."""
 
 
 class SoftOverlongOptions(Section):
@@ -122,16 +134,14 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
     return make(options, context)
 
 
-def _boxed(options: Section, context: Context) -> Reward:
+def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
-    return Reward(lambda p, c: matches(p.answer, last_boxed(c.text), seconds), answer=last_boxed)
 
+    def of_one(prompt: Prompt, completion: Completion) -> float:
+        found = find(completion.text)
+        return matches(prompt.answer, found, seconds, prompt.text, options.equality)
 
-def _think_answer_tags(options: Section, context: Context) -> Reward:
-    seconds = context.score.timeout_seconds or COMPARISON_SECONDS
-    return Reward(
-        lambda p, c: matches(p.answer, last_answer_tags(c.text), seconds), answer=last_answer_tags
-    )
+    return Reward(of_one, answer=find)
 
 
 def _code(context: Context) -> CodeTests:
@@ -198,14 +208,29 @@ def _steps(options: StepsOptions, context: Context) -> Reward:
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
+    seconds = context.score.timeout_seconds or PATTERN_SECONDS
     try:
-        pattern = re.compile(options.pattern, re.DOTALL)
-    except re.error as error:
+        pattern = regex.compile(options.pattern, regex.DOTALL)
+    except regex.error as error:
         raise ConfigError(
             f"score.rewards: regex's pattern {options.pattern!r} is no regular expression "
             f"({error}); mend it"
         ) from error
-    return Reward(lambda p, c: float(pattern.search(c.text) is not None))
+
+    def of_one(prompt: Prompt, completion: Completion) -> float:
+        try:
+            return float(
+                pattern.search(completion.text, timeout=seconds, concurrent=True) is not None
+            )
+        except TimeoutError:
+            log.warning(
+                "the pattern %r took more than %g seconds on a completion of %d characters, which "
+                "counts 0; write one that does not backtrack",
+                options.pattern, seconds, len(completion.text),
+            )  # fmt: skip
+            return 0.0
+
+    return Reward(of_one)
 
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
@@ -217,8 +242,8 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
-    "boxed": (NoOptions, _boxed),
-    "think_answer_tags": (NoOptions, _think_answer_tags),
+    "boxed": (AnswerOptions, lambda o, c: _answer(last_boxed, o, c)),
+    "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
     "code_tests": (NoOptions, _code_tests),
     "code_tests_fraction": (NoOptions, _code_tests_fraction),
     "format": (NoOptions, lambda o, c: Reward(tags.think_answer_format)),

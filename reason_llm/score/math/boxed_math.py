@@ -1,53 +1,95 @@
 """Is the final answer right? It is found in the text by ``extraction.py``, and compared with the
-gold one by the text alone (``answer_text.py``) or by math-verify (``judge.py``).
+gold one by the text alone (``answer_text.py``) or by sympy (``judge.py``).
 
 An answer in another form than the reward asks for (``####``, a sentence) earns nothing: the form is
 part of the task. Not here: step-by-step marking, partial credit.
 """
 
 import functools
-import re
 from collections.abc import Sequence
+from typing import Literal
 
-from reason_llm.score.math.answer_text import normalise
-from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-
-_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
-_NAME = re.compile(r"\s*\\?[a-zA-Z]+\s*=")
-_CALCULATION = re.compile(
-    r"[=+]|(?<!\*)\*(?!\*)|[\w)}]\s*-|\\(times|cdot)(?!\s*10\s*\^)|\\(div|sum|binom)"
+from reason_llm.score.math.answer_form import is_plain, undone
+from reason_llm.score.math.answer_text import (
+    are_words,
+    normalise,
+    read_both,
+    spelling,
+    tokens_of,
+    unwrapped,
 )
+from reason_llm.score.math.extraction import candidates
+from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
+from reason_llm.score.math.latex_tokens import tokenize
+
+Equality = Literal["form", "value"]
+MAX_QUESTION_CHARACTERS = 20_000
 
 
-def matches(gold: str, answer: str | None, timeout_seconds: float) -> float:
-    """1 if there is an answer, it is worked out and it equals the gold one, else 0."""
+def matches(
+    gold: str,
+    answer: str | None,
+    timeout_seconds: float,
+    question: str = "",
+    equality: Equality = "form",
+) -> float:
+    """1 if there is an answer, it is worked out and it equals the gold one, else 0.
+
+    Args:
+        question: what was asked; an answer copied from it is not worked out.
+        equality: ``value`` pays a calculation that is not worked out, too.
+    """
     if not answer:
         return 0.0
-    return float(is_worked_out(gold, answer) and equivalent(gold, answer, timeout_seconds))
+    if equality == "form" and not is_worked_out(gold, answer, question):
+        return 0.0
+    return float(_equal(gold.strip(), answer.strip(), timeout_seconds))
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Whether two answers are the same mathematical object; False if that cannot be found out
-    within the time limit.
+    """Whether two answers have the same value; False if that cannot be found out within the time
+    limit.
 
-    Either may be wrapped in ``$``, ``\\boxed{}``, ``####`` or a sentence. Any thread may ask.
-    Not symmetric where the gold answer sets the form: ``x=5`` answers 5, but 5 does not answer
-    ``2x+y=5``.
+    Either may be a whole model output, with its answer in ``\\boxed{}``, behind ``####`` or at the
+    end of a sentence. Any thread may ask. Not symmetric where the gold answer sets the form:
+    ``x=5`` answers 5, but 5 does not answer ``2x+y=5``.
     """
-    return _equivalent(gold.strip(), answer.strip(), timeout_seconds)
+    golds, gold_number = candidates(gold)
+    wanted = next((each for each in golds if read_both(each, each)), gold_number or golds[0])
+    found, number = candidates(answer)
+    if number and not read_both(wanted, found[0]):
+        found.append(number)
+    return any(_equal(wanted, each, timeout_seconds) for each in found)
 
 
 @functools.lru_cache(maxsize=65536)
-def _equivalent(gold: str, answer: str, timeout_seconds: float) -> bool:
+def _equal(gold: str, answer: str, timeout_seconds: float) -> bool:
     (verdict,) = default_judge().equivalent_many([(gold, answer)], timeout_seconds)
     return verdict.equivalent
 
 
-def is_worked_out(gold: str, answer: str) -> bool:
-    """False where the gold answer is a plain number and the answer is a calculation: the question
-    restated, or worked out no further."""
-    gold, answer = normalise(gold), normalise(answer)
-    return not (_NUMBER.fullmatch(gold) and _CALCULATION.search(_NAME.sub("", answer, count=1)))
+def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
+    """Whether nothing is left to do in the answer that the gold one has done, and it is not copied
+    from the question."""
+    if normalise(gold) == normalise(answer) or are_words(gold, answer):
+        return True
+    readings = read_both(unwrapped(gold), unwrapped(answer))
+    if readings is None:
+        return True  # nothing that can be equal
+    gold_tree, tree = readings[0].tree, readings[1].tree
+    if undone(gold_tree, tree):
+        return False
+    return gold_tree == tree or is_plain(tree) or not _stands_in(question, answer)
+
+
+def _stands_in(question: str, answer: str) -> bool:
+    copied = spelling(tokens_of(answer))
+    return bool(copied) and f"\x00{copied}\x00" in f"\x00{_spelled(question)}\x00"
+
+
+@functools.lru_cache(maxsize=256)
+def _spelled(question: str) -> str:
+    return spelling(tokenize(question[:MAX_QUESTION_CHARACTERS]))
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
@@ -66,7 +108,7 @@ def majority(answers: Sequence[str | None]) -> str | None:
     classes: list[tuple[str, int]] = []
     for answer, votes in spellings.values():
         for index, (representative, count) in enumerate(classes):
-            if equivalent(representative, answer):
+            if _equal(representative.strip(), answer.strip(), TIMEOUT_SECONDS):
                 classes[index] = (representative, count + votes)
                 break
         else:

@@ -2,28 +2,38 @@
 
 Rewards use one strict finder each (the box, the tags): a model is not paid for an answer that it
 did not mark as asked. ``extract_answer`` is the lenient one, for grading outputs of models that
-were asked in other ways.
+were asked in other ways. Both take time in proportion to the text.
 """
 
 import re
 
 from reason_llm.data import BOX, last_boxed
+from reason_llm.data.box import has_box, last_boxed
 
-_ANSWER_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
-_HASH_NUMBER = re.compile(r"[+-]?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(
-    r"\banswer(?:[ \t]+is\b[ \t]*[:=]?|[ \t]*(?:\*\*)?[:=])(?:\*\*)?\s*(?=\S)", re.IGNORECASE
+    r"\banswer(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?", re.IGNORECASE
 )
-_LATEX_SPAN = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\s+I hope it is correct")
-_SPECIAL_TOKEN = re.compile(r"<\|[a-z_]+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
+_SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<!\d)\.\d++"
+)
+_WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
+_MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_MAX_CHARACTERS = 200_000
+"""Longer outputs are looked at from their end."""
+_MAX_SENTENCE = 20_000
 
 
 def last_answer_tags(text: str) -> str | None:
     """The text between the last ``<answer>`` and ``</answer>``; None if there is no such pair."""
-    answers = _ANSWER_TAGS.findall(text)
-    return answers[-1].strip() if answers else None
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    start += len(_OPEN)
+    return text[start : text.find(_CLOSE, start)].strip()
 
 
 def extract_answer(text: str) -> str | None:
@@ -35,31 +45,76 @@ def extract_answer(text: str) -> str | None:
 
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
-    text = _SPECIAL_TOKEN.sub("", text.rpartition("</think>")[2])
-    if BOX.search(text):
+    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:].rpartition("</think>")[2])
+    if has_box(text):
         return last_boxed(text)
     tagged = last_answer_tags(text)
     if tagged is not None:
         return tagged
-    if hashed := _HASH.findall(text):
-        return _hash_answer(hashed[-1])
-    if phrases := list(_PHRASE.finditer(text)):
-        return _phrase_answer(text[phrases[-1].end() :].partition("\n")[0])
+    if hashed := _last_hashed(text):
+        return _hash_answer(hashed)
+    phrases = [
+        each for each in _PHRASE.finditer(text) if text[each.end() : each.end() + 99].strip()
+    ]
+    if phrases:
+        return _phrase_answer(text[phrases[-1].end() :].lstrip().partition("\n")[0])
     return None
+
+
+def candidates(text: str) -> tuple[list[str], str]:
+    """What a whole output may give as its answer, the likeliest first: what it marks, or else all
+    of it, and of a sentence its last mathematics; and the last number of a sentence, or nothing."""
+    marked = extract_answer(text)
+    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
+    found, sentence = [text.strip()], text[-_MAX_SENTENCE:]
+    if not _holds_words(sentence):
+        return found, ""
+    if mathematics := _last_mathematics(sentence):
+        found.extend([mathematics, mathematics.rpartition("=")[2].strip()])
+    numbers = _NUMBER.findall(sentence)
+    return found, numbers[-1].replace("$", "") if numbers else ""
+
+
+def _last_mathematics(text: str) -> str | None:
+    """What stands between the last pair of dollar signs or TeX's brackets."""
+    text = text.replace("\\$", "")
+    best: tuple[int, str] | None = None
+    for start, end in _MATHEMATICS:
+        closing = text.rfind(end)
+        opening = text.rfind(start, 0, closing) if closing > 0 else -1
+        inner = text[opening + len(start) : closing].strip() if opening >= 0 else ""
+        if inner and not _holds_words(inner) and (best is None or closing > best[0]):
+            best = (closing, inner)
+    return best[1] if best else None
+
+
+def _holds_words(text: str) -> bool:
+    """Whether a word stands alone in it."""
+    return _WORD.search(text) is not None
+
+
+def _last_hashed(text: str) -> str:
+    """The line behind the last ``####`` that has one."""
+    for part in reversed(text.split("####")[1:]):
+        line = part.lstrip(" \t").partition("\n")[0].strip()
+        if line:
+            return line
+    return ""
 
 
 def _hash_answer(line: str) -> str:
     """``1,234`` of ``#### 1,234``; the last number where a sentence follows instead."""
-    numbers = _HASH_NUMBER.findall(line)
-    is_sentence = re.search(r"[A-Za-z]{2,} +[A-Za-z]{2,} ", line) is not None
-    return str(numbers[-1]).replace("$", "") if is_sentence and numbers else line.strip()
+    words = [word for word in line.split() if len(word) > 1 and word.isalpha()]
+    numbers = _NUMBER.findall(line)
+    return str(numbers[-1]).replace("$", "") if len(words) > 1 and numbers else line
 
 
 def _phrase_answer(rest: str) -> str:
     """The answer in what follows ``answer is``: the LaTeX that it starts with, else up to the
     sentence's end."""
     rest = rest.strip().removeprefix("**").strip()
-    latex = _LATEX_SPAN.match(rest)
-    if latex:
-        return next(group for group in latex.groups() if group).strip()
+    for start, end in _MATHEMATICS:
+        closing = rest.find(end, len(start)) if rest.startswith(start) else -1
+        if closing > len(start):
+            return rest[len(start) : closing].strip()
     return _SENTENCE_END.split(rest, maxsplit=1)[0].strip()

@@ -1,71 +1,493 @@
-"""A process that asks math-verify, and may hang or run out of memory doing so. ``judge.py`` starts
-it, limits it and replaces it.
+"""A process that compares answers with sympy, and may hang or run out of memory doing so.
+``judge.py`` starts it, limits it and replaces it.
 
 Run by its path and importing nothing of ours, so that it starts in half a second and never loads
-torch. Protocol: a line of JSON ``[gold, answer]`` in, a line of JSON true or false out; the first
-line out says that it is ready. It ends with its input.
+torch. Protocol: a line of JSON ``[gold, answer]`` in, two trees of ``answer_tree.py``; a line of
+JSON true or false out; the first line out says that it is ready. It ends with its input.
+
+Numbers are exact: a decimal is a rational. Where one side is a decimal and the other has no end
+in decimals, they are equal within ``RELATIVE_TOLERANCE``. Expressions with variables are equal if
+they are at points drawn from a fixed seed, to 30 digits.
 """
 
 import contextlib
 import ctypes
 import json
 import os
+import random
 import resource
 import signal
 import sys
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add, mul
+from typing import Any, TextIO
 
-import math_verify
-from latex2sympy2_extended.math_normalization import NormalizationConfig
-from sympy import Basic, Float, MatrixBase, Number
+import sympy
+from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
 MEMORY_BYTES = 2 * 2**30
-RELATIVE_TOLERANCE = 1e-6
+RELATIVE_TOLERANCE = Rational(1, 10**6)
+SAME_DECIMALS = Rational(1, 2 * 10**6)
+"""Of two that agree in 6 decimals."""
+_SMALL = Rational(1, 1000)
+_DIGITS = 30
+_POINTS = 5
+_MAX_ITEMS = 100
 _PR_SET_PDEATHSIG = 1
-_EXTRACTION = (
-    math_verify.LatexExtractionConfig(
-        boxed_match_priority=0,
-        # units are taken off before: the pattern here makes 5t equal 5
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
-        ),
-    ),
-    math_verify.ExprExtractionConfig(),
-)
+Tree = list[Any]
+Value = Any
+"""A sympy expression or matrix."""
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    **{
+        name: getattr(sympy, name)
+        for name in ("sin cos tan cot sec csc sinh cosh tanh coth exp gcd lcm factorial floor sign "
+                     "arg det re im").split()
+    },
+    **{"arc" + name: getattr(sympy, "a" + name) for name in "sin cos tan cot sec csc".split()},
+    "binom": sympy.binomial, "abs": sympy.Abs, "ceil": sympy.ceiling, "Re": sympy.re,
+    "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
+    "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
+    "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if _is_matrix(x) else abs(x),
+}  # fmt: skip
+_TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
+_CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
+_SETS = {"R": sympy.S.Reals, "Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals,
+         "C": sympy.S.Complexes}  # fmt: skip
+_INEQUALITIES = {"<": sympy.Lt, ">": sympy.Gt, "<=": sympy.Le, ">=": sympy.Ge}
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+_SET_KINDS = frozenset(["cup", "cap", "setminus", "backslash", "interval"])
 
 
-def same(gold: str, answer: str) -> bool:
-    """Whether math-verify reads the same mathematical object in both.
+class UnknownError(ValueError):
+    """The tree has no value that can be computed here."""
 
-    Without a time limit of its own.
+
+def same(gold: Tree, answer: Tree) -> bool:
+    """Whether two trees are the same mathematical object. Without a time limit of its own."""
+    if gold == answer:
+        return True
+    gold, answer = _settled(gold), _settled(answer)
+    if gold[0] in ("list", "set") or answer[0] in ("list", "set"):
+        return _same_items(gold, answer)
+    if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
+        return _same_relations(gold, answer)
+    if gold[0] == "rel":
+        return _same_equations(gold, answer)
+    if gold[0] in _SET_KINDS or answer[0] in _SET_KINDS:
+        return _same_sets(gold, answer)
+    if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
+        return _pairwise(gold[1:], answer[1:])
+    if "tuple" in (gold[0], answer[0]):
+        return False
+    if gold[0] == "based" or answer[0] == "based":
+        return bool(gold[0] == answer[0] and gold[1:] == answer[1:])
+    return _same_scalars(gold, answer)
+
+
+def _settled(tree: Tree) -> Tree:
+    """Without what must only agree, with both signs of a plus-minus as a list.
+
+    Raises:
+        UnknownError: what must agree does not.
     """
-    golds, answers = _parse(gold), _parse(answer)
-    if not golds or not answers:
-        return False
-    are_same = math_verify.verify(
-        golds, answers, timeout_seconds=None, allow_set_relation_comp=True
+    if tree[0] == "chain":
+        last = _settled(tree[-1])
+        if not all(same(each, last) for each in tree[1:-1]):
+            raise UnknownError("a false equation")
+        return last
+    if tree[0] == "approx":
+        first, shown = value(tree[1]), value(tree[2])
+        if not abs(sympy.N(first - shown)) < Rational(1, 10 ** _decimals(tree[2])):
+            raise UnknownError("a false approximation")
+        return _settled(tree[1])
+    if tree[0] in ("list", "set"):
+        items = [_settled(each) for each in tree[1:]]
+        is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
+        flat = [i for each in items for i in (each[1:] if each[0] == "list" else [each])]
+        return [tree[0], *(flat if is_flat else items)]
+    if tree[0] != "rel" and _holds(tree, ("pm", "mp")):
+        both = [_with_sign(tree, True), _with_sign(tree, False)]
+        return ["list", *both]
+    return tree
+
+
+def _with_sign(tree: Tree, is_upper: bool) -> Tree:
+    if tree[0] in ("pm", "mp"):
+        inner = _with_sign(tree[1], is_upper)
+        return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
+    return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
+
+
+def _holds(tree: Any, kinds: Sequence[str]) -> bool:
+    return (
+        isinstance(tree, list)
+        and bool(tree)
+        and (tree[0] in kinds or any(_holds(each, kinds) for each in tree))
     )
-    return bool(are_same) and not _differs_in_size(golds[0], answers[0])
 
 
-def _parse(answer: str) -> list[object]:
-    return list(math_verify.parse(answer, _EXTRACTION, parsing_timeout=None))
+def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
+    return len(golds) == len(answers) and all(map(same, golds, answers))
 
 
-def _differs_in_size(gold: object, answer: object) -> bool:
-    """math-verify rounds to 6 decimals, which makes all tiny numbers equal; this looks at their
-    ratio."""
-    if not isinstance(gold, Basic) or not isinstance(answer, Basic):
+def _same_items(gold: Tree, answer: Tree) -> bool:
+    """Lists and sets in any order; a tuple for a list; one item for a set of it."""
+    golds, answers = (_items(each) for each in (gold, answer))
+    if gold[0] == "tuple" or _holds(gold, ("dots",)):
+        return answer[0] != "set" and _pairwise(golds, answers)
+    if len(golds) != len(answers) or len(golds) > _MAX_ITEMS:
         return False
-    if isinstance(gold, MatrixBase) or not (gold.is_number and answer.is_number):
+    left = list(answers)
+    for each in golds:
+        index = next((i for i, other in enumerate(left) if same(each, other)), None)
+        if index is None:
+            return False
+        del left[index]
+    return True
+
+
+def _items(tree: Tree) -> list[Tree]:
+    return tree[1:] if tree[0] in ("list", "set", "tuple") else [tree]
+
+
+# relations and sets
+
+
+def _is_equation(tree: Tree) -> bool:
+    return tree[1] in ("=", "!=") or len(tree) > 4 and set(tree[1].split()) == {"="}
+
+
+def _same_equations(gold: Tree, answer: Tree) -> bool:
+    if gold[1] != answer[1] or len(gold) != len(answer):
         return False
-    first, second = gold.doit().evalf(15), answer.doit().evalf(15)
-    if not isinstance(first, Number) or not isinstance(second, Number):
+    if _pairwise(gold[2:], answer[2:]):
+        return True
+    if len(gold) > 4:
         return False
-    largest = max(abs(first), abs(second))
-    is_tiny = largest < Float(1e-3)
-    return bool(is_tiny and abs(first - second) > RELATIVE_TOLERANCE * largest)
+    is_complex = _is_complex(gold, answer)
+    first, second = (value(t[2], is_complex) - value(t[3], is_complex) for t in (gold, answer))
+    symbols = first.free_symbols
+    if not symbols or symbols != second.free_symbols:
+        return False
+    return _constant_ratio(first, second) is not None or _same_solutions(first, second)
+
+
+def _constant_ratio(first: Expr, second: Expr) -> Expr | None:
+    """The one number that ``first / second`` is at all points; None if it varies."""
+    ratios = []
+    for point in _points(first.free_symbols | second.free_symbols):
+        a, b = (_number(each.subs(point)) for each in (first, second))
+        if a is None or b is None or b == 0 or a == 0:
+            continue
+        ratios.append(sympy.N(a / b, _DIGITS))
+    if len(ratios) < 2 or not all(_is_close(ratios[0], each, 10**-15) for each in ratios):
+        return None
+    return ratios[0]
+
+
+def _same_solutions(first: Expr, second: Expr) -> bool:
+    for symbol in sorted(first.free_symbols, key=str):
+        solved = [sympy.solve(each, symbol) for each in (first, second)]
+        if solved[0] and len(solved[0]) == len(solved[1]):
+            rest = list(solved[1])
+            for each in solved[0]:
+                index = next((i for i, o in enumerate(rest) if _same_values(each, o)), None)
+                if index is None:
+                    return False
+                del rest[index]
+            return True
+    return False
+
+
+def _same_relations(gold: Tree, answer: Tree) -> bool:
+    if gold[0] == answer[0] == "rel":
+        if gold[1] == answer[1] and _pairwise(gold[2:], answer[2:]):
+            return True
+        if len(gold) == len(answer) == 4 and gold[1] in _FLIPPED and answer[1] in _FLIPPED:
+            first, second = (value(each[2]) - value(each[3]) for each in (gold, answer))
+            ratio = _constant_ratio(first, second)
+            if ratio is not None and ratio.is_real:
+                return bool(answer[1] == (gold[1] if ratio > 0 else _FLIPPED[gold[1]]))
+        if _symbols_of(gold) != _symbols_of(answer):
+            return False
+    return _same_sets(gold, answer)
+
+
+def _symbols_of(tree: Any) -> set[str]:
+    if not isinstance(tree, list) or not tree:
+        return set()
+    own = {tree[1]} if tree[0] == "var" else set()
+    return own.union(*map(_symbols_of, tree))
+
+
+def _same_sets(gold: Tree, answer: Tree) -> bool:
+    if gold[0] == answer[0] == "interval":
+        return gold[1:3] == answer[1:3] and _pairwise(gold[3:], answer[3:])
+    first, second = as_set(gold), as_set(answer)
+    if first == second:
+        return True
+    return first.symmetric_difference(second).is_empty is True
+
+
+def as_set(tree: Tree) -> Set:
+    """The set of numbers that a tree is."""
+    kind = tree[0]
+    if kind == "interval":
+        return sympy.Interval(value(tree[3]), value(tree[4]), tree[1], tree[2])
+    if kind == "tuple" and len(tree) == 3:
+        return sympy.Interval.open(value(tree[1]), value(tree[2]))
+    if kind in ("set", "list"):
+        return sympy.FiniteSet(*map(value, tree[1:]))
+    if kind == "cup":
+        return sympy.Union(as_set(tree[1]), as_set(tree[2]))
+    if kind == "cap":
+        return sympy.Intersection(as_set(tree[1]), as_set(tree[2]))
+    if kind in ("setminus", "backslash"):
+        return as_set(tree[1]) - as_set(tree[2])
+    if kind == "const" and tree[1] == "empty":
+        return sympy.S.EmptySet
+    if kind == "const" and tree[1].startswith("set "):
+        return _SETS.get(tree[1][4:]) or _unknown(tree)
+    if kind == "rel":
+        return _solutions(tree)
+    return _unknown(tree)
+
+
+def _solutions(tree: Tree) -> Set:
+    """The numbers that the one variable of a relation may be."""
+    signs, members = tree[1].split(), tree[2:]
+    if signs == ["in"]:
+        return as_set(members[1])
+    if len(_symbols_of(tree)) != 1:
+        return _unknown(tree)
+    values = list(map(value, members))
+    found: Set = sympy.S.Reals
+    for sign, left, right in zip(signs, values, values[1:], strict=False):
+        if sign == "!=":
+            part = sympy.S.Reals - sympy.Eq(left, right).as_set()
+        elif sign in _INEQUALITIES:
+            part = _INEQUALITIES[sign](left, right).as_set()
+        else:
+            return _unknown(tree)
+        found = sympy.Intersection(found, part)
+    return found
+
+
+# numbers and expressions
+
+
+def _same_scalars(gold: Tree, answer: Tree) -> bool:
+    if (gold[0] == "pct") != (answer[0] == "pct"):
+        bare = [each[1] if each[0] == "pct" else each for each in (gold, answer)]
+        if all(_is_numeral(each) for each in bare) and _same_scalars(*bare):
+            return True
+    gold, answer = (
+        [*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer)
+    )
+    is_complex = _is_complex(gold, answer)
+    first, second = value(gold, is_complex), value(answer, is_complex)
+    if _is_matrix(first) or _is_matrix(second):
+        if not (_is_matrix(first) and _is_matrix(second)) or first.shape != second.shape:
+            return False
+        return all(_same_values(a, b) for a, b in zip(first.flat(), second.flat(), strict=True))
+    tolerates = _tolerates(gold, first, answer, second)
+    return _same_values(first, second, tolerates)
+
+
+def _tolerates(gold: Tree, first: Expr, answer: Tree, second: Expr) -> bool:
+    """Whether one side is a decimal and the other a number that such decimals only come near."""
+    if _is_numeral(gold) and _is_numeral(answer):
+        return False
+    for tree, exact in ((answer, first), (gold, second)):
+        if _holds_decimal(tree):
+            places = _decimals(tree)
+            ends = isinstance(exact, Rational) and (exact * 10**places).is_integer
+            return not ends or not isinstance(exact, Rational)
+    return False
+
+
+def _same_values(first: Expr, second: Expr, tolerates: bool = False) -> bool:
+    if first == second:
+        return first not in (sympy.nan, sympy.zoo)
+    if isinstance(first, Rational) and isinstance(second, Rational):
+        return tolerates and _is_near(first, second)
+    if any(each.has(sympy.nan, sympy.zoo) for each in (first, second)):
+        return False
+    symbols = first.free_symbols | second.free_symbols
+    if not symbols:
+        return _same_numbers(first, second, tolerates)
+    equal = 0
+    for point in _points(symbols):
+        a, b = (_number(each.subs(point)) for each in (first, second))
+        if a is None or b is None:
+            continue
+        if not (_is_close(a, b, 10**-20) or (tolerates and _is_near(a, b))):
+            return False
+        equal += 1
+    return equal > 1 or bool(sympy.simplify(first - second) == 0)
+
+
+def _same_numbers(first: Expr, second: Expr, tolerates: bool) -> bool:
+    a, b = _number(first), _number(second)
+    if a is None or b is None:
+        return False
+    if tolerates and _is_near(a, b):
+        return True
+    if not _is_close(a, b, 10**-20):
+        return False
+    difference = abs(sympy.N(first - second, 2, maxn=400))
+    return bool(difference <= Rational(1, 10**100) * max(abs(a), abs(b), Rational(1, 10**100)))
+
+
+def _number(expression: Expr) -> Expr | None:
+    """Its value as a finite number; None if it has none."""
+    found = sympy.N(expression, _DIGITS)
+    real, imaginary = found.as_real_imag()
+    is_number = real.is_number and imaginary.is_number
+    if not is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+        return None
+    return found if all(each.is_Float or each.is_Rational for each in (real, imaginary)) else None
+
+
+def _is_close(first: Expr, second: Expr, tolerance: float | Rational) -> bool:
+    """Relative to the larger one."""
+    return bool(abs(first - second) <= tolerance * max(abs(first), abs(second)))
+
+
+def _is_near(first: Expr, second: Expr) -> bool:
+    """Whether a decimal is near the exact value: in six digits, or in six decimals."""
+    if _is_close(first, second, RELATIVE_TOLERANCE):
+        return True
+    return bool(abs(first - second) <= SAME_DECIMALS and max(abs(first), abs(second)) >= _SMALL)
+
+
+def _points(symbols: Iterable[Symbol]) -> list[dict[Symbol, Rational]]:
+    """Values of the symbols, positive at first, later of either sign."""
+    ordered = sorted(symbols, key=str)
+    draw = random.Random(20)
+    return [
+        {
+            each: Rational(draw.randrange(1000, 9000), 2003) * (draw.choice((1, -1)) if late else 1)
+            for each in ordered
+        }
+        for late in range(_POINTS)
+    ]
+
+
+# a tree's value
+
+
+def value(tree: Tree, is_complex: bool = False) -> Value:
+    """The sympy object that a tree is.
+
+    Raises:
+        UnknownError: it is none.
+    """
+    kind = tree[0]
+    if kind in ("num", "rep", "mixed"):
+        return _numeral(tree)
+    if kind == "var":
+        return Symbol(tree[1], real=None if is_complex else True)
+    if kind == "const":
+        return _CONSTANTS[tree[1]] if tree[1] in _CONSTANTS else _unknown(tree)
+    if kind == "call":
+        return _call(tree, is_complex)
+    if kind == "matrix":
+        return ImmutableMatrix([[value(each, is_complex) for each in row] for row in tree[1:]])
+    if kind in ("deg", "pct"):
+        inner = value(tree[1], is_complex)
+        return inner if kind == "deg" else inner / 100
+    if kind not in _ARITHMETIC:
+        return _unknown(tree)
+    return _ARITHMETIC[kind]([value(each, is_complex) for each in tree[1:]])
+
+
+_ARITHMETIC: dict[str, Callable[[list[Value]], Value]] = {
+    "add": lambda members: reduce(add, members),
+    "mul": lambda members: reduce(mul, members),
+    "neg": lambda members: -members[0],
+    "frac": lambda members: members[0] / members[1],
+    "pow": lambda members: members[0] ** members[1],
+    "root": lambda members: _root(*members),
+}
+
+
+def _root(radicand: Expr, index: Expr) -> Expr:
+    """The real root of a negative number where the index is odd."""
+    if radicand.is_negative and index.is_odd:
+        return -((-radicand) ** (1 / index))
+    return radicand ** (1 / index)
+
+
+def _numeral(tree: Tree) -> Expr:
+    if tree[0] == "num":
+        return Rational(tree[1])
+    if tree[0] == "mixed":
+        whole, numerator, denominator = map(sympy.Integer, tree[1:])
+        return whole + Rational(numerator, denominator)
+    whole, start, period = tree[1:]
+    numerator = int(whole + start + period) - int(whole + start or "0")
+    return Rational(numerator, int("9" * len(period) + "0" * len(start)))
+
+
+def _call(tree: Tree, is_complex: bool) -> Value:
+    name, argument = tree[1], tree[2]
+    if name.startswith("?"):
+        return Symbol(f"{name[1:]}({json.dumps(argument)})", real=None if is_complex else True)
+    if argument[0] in ("tuple", "set", "list", "interval"):
+        arguments = [value(each, is_complex) for each in argument[1:] if isinstance(each, list)]
+    else:
+        arguments = [value(argument, is_complex)]
+    if name == "binom":
+        arguments = [value(each, is_complex) for each in tree[2:]]
+    elif name in ("log", "ln"):
+        base = value(tree[3], is_complex) if len(tree) > 3 else None
+        if base is None and name == "log" and not arguments[0].free_symbols:
+            return sympy.log(arguments[0])
+        return sympy.log(arguments[0]) if base is None else sympy.log(arguments[0], base)
+    elif len(tree) > 3 or name not in _FUNCTIONS:
+        return _unknown(tree)
+    if name in _TRIGONOMETRIC and _holds(argument, ("deg",)):
+        arguments = [each * sympy.pi / 180 for each in arguments]
+    return _FUNCTIONS[name](*arguments)
+
+
+def _unknown(tree: Tree) -> Any:
+    raise UnknownError(str(tree[0]))
+
+
+def _is_matrix(found: Value) -> bool:
+    return isinstance(found, MatrixBase)
+
+
+def _is_complex(*trees: Tree) -> bool:
+    return any(_holds_constant(each, "i") for each in trees)
+
+
+def _holds_constant(tree: Any, name: str) -> bool:
+    if not isinstance(tree, list):
+        return False
+    return tree == ["const", name] or any(_holds_constant(each, name) for each in tree)
+
+
+def _is_numeral(tree: Tree) -> bool:
+    """Whether it is a plain integer or decimal."""
+    return tree[0] == "num" or (tree[0] in ("neg", "deg", "pct") and _is_numeral(tree[1]))
+
+
+def _holds_decimal(tree: Any) -> bool:
+    return _decimals(tree) > 0
+
+
+def _decimals(tree: Any) -> int:
+    """The largest number of decimals of a numeral in a tree."""
+    if not isinstance(tree, list) or not tree:
+        return 0
+    if tree[0] == "num":
+        return len(tree[1].partition(".")[2])
+    return max(map(_decimals, tree), default=0)
 
 
 def _limit_this_process() -> None:
@@ -92,7 +514,10 @@ def serve(questions: Iterable[str], replies: TextIO) -> None:
         gold, answer = json.loads(line)
         verdict = False
         # a deep recursion or the memory limit: what cannot be computed is not equal
-        with contextlib.suppress(MemoryError, RecursionError, ArithmeticError, ValueError):
+        with contextlib.suppress(
+            MemoryError, RecursionError, ArithmeticError, ValueError, TypeError, AttributeError,
+            NotImplementedError, IndexError, KeyError,
+        ):  # fmt: skip
             verdict = same(gold, answer)
         replies.write(f"{json.dumps(verdict)}\n")
 

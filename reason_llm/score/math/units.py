@@ -1,6 +1,4 @@
-"""The unit or remark that follows an answer: taken off, and compared where both have one."""
-
-import re
+"""The unit or remark that follows an answer, and whether two of them differ."""
 
 _SPELLINGS = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre",
@@ -12,76 +10,68 @@ _SPELLINGS = {
     "month": "month", "yr": "yr year", "usd": "dollar usd", "cent": "cent", "eur": "euro eur",
     "mph": "mph", "km/h": "km/h kmh kph", "m/s": "m/s", "hz": "hz hertz", "n": "n newton",
     "j": "j joule", "w": "w watt", "v": "v volt", "pa": "pa pascal", "c": "c celsius",
-    "f": "f fahrenheit", "am": "am a.m a.m.", "pm": "pm p.m p.m.", "deg": "degree deg",
-    "rad": "rad radian", "unit": "unit",
+    "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg",
+    "rad": "rad radian", "unit": "unit", "ohm": "ohm", "k": "k kelvin", "a": "ampere amp",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, words in _SPELLINGS.items() for spelling in words.split()}
-_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|operatorname)\s*"
-_RAISED = r"(?:\^\s*\{?\s*-?\d\s*\}?)?"
-_IN_TEXT = re.compile(
-    rf"(?<=[\w}})\]%])\s*((?:(?:{_COMMAND}\{{[^{{}}]*\}}|\\Omega)\s*{_RAISED}\s*[/.]?\s*)+)$"
+_LETTERS = frozenset("mgslhLNJWVCFK")
+"""Units of one letter; where the gold answer has variables they are variables."""
+AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
+_RAISED = {"squared": "2", "cubed": "3"}
+_SPEAKING = frozenset(
+    "or nor not no never but maybe either neither except than less more least most about around "
+    "roughly approximately almost nearly plus minus times divided over modulo mod factorial "
+    "half halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth "
+    "hundredths negative hundred hundreds dozen dozens score pair pairs squared cubed below if "
+    "unless instead rather wrong incorrect false versus vs to is are was equals equal probably "
+    "perhaps possibly alternatively also otherwise correction actually isn aren doesn don "
+    "zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty "
+    "thousand million billion trillion thousands millions".split()
 )
-_PLAIN = re.compile(
-    r"(?P<number>(?:^|[^A-Za-z])[\d})]\s*)(?P<unit>(?:[A-Za-z]{2,}\.?\s+)*(?:[A-Za-z][A-Za-z./]*)"
-    r"(?:\s*\^\s*\{?\s*[23]\s*\}?)?)$"
-)
-_AREA = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-_LETTER = re.compile(r"[mgslhLNJWVCFK]")
-_SHORTEST_REMARK = 4
-"""Letters of a word that stands for itself; fewer may be a product of variables."""
+"""Words behind a number that say another number, or that it is none."""
+_MAX_WORDS = 8
 
 
-def split_unit(answer: str, with_letters: bool) -> tuple[str, str]:
-    """The answer and what follows it: ``\\text{...}`` after mathematics, or words after a number.
+def unit_words(text: str) -> list[tuple[str, str]] | None:
+    """The words of a unit or a remark, each in one spelling and with its exponent; None where they
+    may say another answer.
 
-    Args:
-        with_letters: a single letter that stands apart from its number is a unit, no variable.
-
-    Example: ``"35 square cm" -> ("35", "square cm")``
+    Example: ``"square cm" -> [("cm", "2")]``
     """
-    if in_text := _IN_TEXT.search(answer):
-        return answer[: in_text.start()].strip(), in_text[1]
-    plain = _PLAIN.search(answer)
-    if plain is None:
-        return answer, ""
-    unit, is_apart = plain["unit"], plain["number"][-1].isspace()
-    if len(unit) == 1:
-        is_unit = with_letters and is_apart and _LETTER.fullmatch(unit) is not None
-    else:
-        words = _canonical(unit)
-        are_known = all(word in _SPELLINGS for word, _ in words)
-        is_unit = are_known or (is_apart and len(unit) >= _SHORTEST_REMARK)
-    return (answer[: plain.start("unit")].strip(), unit) if is_unit else (answer, "")
-
-
-def units_clash(gold: str, gold_unit: str, unit: str) -> bool:
-    """Whether both have a unit and these are known to differ; behind an expression with letters,
-    any two different words do (``2n (n even)``, ``2n (n odd)``)."""
-    if not gold_unit or not unit:
-        return False
-    first, second = _canonical(gold_unit), _canonical(unit)
-    if re.search(r"[a-z]", gold):
-        return first != second
-    are_known = all(word in _SPELLINGS for word, _ in (*first, *second))
-    return are_known and first != second
-
-
-def _canonical(unit: str) -> list[tuple[str, str]]:
-    """The unit's words, each in one spelling with its exponent."""
     words: list[tuple[str, str]] = []
     exponent = "1"
-    plain = re.sub(r"[\s{}]*/[\s{}]*", "/", re.sub(_COMMAND, " ", unit.lower()))
-    for word in re.findall(r"[a-z][a-z./]*|\d", plain):
-        if word.isdigit():
-            if words:
-                words[-1] = (words[-1][0], word)
-        elif word in _AREA:
-            exponent = _AREA[word]
+    for word in _slashed(text.lower()).split():
+        if word.isdigit() or word in _RAISED:
+            if not words:
+                return None
+            words[-1] = (words[-1][0], _RAISED.get(word, word))
+        elif word in _SPEAKING:
+            return None
+        elif word in AREAS:
+            exponent = AREAS[word]
         else:
-            words.append((_CANONICAL.get(word, _CANONICAL.get(_singular(word), word)), exponent))
+            words.append((canonical(word), exponent))
             exponent = "1"
-    return words
+    return words if words and len(words) <= _MAX_WORDS else None
 
 
-def _singular(word: str) -> str:
-    return word.rstrip(".").removesuffix("s")
+def _slashed(text: str) -> str:
+    """With ``m / s`` as one word, and without brackets and points."""
+    for mark in "{}()^:,~":
+        text = text.replace(mark, " ")
+    text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
+    joined = "/".join(part.strip() for part in text.split("/"))
+    return {"a m": "am", "p m": "pm"}.get(joined.strip(), joined)
+
+
+def canonical(word: str) -> str:
+    """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
+    singular = word.removesuffix("s") if len(word) > 1 else word
+    return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
+
+
+def is_unit(word: str) -> bool:
+    """Whether it is a known unit; a single letter in the case that it is written in."""
+    if len(word) == 1:
+        return word in _LETTERS or word == "d"
+    return all(canonical(part) in _SPELLINGS for part in word.lower().split("/"))

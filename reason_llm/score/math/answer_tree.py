@@ -1,0 +1,684 @@
+"""An answer as a tree: what is written, read to its end or not at all, with no value worked out.
+
+A tree is a list ``[kind, member, ...]`` that can go to the comparison worker as JSON. The reader
+goes once over the tokens, calls itself for what stands in brackets, and refuses whatever it does
+not know: numbers side by side are no sum and no product, and words are no variables.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from reason_llm.score.math.latex_tokens import Token
+from reason_llm.score.math.units import AREAS, is_unit, unit_words
+
+Tree = list[Any]
+MAX_CHARACTERS = 2000
+"""Longer answers are compared as they stand."""
+_MAX_NESTING = 30
+_MAX_DEPTH = 100
+"""Of a tree."""
+_MAX_EXPONENT = 400
+"""Of a number like ``1e400``."""
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log "
+    "ln lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr".split()
+)
+_SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
+_GREEK = frozenset(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell aleph "
+    "mho nabla wp top bot star dagger prime odot infin square bigcirc".split()
+)
+_CONSTANTS = {"pi": "pi", "infty": "oo", "emptyset": "empty"}
+_WORD_CONSTANTS = {"pi": "pi", "infinity": "oo", "infty": "oo", "inf": "oo", "oo": "oo"}
+_DECORATIONS = frozenset(
+    "hat vec bar tilde dot ddot overline widehat widetilde overrightarrow mathcal mathfrak "
+    "mathscr angle triangle mathring".split()
+)
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "leq": "<=", "geq": ">=", "neq": "!=", "in": "in",
+    "approx": "~", "equiv": "equiv", "cong": "cong", "subset": "subset", "sim": "sim",
+    "subseteq": "subseteq", "to": "to", "rightarrow": "to", "mapsto": "to", "mid": "mid",
+    "perp": "perp", "parallel": "parallel", "propto": "propto",
+}  # fmt: skip
+_TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
+_LETTER_FUNCTIONS = frozenset("f g h F G H P Q O T phi psi Gamma Theta zeta chi".split())
+_CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
+            "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
+_AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
+_PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
+_MATRICES = frozenset("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix".split())
+_JOINS = frozenset(["and", "or"])
+_LONGEST_PRODUCT = 3
+"""Letters that stand together and may be a product of variables; more are a word."""
+_MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+class UnreadableError(ValueError):
+    """The text is no answer that the reader knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A whole answer: its tree, and the unit or remark behind it (empty: none)."""
+
+    tree: Tree
+    unit: tuple[tuple[str, str], ...]
+
+
+def read(tokens: list[Token], letters_are_units: bool) -> Reading:
+    """All of the tokens as one answer.
+
+    Args:
+        letters_are_units: a single letter that stands apart from its number is a unit, no variable.
+
+    Raises:
+        UnreadableError: they are not one, or what follows it is no unit.
+    """
+    reader = _Reader(tokens, letters_are_units)
+    tree = reader.answer()
+    _check_depth(tree)
+    return Reading(tree, tuple(dict.fromkeys(reader.units)))
+
+
+def _check_depth(tree: Tree) -> None:
+    """Refuse what ``1/1/1/...`` makes of a few thousand characters."""
+    level, depth = [tree], 0
+    while level:
+        level = [each for inner in level for each in inner if isinstance(each, list)]
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise UnreadableError("nested too deeply")
+
+
+class _Reader:
+    """A position in the tokens; each method reads one thing and leaves the position behind it."""
+
+    def __init__(self, tokens: list[Token], letters_are_units: bool) -> None:
+        self.tokens = tokens
+        self.letters_are_units = letters_are_units
+        self.index = 0
+        self.nesting = 0
+        self.bars = 0
+        self.is_parenthesised = False
+        self.units: list[tuple[str, str]] = []
+
+    # where it is
+
+    def name(self, ahead: int = 0) -> str:
+        """The token here as text; empty behind the last."""
+        place = self.index + ahead
+        return str(self.tokens[place]) if place < len(self.tokens) else ""
+
+    def kind(self, ahead: int = 0) -> str:
+        place = self.index + ahead
+        return self.tokens[place].kind if place < len(self.tokens) else ""
+
+    def is_spaced(self, ahead: int = 0) -> bool:
+        place = self.index + ahead
+        return place < len(self.tokens) and self.tokens[place].is_spaced
+
+    def take(self, *names: str) -> str:
+        """The token here if it is one of these, and past it; else empty."""
+        name = self.name()
+        if name and name in names and self.kind() != "text":
+            self.index += 1
+            return name
+        return ""
+
+    def need(self, name: str) -> None:
+        if not self.take(name):
+            raise UnreadableError(f"{name} expected")
+
+    def deeper(self, read: Callable[[], Tree]) -> Tree:
+        self.nesting += 1
+        if self.nesting > _MAX_NESTING:
+            raise UnreadableError("nested too deeply")
+        tree = read()
+        self.nesting -= 1
+        return tree
+
+    # lists and relations
+
+    def answer(self) -> Tree:
+        """The whole: one item, or several behind commas, semicolons, ``and``, ``or``."""
+        self.take("=", "\\approx", ":")
+        groups: list[list[Tree]] = [[self.item()]]
+        while self.index < len(self.tokens):
+            before = self.separator()
+            if not before:
+                raise UnreadableError(f"{self.name()} left over")
+            if self.index == len(self.tokens) and before in (",", ";"):
+                break
+            item = self.item()
+            if before == ";" or (before == "and" and _starts_a_group(groups[-1], item)):
+                groups.append([item])
+            else:
+                groups[-1].append(item)
+        if len(groups) == 1:
+            return groups[0][0] if len(groups[0]) == 1 else ["list", *groups[0]]
+        return ["list", *(each[0] if len(each) == 1 else ["list", *each] for each in groups)]
+
+    def separator(self) -> str:
+        """``,``, ``;``, ``and`` (or), as one with the comma before it; empty if there is none."""
+        found = self.take(",", ";")
+        if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
+            self.index += 1
+            found = found or "and"
+        return found
+
+    def item(self) -> Tree:
+        tree = self.relation()
+        multiplier = _MULTIPLIERS.get(self.name().lower())
+        if multiplier is not None and tree[0] == "num":
+            self.index += 1
+            tree = ["mul", tree, ["pow", ["num", "10"], ["num", str(multiplier)]]]
+        self.unit()
+        return tree
+
+    def unit(self) -> None:
+        """What follows an item up to the next: words of a unit or a remark, or nothing."""
+        pieces: list[str] = []
+        may_follow = True
+        while self.index < len(self.tokens):
+            name, kind = self.name(), self.kind()
+            is_join = kind in ("text", "letters") and name.lower() in _JOINS
+            if name in (",", ";") or (is_join and self.name(1)):
+                break
+            is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
+            is_power = kind == "number" and self.name(-1) in ("^", "{")
+            if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
+                raise UnreadableError(f"{name} after an answer")
+            may_follow = may_follow and (kind != "letters" or self._may_follow(name))
+            pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
+            self.index += 1
+        if pieces:
+            words = unit_words(" ".join(pieces))
+            if words is None or not may_follow:
+                raise UnreadableError("no unit")
+            self.units.extend(words)
+
+    def _may_follow(self, word: str) -> bool:
+        """Whether a plain word behind a number is a unit, or too long for a product."""
+        return is_unit(word) or len(word) > _LONGEST_PRODUCT or word.lower() in AREAS
+
+    def relation(self) -> Tree:
+        members, signs = [self.sets()], []
+        while sign := self.relation_sign():
+            signs.append(sign)
+            members.append(self.sets())
+        return ["rel", " ".join(signs), *members] if signs else members[0]
+
+    def relation_sign(self) -> str:
+        if self.kind() in ("text", "letters", ""):
+            return ""
+        sign = _RELATIONS.get(self.name().removeprefix("\\"), "")
+        if not sign or (self.name() == "|" and self.bars):
+            return ""
+        self.index += 1
+        if sign in "<>" and self.take("="):
+            sign += "="
+        return sign
+
+    def sets(self) -> Tree:
+        tree = self.sum()
+        while sign := self.take("\\cup", "\\cap", "\\setminus", "\\backslash", "\\wedge", "\\vee"):
+            tree = [sign[1:], tree, self.sum()]
+        return tree
+
+    # arithmetic
+
+    def sum(self) -> Tree:
+        sign = self.take("-", "+", "\\pm", "\\mp")
+        first = _signed(sign, self.product())
+        terms = [first]
+        while sign := self.take("-", "+", "\\pm", "\\mp"):
+            terms.append(_signed(sign, self.product()))
+        return first if len(terms) == 1 else ["add", *terms]
+
+    def product(self) -> Tree:
+        tree = self.power()
+        while True:
+            is_parenthesised = self.is_parenthesised
+            if sign := self.times():
+                negative = self.take("-", "+", "\\pm")
+                tree = _product(sign, tree, _signed(negative, self.power()))
+            elif self.starts_a_factor():
+                factor = self.power()
+                tree = _beside(tree, factor, is_parenthesised or self.is_parenthesised)
+            else:
+                return tree
+            self.is_parenthesised = False
+
+    def times(self) -> str:
+        if self.name() == "*" and self.name(1) == "*":
+            return ""
+        name = self.name()
+        if name in _TIMES and self.kind() != "text":
+            self.index += 1
+            return name
+        return ""
+
+    def starts_a_factor(self) -> bool:
+        """Whether what stands here, with no sign before it, is another factor."""
+        name, kind = self.name(), self.kind()
+        if kind == "letters":
+            is_unit_letter = self.letters_are_units and self.is_spaced() and is_unit(name)
+            if name.lower() in _JOINS or (len(name) == 1 and is_unit_letter):
+                return False
+            if name in FUNCTIONS or name in _SHORT or name in ("pi", "sqrt"):
+                return True
+            is_alone = self.name(-1)[-1:].isdigit() or self.name(-1) in ("}", ")")
+            if len(name) > 1 and is_alone and is_unit(name):
+                return False
+            return len(name) <= _LONGEST_PRODUCT or name.lower() in _WORD_CONSTANTS
+        if kind in ("number",):
+            return True
+        if kind == "command":
+            known = _CONSTANTS.keys() | _GREEK | FUNCTIONS | _DECORATIONS
+            more = ("frac", "sqrt", "binom", "begin", "mathbb", "langle", "lfloor", "lceil", "{",
+                    "left", "boxed")  # fmt: skip
+            if name == "\\Omega" and self.is_last_of_item():
+                return False
+            return name[1:] in known or name[1:] in more
+        return name in ("(", "[", "{") or (name == "|" and not self.bars)
+
+    def is_last_of_item(self) -> bool:
+        return self.name(1) in ("", ",", ";")
+
+    def power(self) -> Tree:
+        self.is_parenthesised = False
+        tree = self.primary()
+        while True:
+            if self.take("!"):
+                tree = ["call", "factorial", tree]
+            elif self.take("%"):
+                tree = ["pct", tree]
+            elif self.take("\\degree"):
+                tree = ["deg", tree]
+            elif self.name() == "^" or (self.name() == "*" and self.name(1) == "*"):
+                self.index += 1 if self.name() == "^" else 2
+                tree = _raised(tree, self.exponent())
+            elif tree[0] == "pow" and tree[1][0] == "var" and self.take("_"):
+                tree = ["pow", ["var", f"{tree[1][1]}_{self.label()}"], tree[2]]
+            elif tree[0] == "num" and self.name() == "_":
+                self.index += 1
+                tree = ["based", tree[1], self.label()]
+            else:
+                return tree
+
+    def exponent(self) -> Tree:
+        """What is raised: a group, or one token with its sign."""
+        if self.take("-"):
+            return ["neg", self.argument()]
+        return self.argument()
+
+    def argument(self, of_fraction: bool = False) -> Tree:
+        """A group in braces, or one token; a fraction takes one digit of a number."""
+        if self.name() == "{":
+            return self.deeper(self.group)
+        if self.take("("):
+            self.index -= 1
+            return self.deeper(self.primary)
+        if of_fraction and self.kind() == "number" and len(self.name()) > 1:
+            digit, rest = self.name()[0], self.name()[1:]
+            if not self.name().isdigit():
+                raise UnreadableError("a decimal without braces")
+            self.tokens[self.index] = Token("number", rest, False)
+            return ["num", digit]
+        if self.take("\\circ", "\\degree"):
+            return ["circ"]
+        if self.take("\\prime", "'"):
+            return ["prime"]
+        if self.take("*", "+", "\\ast"):
+            return ["star"]
+        if self.kind() == "letters" and len(self.name()) > 1 and self.name() not in _WORD_CONSTANTS:
+            letter, rest = self.name()[0], self.name()[1:]
+            self.tokens[self.index] = Token("letters", rest, False)
+            return ["var", letter]
+        return self.deeper(self.primary)
+
+    def group(self) -> Tree:
+        self.need("{")
+        if self.take("\\circ", "\\degree"):
+            self.need("}")
+            return ["circ"]
+        if self.name() in ("\\prime", "'", "*", "+") and self.name(1) == "}":
+            self.index += 2
+            return ["prime"]
+        bars, self.bars = self.bars, 0
+        tree = self.contents()
+        self.bars = bars
+        self.need("}")
+        return tree
+
+    def contents(self) -> Tree:
+        """What stands in braces: mostly one expression; several with commas are a list."""
+        items = [self.relation()]
+        while self.take(",", ";"):
+            items.append(self.relation())
+        return items[0] if len(items) == 1 else ["list", *items]
+
+    # the smallest things
+
+    def primary(self) -> Tree:
+        name, kind = self.name(), self.kind()
+        if not name:
+            raise UnreadableError("it ends too soon")
+        if name == "{" and kind == "sign":
+            return self.deeper(self.group)
+        if name in _CLOSING and kind != "text":
+            return self.deeper(self.bracketed)
+        self.index += 1
+        if kind == "number":
+            return self.number(name)
+        if kind == "letters":
+            return self.letters(name)
+        if kind == "text":
+            return self.words(name)
+        if kind == "command":
+            return self.deeper(lambda: self.command(name[1:]))
+        raise UnreadableError(f"{name} not expected")
+
+    def number(self, text: str) -> Tree:
+        mantissa, _, exponent = text.lower().partition("e")
+        if exponent:
+            if len(exponent) > len("+400") or abs(int(exponent)) > _MAX_EXPONENT:
+                raise UnreadableError("too large")
+            return ["mul", ["num", mantissa], ["pow", ["num", "10"], _integer(exponent)]]
+        point = 0 if "." in text else 1  # 0.\overline{3} has its point in a token of its own
+        if (not point or self.name() == ".") and self.name(point) in _PERIOD:
+            self.index += 1 + point
+            period = self.argument()
+            if period[0] != "num" or not period[1].isdigit():
+                raise UnreadableError("no period")
+            whole, _, start = text.partition(".")
+            return ["rep", whole, start, period[1]]
+        if self.name() == "." and self.name(1) in ("", "}", ")", ",", ";"):
+            self.index += 1  # 5.
+        return self.mixed(text)
+
+    def mixed(self, text: str) -> Tree:
+        """``1 1/2`` and ``1\\frac12`` as one number; an improper second part is refused later."""
+        is_whole = text.isdigit()
+        ahead = [self.kind(), self.name(1), self.kind(2)]
+        if is_whole and self.is_spaced() and ahead == ["number", "/", "number"]:
+            numerator, denominator = self.name(), self.name(2)
+            if _is_proper(numerator, denominator):
+                self.index += 3
+                return ["mixed", text, numerator, denominator]
+        return ["num", text]
+
+    def letters(self, name: str) -> Tree:
+        if name in ("sqrt",):
+            return self.root()
+        if name in FUNCTIONS or name in _SHORT:
+            return self.call(_SHORT.get(name, name))
+        if len(name) > 1 and name.lower() in _WORD_CONSTANTS:
+            return ["const", _WORD_CONSTANTS[name.lower()]]
+        is_word = len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or self.is_word()
+        if len(name) > 1 and not is_word:
+            last = self.variable(name[-1])
+            return ["mul", *(["var", letter] for letter in name[:-1]), last]
+        if len(name) > 1:
+            raise UnreadableError(f"the word {name}")
+        return self.variable(name)
+
+    def is_word(self) -> bool:
+        """Whether several letters follow that are no function: two such runs are words."""
+        name = self.name()
+        is_known = name in FUNCTIONS or name in _SHORT or name.lower() in _WORD_CONSTANTS
+        return self.kind() == "letters" and len(name) > 1 and not is_known and not is_unit(name)
+
+    def words(self, text: str) -> Tree:
+        """Words in ``\\text{}`` where mathematics is expected: a function, or a name."""
+        if text in FUNCTIONS:
+            return self.call(text)
+        return self.variable(text)
+
+    def variable(self, name: str) -> Tree:
+        """A variable with what belongs to its name: subscripts and primes."""
+        is_plain = True
+        while True:
+            if self.take("_"):
+                name += f"_{self.label()}"
+            elif self.take("'"):
+                name, is_plain = name + "'", False
+            elif self.name() == "^" and self.name(1) in ("\\prime", "*", "'", "\\ast", "\\star"):
+                self.index += 2
+                name, is_plain = name + "'", False
+            else:
+                break
+        is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
+        if self.name() == "(" and is_function:
+            return ["call", f"?{name}", self.deeper(self.primary)]
+        if is_plain and name in ("e", "i"):
+            return ["const", name]
+        return ["var", name]
+
+    def label(self) -> str:
+        """A subscript, or what a decoration stands on: part of a name, whatever it says."""
+        start, depth = self.index, 0
+        while self.name():
+            depth += {"{": 1, "}": -1}.get(self.name(), 0)
+            self.index += 1
+            if depth == 0:
+                names = [str(each) for each in self.tokens[start : self.index]]
+                return "".join(each for each in names if each not in "{}")
+        raise UnreadableError("it ends too soon")
+
+    def command(self, name: str) -> Tree:
+        if name == "frac":
+            numerator = self.argument(of_fraction=True)
+            return ["frac", numerator, self.argument(of_fraction=True)]
+        if name == "binom":
+            upper = self.argument(of_fraction=True)
+            return ["call", "binom", upper, self.argument(of_fraction=True)]
+        if name == "sqrt":
+            return self.root()
+        if name in ("boxed", "left", "right"):
+            return self.argument()
+        if name == "begin":
+            return self.matrix()
+        if name == "ldots":
+            return ["dots"]
+        if name in FUNCTIONS:
+            return self.call(name)
+        if name in _CONSTANTS:
+            return ["const", _CONSTANTS[name]]
+        if name == "mathbb":
+            return ["const", f"set {self.label()}"]
+        if name in _GREEK:
+            return self.variable(name)
+        if name in _DECORATIONS:
+            return self.variable(f"{name} {self.label()}")
+        raise UnreadableError(f"\\{name}")
+
+    def root(self) -> Tree:
+        index: Tree = ["num", "2"]
+        if self.take("["):
+            index = self.deeper(self.relation)
+            self.need("]")
+        return ["root", self.argument(), index]
+
+    def call(self, name: str) -> Tree:
+        """A named function: its base, its power (of ``\\sin^2 x``), its arguments."""
+        base, power = None, None
+        for _ in range(2):
+            if self.take("_"):
+                base = self.argument()
+            elif self.take("^"):
+                power = self.exponent()
+        if self.name() in ("(", "{", "[", "\\{") and self.kind() != "text":
+            argument = self.deeper(self.primary)
+        else:
+            argument = self.deeper(self.bare_argument)
+        found = ["call", name, argument, *([base] if base else [])]
+        return found if power is None else ["pow", found, power]
+
+    def bare_argument(self) -> Tree:
+        """``2x`` of ``\\sin 2x \\cos x``."""
+        tree = _signed(self.take("-"), self.power())
+        while self.starts_a_factor():
+            if self.name().removeprefix("\\") in FUNCTIONS or self.name() in ("(", "["):
+                break
+            tree = _beside(tree, self.power(), self.is_parenthesised)
+        if self.take("/"):
+            tree = ["frac", tree, self.power()]
+        return tree
+
+    def bracketed(self) -> Tree:
+        opening = self.name()
+        self.index += 1
+        bars, self.bars = self.bars, int(opening in ("|", "\\|"))
+        if opening == "\\{" and self.take("\\}"):
+            return ["set"]
+        items = [self.relation()]
+        while self.take(",", ";"):
+            items.append(self.relation())
+        self.bars = bars
+        closing = self.name()
+        is_interval = opening in ("(", "[") and closing in (")", "]") and len(items) == 2
+        if closing != _CLOSING[opening] and not is_interval:
+            raise UnreadableError(f"{closing} for {_CLOSING[opening]}")
+        self.index += 1
+        return self.closed(opening, closing, items)
+
+    def closed(self, opening: str, closing: str, items: list[Tree]) -> Tree:
+        self.is_parenthesised = True
+        if opening in _AROUND:
+            if len(items) != 1:
+                raise UnreadableError("several in bars")
+            return ["call", _AROUND[opening], items[0]]
+        if opening == "\\{":
+            return ["set", *items]
+        if opening == "\\langle" or (opening == "(" and closing == ")" and len(items) > 1):
+            return ["tuple", *items]
+        if len(items) == 1:
+            return items[0]
+        if len(items) == 2:
+            return ["interval", opening == "(", closing == ")", *items]
+        return ["tuple", *items]
+
+    def matrix(self) -> Tree:
+        """``\\begin{...}`` rows ``\\end{...}``, the brackets around an array taken with it."""
+        self.need("{")
+        kind = self.name()
+        self.index += 1
+        self.need("}")
+        if kind not in _MATRICES:
+            raise UnreadableError(f"the environment {kind}")
+        if kind == "array":
+            self.columns()
+        rows: list[Tree] = [[]]
+        while self.name() != "\\end":
+            rows[-1].append(self.relation())
+            if self.take("&"):
+                continue
+            if self.take("\\\\"):
+                rows.append([])
+            elif self.name() != "\\end":
+                raise UnreadableError("no matrix")
+        self.index += 1
+        if [self.name(0), self.name(1), self.name(2)] != ["{", kind, "}"]:
+            raise UnreadableError("another end")
+        self.index += 3
+        rows = [row for row in rows if row]
+        if not rows or len({len(row) for row in rows}) > 1:
+            raise UnreadableError("ragged rows")
+        matrix = ["matrix", *rows]
+        return ["call", "det", matrix] if kind == "vmatrix" else matrix
+
+    def columns(self) -> None:
+        """The column specification of an array, which says nothing."""
+        self.need("{")
+        while self.name() and self.name() != "}":
+            self.index += 1
+        self.need("}")
+
+
+def subtrees(tree: Tree) -> Iterator[Tree]:
+    """The tree and all trees in it."""
+    yield tree
+    for member in tree[1:]:
+        if isinstance(member, list) and member and isinstance(member[0], (str, list)):
+            yield from subtrees(member) if isinstance(member[0], str) else _of_row(member)
+
+
+def _of_row(row: list[Tree]) -> Iterator[Tree]:
+    for entry in row:
+        yield from subtrees(entry)
+
+
+def variables(tree: Tree) -> set[str]:
+    """The names of the variables and unknown functions in a tree."""
+    return {
+        str(each[1])
+        for each in subtrees(tree)
+        if each[0] == "var" or (each[0] == "call" and str(each[1]).startswith("?"))
+    }
+
+
+def _starts_a_group(group: list[Tree], item: Tree) -> bool:
+    """Whether ``item`` names again what ``group`` has named: ``p=5, q=2 and p=7, q=2``."""
+    names = [each[2] for each in (*group, item) if each[0] == "rel"]
+    return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
+
+
+def _signed(sign: str, tree: Tree) -> Tree:
+    if sign == "-":
+        return ["neg", tree]
+    return [sign[1:], tree] if sign in ("\\pm", "\\mp") else tree
+
+
+def _product(sign: str, left: Tree, right: Tree) -> Tree:
+    if sign in ("/", "\\div"):
+        return ["frac", left, right]
+    if sign == ":":
+        return ["ratio", *(left[1:] if left[0] == "ratio" else [left]), right]
+    return ["mul", *(left[1:] if left[0] == "mul" else [left]), right]
+
+
+def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
+    """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
+    if is_number(left) and is_number(right) and not has_brackets:
+        if right[0] == "frac" and left[0] == "num" and left[1].isdigit():
+            numerator, denominator = right[1][1], right[2][1]
+            if _is_proper(numerator, denominator):
+                return ["mixed", left[1], numerator, denominator]
+        raise UnreadableError("numbers side by side")
+    if not has_brackets and is_number(right) and right[0] == "num":
+        raise UnreadableError("a number behind its factor")
+    return _product("*", left, right)
+
+
+def _raised(base: Tree, exponent: Tree) -> Tree:
+    if exponent == ["circ"]:
+        return ["deg", base]
+    if exponent in (["prime"], ["star"]):
+        if base[0] != "var":
+            raise UnreadableError("a prime on no name")
+        return ["var", f"{base[1]}'"]
+    return ["pow", base, exponent]
+
+
+def is_number(tree: Tree) -> bool:
+    """Whether it is a numeral, or a fraction of two."""
+    if tree[0] == "frac":
+        return bool(tree[1][0] == "num" and tree[2][0] == "num")
+    return tree[0] in ("num", "rep", "mixed")
+
+
+def _is_proper(numerator: str, denominator: str) -> bool:
+    """Whether a fraction of two numerals is between 0 and 1."""
+    if not (numerator.isdigit() and denominator.isdigit()):
+        return False
+    first, second = numerator.lstrip("0"), denominator.lstrip("0")
+    return bool(first) and (len(first), first) < (len(second), second)
+
+
+def _integer(text: str) -> Tree:
+    digits = text.lstrip("+-").lstrip("0") or "0"
+    return ["neg", ["num", digits]] if text.startswith("-") else ["num", digits]

@@ -1,0 +1,231 @@
+"""Answers as tokens: characters brought to LaTeX's, layout dropped. Linear in the length.
+
+Only atomic patterns search the text here: none of them can take back what it has taken.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["number", "letters", "command", "text", "sign"]
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_FULL_WIDTH = {0xFF01 + i: 0x21 + i for i in range(94)}
+_SYMBOLS = _FULL_WIDTH | str.maketrans(
+    {
+        "π": "\\pi ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ",
+        "λ": "\\lambda ", "μ": "\\mu ", "φ": "\\phi ", "ω": "\\omega ", "σ": "\\sigma ",
+        "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "/", "∕": "/",
+        "⁄": "/", "−": "-", "–": "-", "﹣": "-", "±": "\\pm ", "≤": "\\leq ", "≥": "\\geq ",
+        "≠": "\\neq ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
+        "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "°": "^{\\circ}", "…": "\\ldots ", "’": "'",
+        "′": "'", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3", "⅕": " 1/5",
+        "⅖": " 2/5", "⅗": " 3/5", "⅘": " 4/5", "⅙": " 1/6", "⅚": " 5/6", "⅛": " 1/8",
+        "⅜": " 3/8", "⅝": " 5/8", "⅞": " 7/8", "⅐": " 1/7", "⅑": " 1/9", "⅒": " 1/10",
+        "Ω": "\\Omega ", "Ω": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
+        "\u202f": " ", "€": " ", "£": " ", "¥": " ", "₹": " ", "‰": "\u2030",
+    }
+)  # fmt: skip
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
+
+_TOKEN = re.compile(
+    r"(?P<number>[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|\.[0-9]++)"
+    r"|(?P<letters>[^\W\d_]++)|\\(?P<command>[A-Za-z]++|.)|(?P<space>\s++)|(?P<sign>.)",
+    re.DOTALL,
+)
+_TEXT = frozenset("text textbf textit textrm textnormal textsf texttt mbox hbox operatorname "
+                  "mathrm mathbf mathit mathsf bf rm".split())  # fmt: skip
+_LAYOUT = frozenset(
+    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
+    "textstyle scriptstyle limits nolimits mathstrut strut underline uline boldsymbol bm "
+    "quad qquad , ; : ! > ( ) [ ] $ hfill nonumber bf rm it".split()
+)  # fmt: skip
+_SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
+_SYNONYMS = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
+    "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq", "lt": "<",
+    "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
+    "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge",
+    "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
+    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
+    "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
+}  # fmt: skip
+_LONGEST_TEXT = 400
+_IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
+_PLAIN = (("...", "\\ldots "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
+_PERCENT = frozenset(["percent", "percentage", "pct"])
+_BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
+_BARE = frozenset(["<", ">", "|", "[", "]", "*", "i"])
+"""Synonyms that are no commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token; ``text`` is a command's name without its backslash, and what stands in the braces
+    of ``\\text{}``."""
+
+    kind: Kind
+    text: str
+    is_spaced: bool
+    """Space stands before it."""
+
+    def __str__(self) -> str:
+        return f"\\{self.text}" if self.kind == "command" else self.text
+
+
+def to_latex(text: str) -> str:
+    """The text with the characters that stand for LaTeX written as such."""
+    text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
+    for before, after in _PLAIN:
+        text = text.replace(before, after)
+    return text.translate(_SYMBOLS)
+
+
+def tokenize(text: str) -> list[Token]:
+    """The tokens of a text without layout, dollar signs and colors.
+
+    Example: ``"\\\\left( x,\\\\, 2 \\\\right)" -> ( x , 2 )``
+    """
+    text = to_latex(text)
+    if "\\begin" not in text:
+        text = text.replace("\\\\", "\\")  # escaped once too often
+    return _whole_numerals(_without_colors(list(_raw_tokens(text))))
+
+
+def _raw_tokens(text: str) -> Iterator[Token]:
+    position, is_spaced = 0, False
+    while match := _TOKEN.match(text, position):
+        position = match.end()
+        kind, value = str(match.lastgroup), match[str(match.lastgroup)]
+        if kind == "space" or value == "~" or (kind == "command" and value in _SPACES):
+            is_spaced = True
+            continue
+        if kind == "sign" and value in "$`":
+            continue
+        if kind == "command":
+            if value in _LAYOUT:
+                is_spaced = True
+                if value in ("left", "right") and text.startswith(".", position):
+                    position += 1
+                continue
+            if value in _TEXT and (content := _braced(text, position)) is not None:
+                position, value = content
+                yield from _of_text(value, is_spaced)
+                is_spaced = False
+                continue
+            value = _SYNONYMS.get(value, value)
+            kind = ("letters" if value == "i" else "sign") if value in _BARE else kind
+            if value == "%":
+                kind = "sign"
+        yield _token(kind, value, is_spaced)
+        is_spaced = False
+
+
+def _token(kind: str, value: str, is_spaced: bool) -> Token:
+    if value.lower() in _PERCENT:
+        return Token("sign", "%", is_spaced)
+    return Token(kind, value, is_spaced)  # type: ignore[arg-type]
+
+
+def _of_text(content: str, is_spaced: bool) -> Iterator[Token]:
+    """``\\text{}`` around mathematics is dropped; around words it is one token."""
+    words = content.replace("~", " ").replace("\\ ", " ").strip()
+    if words.startswith(","):
+        yield Token("sign", ",", is_spaced)
+        words = words.lstrip(", ")
+    if len(words) == 3 and words.startswith("(") and words.endswith(")"):
+        first, *rest = _raw_tokens(words)  # a choice
+        yield Token("sign", first.text, is_spaced)
+        yield from rest
+    elif _IS_WORDS.fullmatch(words) and words not in ("e", "i", "d"):
+        yield _token("text", words, is_spaced)
+    else:
+        yield from _raw_tokens("{" + content + "}")
+
+
+def _braced(text: str, position: int) -> tuple[int, str] | None:
+    """Where the braces that begin here end, and what is in them; None if none begin here or they
+    are not closed soon."""
+    while text.startswith(" ", position):
+        position += 1
+    if not text.startswith("{", position):
+        return None
+    depth = 0
+    for index in range(position, min(len(text), position + _LONGEST_TEXT)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return index + 1, text[position + 1 : index]
+    return None
+
+
+def _without_colors(tokens: list[Token]) -> list[Token]:
+    """``\\color{red}`` is dropped, ``\\color{red}{3}`` is ``{3}``."""
+    kept: list[Token] = []
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        if token.kind == "command" and token.text in ("color", "phantom"):
+            names = [str(each) for each in tokens[index + 1 : index + 4]]
+            if len(names) == 3 and names[0] == "{" and names[2] == "}":
+                index += 4
+                continue
+        kept.append(token)
+        index += 1
+    return kept
+
+
+def _whole_numerals(tokens: list[Token]) -> list[Token]:
+    """Numerals grouped in threes as one: by ``{,}`` anywhere; by commas or spaces where the answer
+    has no other number and no brackets, since ``(1,234)`` is a pair."""
+    numbers = [
+        i
+        for i, token in enumerate(tokens)
+        if token.kind == "number" and not (i and tokens[i - 1].text in "^_")
+    ]
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    between = tokens[first:last]
+    is_alone = not any(str(token) in _BRACKETS for token in tokens) and all(
+        token.kind == "number" or str(token) in ("{", ",", "}") for token in between
+    )
+    kept: list[Token] = []
+    index = 0
+    while index < len(tokens):
+        length = _separator(tokens, index, is_alone)
+        if length is not None and _continues(kept, tokens, index + length):
+            number = tokens[index + length].text
+            kept[-1] = Token("number", kept[-1].text + number, kept[-1].is_spaced)
+            index += length + 1
+        else:
+            kept.append(tokens[index])
+            index += 1
+    return kept
+
+
+def _separator(tokens: list[Token], index: int, is_alone: bool) -> int | None:
+    """How many tokens separate two groups of digits here; None: this is no separator."""
+    if [str(each) for each in tokens[index : index + 3]] == ["{", ",", "}"]:
+        return 3
+    if not is_alone:
+        return None
+    if str(tokens[index]) == ",":
+        is_tight = index + 1 < len(tokens) and not tokens[index + 1].is_spaced
+        return 1 if is_tight else None
+    return 0 if tokens[index].kind == "number" and tokens[index].is_spaced else None
+
+
+def _continues(before: list[Token], tokens: list[Token], index: int) -> bool:
+    """Whether three digits continue a whole number."""
+    if not before or index >= len(tokens) or before[-1].kind != "number":
+        return False
+    whole, _, fraction = tokens[index].text.partition(".")
+    return (
+        before[-1].text.isdigit()
+        and before[-1].text[0] != "0"
+        and tokens[index].kind == "number"
+        and len(whole) == 3
+        and (fraction.isdigit() or not fraction)
+    )

@@ -1,0 +1,134 @@
+"""Text that a model may write to stop the run: no reward and no finder takes long over it.
+
+Each unit is repeated to 100,000 characters, in each of several frames, and given to all that reads
+a model's text in this process. CPU time, so that a busy machine does not matter.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.score.math.answer_text import MAX_CHARACTERS, decide, normalise
+from reason_llm.score.math.boxed_math import is_worked_out, majority
+from reason_llm.score.math.extraction import (
+    candidates,
+    extract_answer,
+    last_answer_tags,
+    last_boxed,
+)
+from reason_llm.score.math.units import unit_words
+from reason_llm.score.table import REWARDS, Context, make_reward
+
+CHARACTERS = 100_000
+MAX_CPU_SECONDS = 0.2
+
+UNITS = [
+    " ", "\n", "\t", " \n", "a", "1", "1 ", "1,", "1,000", "a ", "ab ", "word ", "A", "{", "}", "{}", "(", "()",
+    ")", "[", "|", "$", "$$", "\\", "\\\\", "\\(", "\\[", "^", "_", "^{", "_{", "=", "-", "+", "*", "**", "`", "/",
+    ".", "..", ",", ";", ":", "#", "####", "#### 1", "%", "!", "'", "<", "</", "~", "\\,", "\\ ", "\\left", "\\right.",
+    "\\boxed", "\\boxed{", "\\boxed {", "\\boxed{1}", "\\fbox ", "\\text{", "\\text{ cm} ", "\\text{a}", "\\mathrm{m}/",
+    "\\frac", "\\frac{", "\\frac12", "\\sqrt", "\\sqrt[", "\\sin ", "\\begin{pmatrix}", "&", "\\{", "\\overline{",
+    "\\color{", "\\pm ", "\\cdot ", "\\cup ", "\\ldots", "<answer>", "</answer>", "<think>", "</think>",
+    "<answer>1</answer>", "<|im_end|>", "<|a", "answer is ", "answer: ", "answer\t", "the answer is 5. ", "step 1 ",
+    "step ", "1. ", "- ", "\n- ", "\nfirst ", "not ", "or ", "A) ", "(A)", "x=", "x=1, ", "1e9", "9**", "9^{9", "½",
+    "²", "₁", "é", "一", "\u00a0", "\x00", "√(", "1/", "0.", "a=b, ", "is ", "12 cm ", "square ", "1{,}", "1\\!,",
+]  # fmt: skip
+FRAMES = [("", ""), ("5 ", "x"), ("\\boxed{", "}"), ("<answer>", "</answer>")]
+LONGEST_ANSWER = MAX_CHARACTERS
+"""Shorter answers are read as mathematics; longer ones are not."""
+
+
+def texts(unit: str, length: int) -> list[str]:
+    body = (unit * (length // len(unit) + 1))[:length]
+    frames = FRAMES if length == CHARACTERS else FRAMES[:2]
+    return [start + body + end for start, end in frames]
+
+
+def cpu_seconds(call: Callable[[str], Any], text: str) -> float:
+    gc.disable()  # a collection of the whole test session is not the call's
+    start = time.thread_time()
+    call(text)
+    seconds = time.thread_time() - start
+    gc.enable()
+    return seconds
+
+
+FINDERS: dict[str, Callable[[str], Any]] = {
+    "last_boxed": last_boxed, "last_answer_tags": last_answer_tags, "extract_answer": extract_answer,
+    "candidates": candidates, "normalise": normalise, "unit_words": unit_words,
+    "decide": lambda text: decide("5", text), "decide (gold)": lambda text: decide(text, "5"),
+    "decide (words)": lambda text: decide("Evelyn", text), "decide (choice)": lambda text: decide("C", text),
+    "decide (variables)": lambda text: decide("2x+y", text), "is_worked_out": lambda text: is_worked_out("5", text),
+    "is_worked_out (question)": lambda text: is_worked_out("5", "y = 5", text),
+    "majority": lambda text: majority([text, None, text]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINDERS)
+def test_no_finder_takes_long(name: str) -> None:
+    found = {
+        (unit, text[:12], len(text)): cpu_seconds(FINDERS[name], text)
+        for unit in UNITS
+        for length in (CHARACTERS, LONGEST_ANSWER - 60)
+        for text in texts(unit, length)
+    }
+    slowest = max(found, key=lambda key: found[key])
+    assert found[slowest] < MAX_CPU_SECONDS, slowest
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "soft_overlong": {"cache_tokens": 10},
+    "regex": {"pattern": r"<answer>\s*\d+\s*</answer>"},
+}
+OF_TEXT = [name for name in REWARDS if not name.startswith("code_tests")]
+"""The code rewards run programs, in a sandbox with limits of its own."""
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_no_reward_takes_long(name: str) -> None:
+    spec = RewardSpec(name=name, options=OPTIONS.get(name, {}))
+    with ExitStack() as resources:
+        reward = make_reward(spec, Context(ScoreSection(), 100_000, resources))
+        for unit in UNITS:
+            for text in texts(unit, CHARACTERS):
+                assert cpu_seconds(lambda of: score(reward, of), text) < MAX_CPU_SECONDS, unit
+
+
+def score(reward: Any, text: str) -> None:
+    prompt = Prompt("p", "What is $2+3$?", (), "5")
+    completion = Completion((1, 2, 3), text, (0.0, 0.0, 0.0), "stop")
+    if reward.of_one is not None:
+        reward.of_one(prompt, completion)
+    else:
+        reward.of_group(Group(prompt, (completion, completion)), [1.0, 0.0])
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|aa)+$", r"(.*a){30}b"])
+def test_a_pattern_that_backtracks_is_ended_and_finds_nothing(
+    pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as resources:
+        spec = RewardSpec(name="regex", options={"pattern": pattern})
+        section = ScoreSection(timeout_seconds=0.3)
+        reward = make_reward(spec, Context(section, 100, resources))
+        start = time.monotonic()
+        assert reward.of_one is not None
+        text = "a" * 30_000 + "c"
+        assert reward.of_one(Prompt("p", "", (), ""), Completion((1,), text, (0.0,), "stop")) == 0
+    assert time.monotonic() - start < 10
+    assert "took more than" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["9**9**9", "9^{9^{9}}", "1e999999999", "10^{10^{10}}", "(10^9)!", "1" * 3999, "0." + "0" * 3000 + "1",
+     "5 " + "\\text{ cm} " * 15 + "x", "0.\\overline{" + "9" * 3900 + "}", "1e-400", "(" * 1990 + "5" + ")" * 1990],
+)  # fmt: skip
+def test_numbers_beyond_reason_cost_nothing_here(answer: str) -> None:
+    assert cpu_seconds(lambda text: (decide("5", text), is_worked_out("5", text)), answer) < 0.2
