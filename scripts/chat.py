@@ -14,7 +14,7 @@ With something piped in, that is the message, and one answer is printed:
 
 def main() -> int:
     """Read the command line, talk, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.app import Console
+    from reason_llm.app.console import Console
     from reason_llm.errors import ConfigError, ReasonError, shown
     from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
 
@@ -24,7 +24,7 @@ def main() -> int:
     write_for_oneself()
     try:
         arguments = _parser().parse_args()
-        from reason_llm.app import Chat, find_subject, options_of  # heavy: after --help
+        from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
 
         subject = find_subject(arguments.target, arguments.adapter)
         if arguments.template is not None:
@@ -36,7 +36,7 @@ def main() -> int:
         message = "" if interactive else sys.stdin.read().strip()
         if not interactive and not message:
             raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
-        from reason_llm.app import ChatTerminal
+        from reason_llm.app.chat_terminal import ChatTerminal
 
         chat = Chat(subject, options)
         chat.uses_adapter = chat.uses_adapter and not arguments.base

@@ -53,7 +53,7 @@ def main() -> int:
         line = read_command_line(
             "python scripts/evaluate.py", DESCRIPTION, what, sys.argv[1:], SWITCHES, values
         )
-        from reason_llm.app import Console
+        from reason_llm.app.console import Console
 
         Console("plain")  # sets up what libraries may say, before they are imported
         from reason_llm.evaluate import make_request

@@ -53,7 +53,7 @@ def main() -> int:
                 raise ConfigError(
                     f"--{name} contradicts --adapter-only: it is of a merge; leave one of them out"
                 )
-        from reason_llm.app import Console
+        from reason_llm.app.console import Console
 
         console = Console("plain")
         from reason_llm.app.export import Request, dtype_name, export, shard_bytes

@@ -13,7 +13,7 @@ Learn from it with: python scripts/train.py CONFIG.yaml --from-buffer FILE"""
 
 def main() -> int:
     """Read the command line, rescore, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.app import Console
+    from reason_llm.app.console import Console
     from reason_llm.config import Parser, parse_command_line
     from reason_llm.errors import ReasonError, shown
     from reason_llm.files import write_for_oneself

@@ -29,7 +29,7 @@ def main() -> int:
         config, given = parse_command_line(
             "python scripts/train.py", DESCRIPTION, default, sys.argv[1:], SWITCHES
         )
-        from reason_llm.app import Console
+        from reason_llm.app.console import Console
 
         console = Console("quiet" if "quiet" in given else config.log.console)
         if "plan" in given:
@@ -38,12 +38,12 @@ def main() -> int:
             print("\n".join(plan_only(config).table()), flush=True)
             return 0
         if "data-check" in given:
-            from reason_llm.app import check_data
+            from reason_llm.app.data_check import check_data
 
             report = check_data(config)
             print("\n".join(report.lines), flush=True)
             return 2 if report.num_errors else 0
-        from reason_llm.app import run_training  # heavy: after a config that holds
+        from reason_llm.app.training import run_training  # heavy: after a config that holds
 
         run_training(config, console)
     except ReasonError as error:

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 LOUD = """
 import logging
-from reason_llm.console import Console
+from reason_llm.app.console import Console
 console = Console("plain")
 for number in range(20000):
     console.line(f"line {number}")

@@ -1,6 +1,6 @@
 """Data files and Hub sets become rows, and rows become prompts."""
 
-from reason_llm.data.box import BOX, last_boxed
+from reason_llm.data.box import BOX, has_box, last_boxed
 from reason_llm.data.code_cases import (
     AssertTests,
     CallTests,
@@ -27,6 +27,7 @@ __all__ = [
     "Renderer",
     "Tests",
     "chat_template",
+    "has_box",
     "last_boxed",
     "load_data",
     "load_evaluation",

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from reason_llm.files import MIB, read_bounded
+
+SOURCE_BYTES = 16 * MIB
 ROOTS = ("vllm", "vllm_bnb_plugin", "bitsandbytes", "unsloth", "unsloth_zoo", "trl")
 REACHED = {
     "vllm.entrypoints.llm.LLM": "llm_engine apply_model collective_rpc sleep wake_up "
@@ -105,7 +108,11 @@ class Sources:
 
     def _tree(self, module: str) -> ast.Module | None:
         path = self._file(module)
-        return ast.parse(path.read_bytes()) if path is not None and path.suffix == ".py" else None
+        return (
+            ast.parse(read_bounded(path, SOURCE_BYTES))
+            if path is not None and path.suffix == ".py"
+            else None
+        )
 
     def _target(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -168,7 +175,7 @@ def imported(repository: Path) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for pattern in ("reason_llm/**/*.py", "scripts/**/*.py", "tests/gpu*/*.py", "tests/gpu*.py"):
         for file in sorted(repository.glob(pattern)):
-            for node in ast.walk(ast.parse(file.read_bytes())):
+            for node in ast.walk(ast.parse(read_bounded(file, SOURCE_BYTES))):
                 if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
                     continue
                 if node.module.split(".")[0] in ROOTS:

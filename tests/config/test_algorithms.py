@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from reason_llm.config import AlgorithmSection
+from reason_llm.config.algorithm import AlgorithmSection
 from reason_llm.config.algorithms import ALGORITHMS, columns, resolve
 
 

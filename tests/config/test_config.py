@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from reason_llm.config import CHANGES, Config, file as config_file
+from reason_llm.config import Config, file as config_file
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.file import changes, leaves, load, to_yaml
+from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -101,7 +101,7 @@ def test_quiet_shows_nothing(
 
 SHOW = """
 import logging, sys, time, warnings
-from reason_llm.console import Console
+from reason_llm.app.console import Console
 console = Console("auto")
 with console.screen("a run", 0, 9):
     with console.phase("sampling", 40) as progress:

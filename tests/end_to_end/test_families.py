@@ -11,14 +11,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import families
-from reason_llm import loop
 from reason_llm.app.console import Console
 from reason_llm.app.export.export import Request, export
+from reason_llm.app.training import run_training
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.run import metrics
-from reason_llm.train.policy import policy_logprobs
 
 pytestmark = pytest.mark.filterwarnings("default")  # PEFT warns of Conv1D
 
@@ -35,7 +35,7 @@ def test_three_steps_and_an_export(
         model=options, sample__max_new_tokens=8, train__learning_rate=1e-2,
         score__rewards=[{"custom": f"{reward}:mine"}],
     )  # fmt: skip
-    loop.run(config, Console("quiet"))
+    run_training(config, Console("quiet"))
     run = config.run.directory / "small"
     records = metrics.read_all(run)
     assert [record["step"] for record in records][-1] == 3

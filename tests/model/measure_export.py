@@ -21,7 +21,7 @@ MERGE = """
 import resource, sys, time
 from pathlib import Path
 import torch
-from reason_llm.meter import Meter
+from reason_llm.model.plan import Meter
 from reason_llm.model import merging
 base, adapter, out = map(Path, sys.argv[1:4])
 out.mkdir()

@@ -21,15 +21,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
 from families import SIZES, make_model, quiet, randomize
-from reason_llm.config import (
-    AdapterSection,
-    Config,
-    DataSection,
-    ModelSection,
-    SampleSection,
-    TrainSection,
-)
+from reason_llm.config import AdapterSection, Config, DataSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.config.sections import SampleSection
 from reason_llm.errors import ConfigError, ModelError, TrainingError
 from reason_llm.model import nf4
 from reason_llm.model.base import Model, check_model, load_tokenizer

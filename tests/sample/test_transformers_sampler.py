@@ -12,7 +12,8 @@ import torch
 
 from reason_llm.model.base import Model
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import SamplingParams, TransformersSampler, draw, filtered_logprobs
+from reason_llm.sample import SamplingParams, TransformersSampler
+from reason_llm.sample.transformers_sampler import draw, filtered_logprobs
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf]])
 

@@ -15,12 +15,11 @@ from reason_llm.score.math.answer_tree import (
 from reason_llm.score.math.latex_tokens import Token, tokenize
 
 _LEADS = frozenset(
-    "is are equals equal be was therefore so hence thus answer answer: : have get gives".split()
+    ["is", "are", "equals", "equal", "be", "was", "therefore", "so", "hence", "thus", "answer", "answer:", ":", "have", "get", "gives"]
 )
 """Words that an answer may follow."""
 _HEDGES = frozenset(
-    "not no never neither nor either or isn aren doesn don wasn cannot can't but except unlike "
-    "false wrong incorrect if unless maybe perhaps possibly probably instead than and".split()
+    ["not", "no", "never", "neither", "nor", "either", "or", "isn", "aren", "doesn", "don", "wasn", "cannot", "can't", "but", "except", "unlike", "false", "wrong", "incorrect", "if", "unless", "maybe", "perhaps", "possibly", "probably", "instead", "than", "and"]
 )
 _MAX_LEAD_TOKENS = 40
 _CHOICES = frozenset("ABCDEFGHIJ")
@@ -147,9 +146,7 @@ def _lead(tokens: list[Token]) -> int | None:
         if token.kind not in ("letters", "text") and token.text not in (",", ":", "'"):
             break
         words.extend(token.text.lower().split())
-        if words and words[-1] in _LEADS:
-            start = index + 1
-        elif token.text in (",", ":") and len(words) > 1:
+        if (words and words[-1] in _LEADS) or (token.text in (",", ":") and len(words) > 1):
             start = index + 1
     if start is None or _HEDGES & set(words):
         return None

@@ -7,8 +7,7 @@ were asked in other ways. Both take time in proportion to the text.
 
 import re
 
-from reason_llm.data import BOX, last_boxed
-from reason_llm.data.box import has_box, last_boxed
+from reason_llm.data import has_box, last_boxed
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(

@@ -36,12 +36,9 @@ _TOKEN = re.compile(
     r"|(?P<letters>[^\W\d_]++)|\\(?P<command>[A-Za-z]++|.)|(?P<space>\s++)|(?P<sign>.)",
     re.DOTALL,
 )
-_TEXT = frozenset("text textbf textit textrm textnormal textsf texttt mbox hbox operatorname "
-                  "mathrm mathbf mathit mathsf bf rm".split())  # fmt: skip
+_TEXT = frozenset(["text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mbox", "hbox", "operatorname", "mathrm", "mathbf", "mathit", "mathsf", "bf", "rm"])  # fmt: skip
 _LAYOUT = frozenset(
-    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
-    "textstyle scriptstyle limits nolimits mathstrut strut underline uline boldsymbol bm "
-    "quad qquad , ; : ! > ( ) [ ] $ hfill nonumber bf rm it".split()
+    ["left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "mathstrut", "strut", "underline", "uline", "boldsymbol", "bm", "quad", "qquad", ",", ";", ":", "!", ">", "(", ")", "[", "]", "$", "hfill", "nonumber", "bf", "rm", "it"]
 )  # fmt: skip
 _SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
 _SYNONYMS = {

@@ -34,10 +34,10 @@ from reason_llm.sample import (
     SamplingParams,
     TransformersSampler,
     VllmSampler,
-    filtered_logprobs,
     prove_sampler_is_policy,
     sampling,
 )
+from reason_llm.sample.transformers_sampler import filtered_logprobs
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.scored import with_advantages
 

@@ -85,7 +85,7 @@ def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
 def test_ctrl_c_while_a_worker_starts_is_for_its_parent_alone() -> None:
     code = f"""
 import os, signal, threading, time
-from reason_llm.score.judge import Judge
+from reason_llm.score.math.judge import Judge
 signal.signal(signal.SIGINT, lambda *_: None)
 def interrupt():
     for _ in range(40):

@@ -1,0 +1,151 @@
+"""The shape of the house, held by reading its imports.
+
+1. Few rooms.               2. Imports point down the list of folders; stages never meet.
+3. A folder is entered by its face; no circle, nobody takes another's private name.
+4. A heavy library has one owner.       5. The config and the records load without torch.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from house import MODULES, PACKAGE, imports_of, name_of
+
+ORDER = [
+    {"errors"},
+    {"files"},
+    {"rollout"},
+    {"config"},
+    {"data", "model"},
+    {"sample", "score", "train"},
+    {"run"},
+    {"evaluate"},
+    {"loop"},
+    {"app"},
+]
+"""Lowest first. What shares a line does not import each other."""
+ROOMS_OF_THE_LOOP = {"run.prepare", "run.run", "run.collect"}
+"""Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
+OWNERS = {
+    "bitsandbytes": {"model", "train"},
+    "peft": {"model", "run"},
+    "unsloth": {"model"},
+    "vllm": {"model", "sample"},
+    "datasets": {"data"},
+    "sympy": {"score"},
+    "matplotlib": {"app"},
+    "tokenizers": {"app"},
+    "rich": {"app"},
+    "tensorboard": {"app"},
+    "wandb": {"app"},
+    "trackio": {"app"},
+}
+KNOWN = {name_of(module) for module in MODULES}
+FOLDERS = {name_of(module) for module in MODULES if module.name == "__init__.py"}
+
+
+def ours(path: Path) -> set[str]:
+    """Modules of ours that a module imports."""
+    names = {n.removeprefix("reason_llm.") for n in imports_of(path) if n.startswith("reason_llm.")}
+    return names & KNOWN
+
+
+def room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def floor(name: str) -> int:
+    return next(i for i, rooms in enumerate(ORDER) if room(name) in rooms)
+
+
+def test_the_directory_listing_is_the_method() -> None:
+    entries = [e for e in PACKAGE.iterdir() if e.name != "__pycache__"]
+    assert sum(e.is_file() for e in entries) <= 5
+    assert sum(e.is_dir() for e in entries) <= 10
+    assert {e.stem for e in entries} - {"__init__"} == set().union(*ORDER)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path: Path) -> None:
+    name = name_of(path)
+    for other in ours(path) - {""} if name else ():
+        assert room(other) == room(name) or floor(other) < floor(name), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_folder_is_entered_by_its_face(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("reason_llm."):
+            continue
+        module = str(node.module).removeprefix("reason_llm.")
+        is_inside = room(module) == room(name_of(path))
+        is_a_room_of_the_loop = name_of(path) == "loop" and module in ROOMS_OF_THE_LOOP
+        is_a_face = module in FOLDERS or "." not in module
+        assert is_inside or is_a_face or is_a_room_of_the_loop, f"{module} from outside"
+        for alias in node.names:
+            assert not alias.name.startswith("_"), f"{alias.name} is private to {module}"
+
+
+def test_there_is_no_circle() -> None:
+    """Faces aside: they import what is in their folder, and nothing in it imports them."""
+    graph = {}
+    for path in MODULES:
+        name = name_of(path)
+        own = {folder for folder in FOLDERS if name == folder or name.startswith(f"{folder}.")}
+        if name not in FOLDERS:
+            graph[name] = ours(path) - own - {name, ""}
+    for needed in graph.values():  # a face stands for everything in its folder that it shows
+        for face in needed & FOLDERS:
+            needed |= ours(PACKAGE / Path(*face.split(".")) / "__init__.py") - FOLDERS
+        needed -= FOLDERS
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_heavy_libraries_have_one_owner(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports_of(path)}
+    for library, owners in OWNERS.items():
+        assert library not in roots or room(name_of(path)) in owners
+
+
+@pytest.mark.parametrize("module", ["", ".config", ".data", ".run", ".score", ".app.report"])
+def test_light_rooms_load_no_heavy_library(module: str) -> None:
+    code = f"import sys, reason_llm{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+)
+def test_threads_spin_shortly_unless_told_to(given: dict[str, str], expected: str) -> None:
+    """On cores that something else uses, too, a step takes many times as long otherwise."""
+    code = "import reason_llm, torch; torch.ones(9).sum()"
+    taken = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "LD_PRELOAD")  # a libgomp would read too early
+    environment = {n: v for n, v in os.environ.items() if n not in taken}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", "OMP_NUM_THREADS": "2"} | given
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert f"GOMP_SPINCOUNT = '{expected}'" in shown.stderr
+
+
+def test_the_sizes_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed and not met: the longest functions, and the length below which nine of ten are."""
+    lengths = sorted(
+        ((node.end_lineno or 0) - node.lineno + 1, f"{name_of(path)}.{node.name}")
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    )
+    with capsys.disabled():
+        print(f"\nfunctions: {len(lengths)}, p90 {lengths[len(lengths) * 9 // 10][0]} lines,"
+              f" longest {lengths[-3:]}")  # fmt: skip
+    assert lengths
