@@ -33,7 +33,7 @@ def main() -> int:
 
         console = Console("quiet" if "quiet" in given else config.log.console)
         if "plan" in given:
-            from reason_llm.run.prepare import plan_only
+            from reason_llm.model.plan import plan_only
 
             print("\n".join(plan_only(config).table()), flush=True)
             return 0

@@ -8,7 +8,6 @@ One copy of the base: without its adapter it is the base, with it the policy. No
 import random
 import re
 from collections.abc import Generator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,9 +162,8 @@ class Chat:
             None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
         )
         spelled = Detokenizer(self.renderer.tokenizer)
-        policy = self.model.policy
         try:
-            with nullcontext() if self.uses_adapter else adapters.reference(policy):
+            with self.model.using("policy" if self.uses_adapter else "reference"):
                 for token in stream(self.model, prompt, params, draws.getrandbits(63)):
                     if piece := spelled.add(token):
                         yield piece

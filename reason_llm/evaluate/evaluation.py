@@ -32,8 +32,8 @@ from reason_llm.files import (
     read_object,
     write_atomically,
 )
-from reason_llm.model import Model, adapters, base, quiet_libraries
-from reason_llm.model.plan import Machine, Plan, Shape, backends, memory
+from reason_llm.model import Model, adapters, quiet_libraries
+from reason_llm.model.plan import Plan, look_at
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import Watch, folder as run_folder
 from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
@@ -118,27 +118,23 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
     """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
     stages, lines = [], []
-    device = base.default_device()
     for targets in _by_base(request):
         config = _config_for(request, targets)
-        path, trusted = config.model.path, config.model.trust_remote_code
-        tokenizer = base.load_tokenizer(path, trusted)
-        text_config = base.read_config(path, trusted).get_text_config(decoder=True)
-        config, why = backends.choose(config, text_config, device)
-        policy = base.check_model(config.model)
+        subject = look_at(config)
+        config = subject.config
         for adapter in (target.adapter for target in targets if target.adapter is not None):
-            adapters.check_fits(policy, adapter, config.model.path)
-        context = base.context_limit(config.model)
+            adapters.check_fits(subject.policy, adapter, config.model.path)
         answers = not request.generate_only
-        sets = load_evaluation(config, tokenizer, context, scorer.columns, answers)
+        sets = load_evaluation(
+            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers
+        )
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        machine = Machine.here(config, device)
-        plan = memory.plan(config, Shape.of(policy), machine, context, longest, learns=False)
-        stages.append(_Stage(config, targets, tokenizer, sets, plan))
+        plan = subject.plan(longest, learns=False)
+        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
-        lines += why[:-1]  # the last is of learning
+        lines += subject.why[:-1]  # the last is of learning
     return stages, lines
 
 

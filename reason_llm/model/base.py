@@ -12,7 +12,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -54,6 +54,10 @@ _BAD_CONFIG = (
 
 PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
+
+
+Role = Literal["policy", "reference"]
+"""Who the one base copy is for a while, by the adapter that is on."""
 
 
 class Model:
@@ -153,6 +157,11 @@ class Model:
             if error is None:
                 raise
             log.warning("closing vLLM failed: %s", one_line(another))
+
+    def using(self, role: Role) -> AbstractContextManager[Any]:
+        """Within: the model as this role has it. The policy is the base with its adapter, the
+        reference the base without."""
+        return adapters.reference(self.policy) if role == "reference" else nullcontext()
 
     def hidden_states(
         self,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from reason_llm.errors import ModelError, TrainingError
-from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.layout import collate, lay_out
@@ -72,7 +71,7 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     ids_BT, mask_BT = collate(data, model.device)
     with torch.no_grad():
         policy_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
-        with adapters.reference(model.policy):
+        with model.using("reference"):
             base_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
     reported_N = torch.cat([datum.on_trained("sampler_logprobs") for datum in data])
     difference_N = (policy_N - reported_N).abs()

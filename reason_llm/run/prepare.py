@@ -22,8 +22,7 @@ from reason_llm.files import (
     read_bounded,
     write_atomically,
 )
-from reason_llm.model import base, quiet_libraries
-from reason_llm.model.plan import GIB, Machine, Plan, Shape, backends, memory
+from reason_llm.model.plan import GIB, Plan, look_at
 from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
 from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
@@ -129,24 +128,20 @@ class Job:
 
 def prepare(config: Config, watch: Watch) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
-    quiet_libraries()
-    device = base.default_device()
     scorer = Scorer(config.score, config.sample.max_new_tokens)
-    trusted = config.model.trust_remote_code
-    tokenizer = base.load_tokenizer(config.model.path, trusted)
-    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
-    config, why = backends.choose(config, text_config, device)
-    shape = Shape.of(base.check_model(config.model))
-    context = base.context_limit(config.model)
+    subject = look_at(config)
+    config = subject.config
     if config.data.form in ("demonstrations", "preferences"):
         raise ConfigError(
             f"data.form={config.data.form} can be checked with --data-check and not trained on "
             "yet; take rows of the form problems or prompts"
         )
-    data = load_data(config, tokenizer, context, extra_columns=scorer.columns)
+    data = load_data(
+        config, subject.tokenizer, subject.context_tokens, extra_columns=scorer.columns
+    )
     folder = config.run.directory / str(config.run.name)
     config, saved = _with_saved_buffers(config, folder)
-    room = context, text_config.vocab_size
+    room = subject.context_tokens, subject.vocabulary
     if saved:
         warn_without_digest(saved[0], saved_rollouts.read(saved[0], config, *room))
     check_writable(folder)
@@ -160,7 +155,7 @@ def prepare(config: Config, watch: Watch) -> Job:
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
             warn_without_digest(config.run.buffer, found)
-            saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
+            saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     watch.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
@@ -170,13 +165,13 @@ def prepare(config: Config, watch: Watch) -> Job:
         watch.line(line)
     if warning := data.contamination_warning():
         logger.warning("%s", warning)
-    for line in (*why, *scorer.descriptions):
+    for line in (*subject.why, *scorer.descriptions):
         watch.line(line)
     longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
-    plan = memory.plan(config, shape, Machine.here(config, device), context, longest)
+    plan = replace(subject, config=config).plan(longest)
     archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
     return Job(
-        config, folder, state, tokenizer, data, scorer, plan,
+        config, folder, state, subject.tokenizer, data, scorer, plan,
         archive, checkpoint.listing(folder), saved, room,
     )  # fmt: skip
 
@@ -237,25 +232,6 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             "--run.name of its own, or leave --run.resume out to go on with that run"
         )
     return found
-
-
-def plan_only(config: Config) -> Plan:
-    """The memory plan from the model's config alone: on any machine, for any budget.
-
-    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
-    """
-    quiet_libraries()
-    device = base.default_device()
-    machine = Machine.imagined(config, device)
-    if config.sample.engine == "auto":
-        text = base.read_config(config.model.path, config.model.trust_remote_code)
-        can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
-        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
-        engine = "vllm" if on_gpu and can_share else None
-        sample = config.sample.model_copy(update={"engine": engine or "transformers"})
-        config = config.model_copy(update={"sample": sample})
-    shape = Shape.of(base.meta_model(config.model))
-    return memory.plan(config, shape, machine, base.context_limit(config.model))
 
 
 def _digest(data: Data) -> str:

@@ -25,7 +25,6 @@ from reason_llm.errors import TrainingError
 from reason_llm.model import (
     Datum,
     Model,
-    adapters,
     collate,
     collate_columns,
     lay_out,
@@ -136,7 +135,7 @@ class Learner:
         if "old_logprobs" in names:
             found["old_logprobs"], found["entropies"] = self.logprobs([data[i] for i in chosen])
         if "ref_logprobs" in names:
-            with adapters.reference(self.model.policy):
+            with self.model.using("reference"):
                 found["ref_logprobs"], _ = self.logprobs([data[i] for i in chosen])
         for name, values in found.items():
             for i, value in zip(chosen, values, strict=True):

@@ -10,7 +10,7 @@ from reason_llm.config import Config
 from reason_llm.data.load import Data
 from reason_llm.files import MIB
 from reason_llm.run import environment
-from reason_llm.run.prepare import plan_only
+from reason_llm.model.plan import plan_only
 
 
 @pytest.mark.parametrize(

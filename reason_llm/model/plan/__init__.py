@@ -4,6 +4,7 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.subject import Subject, look_at, plan_only
 
 __all__ = [
     "GIB",
@@ -11,5 +12,8 @@ __all__ = [
     "Meter",
     "Plan",
     "Shape",
+    "Subject",
+    "look_at",
     "peak_rss_mib",
+    "plan_only",
 ]

@@ -32,7 +32,7 @@ from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logpr
 from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.run.prepare import plan_only
+from reason_llm.model.plan import plan_only
 from reason_llm.train import losses
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches

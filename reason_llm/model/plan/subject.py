@@ -1,0 +1,83 @@
+"""A model as it will be used, looked at before a weight is read: tokenizer, engine, shapes,
+context, memory."""
+
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from reason_llm.config import Config
+from reason_llm.model import base
+from reason_llm.model.plan import backends, memory
+from reason_llm.model.plan.machine import Machine
+from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.shape import Shape
+from reason_llm.model.quiet import quiet_libraries
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a config's model is on this machine."""
+
+    config: Config
+    """With engine, backend and packing decided."""
+    why: list[str]
+    """A line for each of these decisions; the last one is of learning."""
+    tokenizer: PreTrainedTokenizerBase
+    policy: PeftModel
+    """Model and adapter without storage."""
+    context_tokens: int
+    """Longest prompt plus completion."""
+    vocabulary: int
+    """Token ids that the model has."""
+    device: torch.device
+
+    def plan(self, longest_prompt: int, learns: bool = True) -> Plan:
+        """The memory plan on this machine.
+
+        Args:
+            longest_prompt: in tokens.
+            learns: False plans for sampling alone.
+        """
+        machine = Machine.here(self.config, self.device)
+        shape = Shape.of(self.policy)
+        return memory.plan(
+            self.config, shape, machine, self.context_tokens, longest_prompt, learns=learns
+        )
+
+
+def look_at(config: Config) -> Subject:
+    """The config's model, its files checked and its weights unread.
+
+    Raises:
+        ModelError: tokenizer, config or the weights' headers cannot be used.
+        ConfigError: an option contradicts the model or the machine.
+    """
+    quiet_libraries()
+    device, trusted = base.default_device(), config.model.trust_remote_code
+    tokenizer = base.load_tokenizer(config.model.path, trusted)
+    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
+    config, why = backends.choose(config, text_config, device)
+    policy = base.check_model(config.model)
+    context = base.context_limit(config.model)
+    return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
+
+
+def plan_only(config: Config) -> Plan:
+    """The memory plan from the model's config alone: on any machine, for any budget.
+
+    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
+    """
+    quiet_libraries()
+    device = base.default_device()
+    machine = Machine.imagined(config, device)
+    if config.sample.engine == "auto":
+        text = base.read_config(config.model.path, config.model.trust_remote_code)
+        can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
+        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
+        engine = "vllm" if on_gpu and can_share else None
+        sample = config.sample.model_copy(update={"engine": engine or "transformers"})
+        config = config.model_copy(update={"sample": sample})
+    shape = Shape.of(base.meta_model(config.model))
+    return memory.plan(config, shape, machine, base.context_limit(config.model))
