@@ -23,6 +23,9 @@ FLOAT_TOLERANCE, NEAR_ZERO = 1e-9, 1e-12
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
 the order of a sum is nobody's mistake. More in absolute terms would make small results nought."""
 
+MAX_RELATIVE = 0.01
+"""A tolerance above it is absolute only: relative to itself, any large number is near."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
@@ -296,7 +299,7 @@ def _rounds_to(actual: float, expected: int) -> bool:
 def _close(a: float, b: float, tolerance: float, absolute: float | None = None) -> bool:
     absolute = tolerance if absolute is None else absolute
     try:
-        return math.isclose(a, b, rel_tol=tolerance, abs_tol=absolute)
+        return math.isclose(a, b, rel_tol=min(tolerance, MAX_RELATIVE), abs_tol=absolute)
     except OverflowError:  # an integer too large for a float
         return False
 

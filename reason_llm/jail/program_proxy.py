@@ -219,7 +219,7 @@ class Program:
             if is_name and isinstance(encoded, dict) and "exception" in encoded:
                 return self._exception([str(name) for name in encoded["exception"]])
             return decode(encoded, self._stand_in, DATA_TYPES)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             self._end(f"the program broke the protocol: {error}")
         except (RecursionError, MemoryError) as error:
             self._end(f"the program sent too much: {error}")

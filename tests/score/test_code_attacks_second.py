@@ -171,6 +171,17 @@ ATTACKS: dict[str, tuple[Row, str]] = {
     "nothing for what is small": (
         {"fn_name": "f", "inputs": [[1], [2]], "outputs": [6.67e-11, 1.3e-10]},
         "def f(n): return 0.0"),
+    "much, where the tolerance is large": (
+        {**CALLS, "tolerance": 1}, "def add(a, b): return 1e12"),
+    "much, where the tolerance is large, printed": ({**STDIO, "tolerance": 1}, "print(1e12)"),
+    "a fraction that equals": (
+        {"test": "from fractions import Fraction\nassert add(1, 2) == Fraction(3)\n"},
+        "from fractions import Fraction\nclass F(Fraction):\n    __eq__ = lambda *a: True\n"
+        "def add(a, b): return F(0)\n"),
+    "a decimal that is no number": (
+        {"test": "from decimal import Decimal\nassert add(1, 2) == Decimal(3)\n"
+                 "assert abs(add(1, 2) - Decimal(3)) < 1\n"},
+        "from decimal import Decimal\ndef add(a, b): return Decimal('nan')\n"),
     # what a library asks of an object behind the tests' back
     "an array without elements": (NUMPY, LYING_ARRAY % ((0, 1), "<f8")),
     "an array of the tester's memory": (SCALAR, LYING_ARRAY % ((2,), "<f8")),
@@ -384,6 +395,18 @@ RIGHT: dict[str, tuple[Row, str]] = {
                  "assert count('aab') == {'a': 2, 'b': 1}\n"},
         "from collections import *\nP = namedtuple('P', 'a b')\ndef pair(): return P(1, 2)\n"
         "def count(t):\n    d = defaultdict(int)\n    for c in t: d[c] += 1\n    return d\n"),
+    "data of the standard library": (
+        {"test": "from fractions import Fraction\nfrom decimal import Decimal\n"
+                 "from collections import deque\nimport datetime as d\n"
+                 "assert half(1) == Fraction(1, 2) and price() == Decimal('0.50')\n"
+                 "assert line(2) == deque([0, Fraction(1)])\n"
+                 "assert days() == [d.date(2020, 2, 1), d.datetime(2020, 2, 1, 5)]\n"
+                 "assert half(Fraction(1, 2)) == 0.25\n"},
+        "from fractions import Fraction\nfrom decimal import Decimal\n"
+        "from collections import deque\n"
+        "import datetime as d\ndef half(n): return Fraction(n) / 2\n"
+        "def price(): return Decimal('0.50')\ndef line(n): return deque(map(Fraction, range(n)))\n"
+        "def days(): return [d.date(2020, 2, 1), d.datetime(2020, 2, 1, 5)]\n"),
     "numbers of numpy": (
         {"test": "assert add(1, 2) == 3 and isinstance(add(1, 2), int)\n"
                  "assert rows(2) == [[1, 1], [1, 1]]\n"},
