@@ -19,9 +19,12 @@ from typing import Any
 
 from reason_llm.files import check_nesting
 
-FLOAT_TOLERANCE = 1e-9
+FLOAT_TOLERANCE, NEAR_ZERO = 1e-9, 1e-12
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
-the order of a sum is nobody's mistake."""
+the order of a sum is nobody's mistake. More in absolute terms would make small results nought."""
+
+MAX_RELATIVE = 0.01
+"""A tolerance above it is absolute only: relative to itself, any large number is near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +291,15 @@ def _number(word: str) -> float:
         return math.nan
 
 
-def _close(a: float, b: float, tolerance: float) -> bool:
+def _rounds_to(actual: float, expected: int) -> bool:
+    """An integer is not met by a float next to it, as all above 2**53 are to some float."""
+    return math.isfinite(actual) and round(actual) == expected
+
+
+def _close(a: float, b: float, tolerance: float, absolute: float | None = None) -> bool:
+    absolute = tolerance if absolute is None else absolute
     try:
-        return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(a, b, rel_tol=min(tolerance, MAX_RELATIVE), abs_tol=absolute)
     except OverflowError:  # an integer too large for a float
         return False
 
@@ -309,8 +318,12 @@ def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bo
         return bool(expected == actual)
     if not (_is_number(expected) and _is_number(actual)):
         return False
+    if tolerance is None and isinstance(expected, int) and not _rounds_to(actual, expected):
+        return False
     both_nan = expected != expected and actual != actual
-    return both_nan or _close(expected, actual, tolerance or FLOAT_TOLERANCE)
+    if tolerance is None:
+        return both_nan or _close(expected, actual, FLOAT_TOLERANCE, NEAR_ZERO)
+    return both_nan or _close(expected, actual, tolerance)
 
 
 def _is_number(value: Any) -> bool:

@@ -110,13 +110,13 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "calls the tests' function without end": (
         CALLING, speaks(called="callback=0, arguments=[1]")),
     "says that everything is true": (ZIPPED, speaks(called="value=True")),
-    "says that every call stopped": (ALL, speaks(called="error=['StopIteration', '']")),
+    "says that every call stopped": (ALL, speaks(called="error=[['StopIteration'], '']")),
     "says that every call was interrupted": (
-        ALL, speaks(called="error=['KeyboardInterrupt', '']")),
-    "says that every call exited": (PYTEST, speaks(called="error=['SystemExit', '0']")),
+        ALL, speaks(called="error=[['KeyboardInterrupt'], '']")),
+    "says that every call exited": (PYTEST, speaks(called="error=[['SystemExit'], '0']")),
     "says that every call ended a generator": (
-        ZIPPED, speaks(called="error=['GeneratorExit', '']")),
-    "says that the tests stopped": (CHECK, speaks(called="error=['Stop', '']")),
+        ZIPPED, speaks(called="error=[['GeneratorExit'], '']")),
+    "says that the tests stopped": (CHECK, speaks(called="error=[['Stop'], '']")),
     "gives an object without a number": (ASSERTS, speaks(called="value={'object': '0'}")),
     "gives an object numbered by True": (ASSERTS, speaks(called="value={'object': True}")),
     "answers twice": (ASSERTS, SPEAKS + "say(value=None)\n" + WRONG),

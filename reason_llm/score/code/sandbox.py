@@ -201,9 +201,12 @@ def _fix(problem: str) -> str:
     return "remove that cause"
 
 
-# A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames.
+# A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames. Without the
+# site module, which would read more of the file system, exit and quit are defined here.
 _RUN_PROGRAM = (
     "__import__('sys').setrecursionlimit(10_000); "
+    "[setattr(__import__('builtins'), name, __import__('_sitebuiltins').Quitter(name, 'Ctrl-D'))"
+    " for name in ('exit', 'quit')]; "
     "exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))"
 )
 

@@ -22,12 +22,18 @@ MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datet
            "operator", "os", "random", "re", "statistics", "string", "sys", "time",
            "typing"}  # fmt: skip
 """Modules that tests may use without importing them, since programs mostly do; ``np``, too."""
+HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultdict": "collections",
+           "OrderedDict": "collections", "deepcopy": "copy", "allclose": "numpy",
+           "array_equal": "numpy"}  # fmt: skip
+"""What tests may use of a module without importing it, and which: where something else is tested,
+these are not the program's, which would then say what equals."""
 PROGRAM_NAME = "solution"
 """The module as which tests may import the program."""
 
 _CASE, _ENTERED, _EXCEPTION = "__case__", "__entered__", "__exception__"
 _FROM_PROGRAM = "program:"  # no identifier, so that no other name can be this one
 _Function = ast.FunctionDef
+_Import = ast.Import | ast.ImportFrom
 
 
 class TestsSource:
@@ -47,7 +53,10 @@ class TestsSource:
         self.num_asserts = len(asserts)
         self.functions = {node.name: node for node in _tests_among(self.tree.body)}
         numbers = {id(node): number for number, node in enumerate(asserts)}
-        bodies = [self.tree.body, *(node.body for node in self.functions.values())]
+        self.is_unittest = any(_is_unittest(node) for node in self.tree.body)
+        methods = [test for node in self.tree.body for test in _methods_among(node)]
+        tests = [*self.functions.values(), *methods]
+        bodies = [self.tree.body, *(node.body for node in tests)]
         self.certain = {numbers[id(node)] for body in bodies for node in _certain(body)}
         """The assertions that no condition stands before: loops alone can keep them from being
         run, so that one that never ran has not passed."""
@@ -56,7 +65,12 @@ class TestsSource:
         free -= {"candidate"} if self.asks_for_candidate else set()
         self.modules = {name for name in free if _is_module(name, self.tree)} - {entry_point}
         of_entry = _free_names(entry_point, "eval") if entry_point is not None else set()
-        self.asked = {n for n in free - self.modules if n not in builtin and not _is_dunder(n)}
+        asked = {n for n in free - self.modules if n not in builtin and not _is_dunder(n)}
+        checks = asked & (HELPERS.keys() | _assertion_names(self.tree)) - {entry_point}
+        if asked == checks and entry_point is None and not _imports_names(self.tree):
+            checks = set()  # nothing else is tested
+        self.asked = asked - checks
+        self.helpers = checks & HELPERS.keys()
         self.asked_by_entry = {n for n in of_entry if not _is_dunder(n)}
         under_test = self._builtin_under_test(free, builtin)
         self.renamed = {_FROM_PROGRAM + name: name for name in {n.id for n in under_test}}
@@ -74,7 +88,7 @@ class TestsSource:
         """
         uses = [node for node in ast.walk(self.tree) if _is_use(node)]
         taken = {node.id for node in uses if node.id in free and node.id in builtin}
-        asks_otherwise = self.asked or PROGRAM_NAME in _imported(self.tree)
+        asks_otherwise = self.asked or _imports_names(self.tree)
         if self.entry_point is not None:
             taken &= {self.entry_point}
         elif asks_otherwise:
@@ -156,12 +170,38 @@ def _tests_among(body: Sequence[ast.stmt]) -> Iterator[_Function]:
             yield node
 
 
+def _methods_among(node: ast.stmt) -> Iterator[_Function]:
+    """The tests in a class: nothing calls them but the tests themselves."""
+    for method in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(method, _Function) and method.name.startswith("test"):
+            yield method
+
+
+def _is_unittest(node: ast.stmt) -> bool:
+    """Whether this is a class whose failures only its runner would see."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return any(ast.unparse(base).endswith("TestCase") for base in bases)
+
+
 def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.Assert]:
     for node in body:
         if isinstance(node, ast.Assert):
             yield node
         elif isinstance(node, ast.For | ast.While | ast.With):
             yield from _certain(node.body)
+        elif isinstance(node, ast.Try):
+            yield from _certain(node.finalbody)
+            if any(map(_catches_all, node.handlers)):  # whatever the program raises
+                yield from (each for each in _certain(node.body) if not _must_fail(each))
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+
+
+def _must_fail(node: ast.Assert) -> bool:
+    """``assert False``, which stands where the program should have raised."""
+    return isinstance(node.test, ast.Constant) and not node.test.value
 
 
 def _free_names(source: str, mode: str) -> set[str]:
@@ -198,15 +238,30 @@ def _is_module(name: str, tree: ast.Module) -> bool:
     return uses == sum(_is_use(n) and n.id == name for n in attributes)
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    """The modules that the tests import from."""
-    found: set[str] = set()
+def _imports_names(tree: ast.Module) -> bool:
+    """Whether the tests import the program, other than by ``*``, which names nothing of it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(str(node.module))
+        names = [alias.name for alias in node.names] if isinstance(node, _Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module == PROGRAM_NAME and names != ["*"]:
+            return True
+        if isinstance(node, ast.Import) and PROGRAM_NAME in names:
+            return True
+    return False
+
+
+def _assertion_names(tree: ast.Module) -> set[str]:
+    """Names by which test frameworks are used: ``assertEqual(…)``, ``Test.assert_equals(…)``."""
+    found = {"approx", "pytest", "unittest"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and _is_assertion(node.id):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and _is_assertion(node.attr):
+            found |= {node.value.id} if isinstance(node.value, ast.Name) else set()
     return found
+
+
+def _is_assertion(name: str) -> bool:
+    return name.lower().startswith(("assert", "expect"))
 
 
 def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Name]:

@@ -11,7 +11,7 @@ the program can write. The tests' namespace holds the names that the tests ask f
 (``assert_source``) and no other.
 
 Tests pass if every assertion that ran held and none was kept from running by an empty loop; tests
-without assertions pass by running to their end, if they called the program.
+without assertions pass by running to their end. Both must have used the program.
 
 What remains: results that are objects of the program's own classes stay over there, and the tests
 see them through the program's methods, so a test that compares two such objects, or checks one
@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.score.code.jail.assert_source import (
+    HELPERS,
     PROGRAM_NAME,
     AssertionCounts,
     Stop,
@@ -74,12 +75,17 @@ def _run_tests(
     program: Program, tests: TestsSource, counts: AssertionCounts, builtin: dict[str, Any]
 ) -> str | None:
     """Why the tests as a whole have failed, beside assertions that do not hold."""
+    if tests.is_unittest:
+        return "classes of unittest are not run"
     entered: set[str] = set()
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
     namespace = {"__name__": "__main__", "__builtins__": builtin, **namespace_of(counts, entered)}
     for name in tests.modules:
         with contextlib.suppress(ImportError):
             namespace[name] = importlib.import_module("numpy" if name == "np" else name)
+    for name in tests.helpers:
+        with contextlib.suppress(ImportError):
+            namespace[name] = getattr(importlib.import_module(HELPERS[name]), name)
     namespace |= _asked(program, {name: name for name in tests.asked} | tests.renamed)
     if tests.asks_for_candidate:
         namespace["candidate"] = _candidate(program, tests, builtin)
@@ -92,7 +98,9 @@ def _run_tests(
     program.sync()
     if tests.certain - counts.ran.keys() or (tests.num_asserts and not counts.ran):
         return "an assertion never ran"
-    return None if counts.ran or program.num_calls else "the tests call nothing of the program"
+    is_used = program.num_calls or (counts.ran and program.num_names)
+    has_failed = counts.held != counts.ran
+    return None if is_used or has_failed else "the tests call nothing of the program"
 
 
 def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:

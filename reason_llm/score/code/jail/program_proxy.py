@@ -22,6 +22,12 @@ from typing import Any, NoReturn
 from reason_llm.score.code.jail.values import DATA_TYPES, EXCEPTIONS, decode, encode
 
 MAX_MESSAGE_BYTES = 16 << 20
+MAX_LINEAGE = 32
+"""Classes that an exception's class is taken to derive from."""
+SPECIAL_ATTRIBUTES = {"__name__", "__qualname__", "__dict__", "__annotations__", "__wrapped__"}
+"""What tests may ask a program's object for among the names that Python reserves. Libraries look
+up the others by themselves, and believe them: numpy reads memory where ``__array_interface__``
+points."""
 
 Json = dict[str, Any]
 
@@ -52,6 +58,7 @@ class Program:
         self.exceptions: dict[str, type[Exception]] = {}
         self.has_ended = False
         self.num_calls = 0
+        self.num_names = 0
         self.loading = ""
 
     def start(self) -> None:
@@ -73,6 +80,7 @@ class Program:
             NameError: it defined no such name.
         """
         answer = self._answer(self._request("get", (name,), {}), "get")
+        self.num_names += 1
         return self._value(answer["value"], is_name=True)
 
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
@@ -107,8 +115,8 @@ class Program:
         while "callback" in (message := self._receive(number)):
             self._call_back(number, message)
         if "error" in message:
-            name, text = message["error"]
-            raise self._error(str(name), str(text), function)
+            lineage, text = message["error"]
+            raise self._error([str(name) for name in lineage], str(text), function)
         return message
 
     def _call_back(self, number: str, message: Json) -> None:
@@ -123,12 +131,15 @@ class Program:
             reply = {"error": [type(error).__name__, str(error)]}
         self._send({"id": number, **reply})
 
-    def _error(self, name: str, message: str, function: str) -> Exception:
-        if name == "StopIteration" and function == "next":
+    def _error(self, lineage: list[str], message: str, function: str) -> Exception:
+        """What the tests see raised: an exception of the nearest class that they can know."""
+        if "StopIteration" in lineage and function == "next":
             return StopIteration()
-        if name in ("StopIteration", "StopAsyncIteration"):
-            return RuntimeError(f"the program raised {name}: {message}")
-        kind = self.exceptions.get(name) or EXCEPTIONS.get(name, ProgramError)
+        if {"StopIteration", "StopAsyncIteration"} & set(lineage):
+            return RuntimeError(f"the program raised {lineage[0]}: {message}")
+        known = {**EXCEPTIONS, **self.exceptions}
+        name = next((name for name in lineage if name in known), "Exception")
+        kind = ProgramError if name == "Exception" else known[name]
         try:
             return kind(message)
         except TypeError:  # UnicodeDecodeError takes five arguments
@@ -160,7 +171,9 @@ class Program:
                     raise ValueError("a callback that was never given")
                 list(message["arguments"])
             elif "error" in message:
-                _, _ = message["error"]
+                lineage, _ = message["error"]
+                if type(lineage) is not list:
+                    raise ValueError("an error without a class")
             else:
                 _, _ = message["value"], list(message.get("changed", ()))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -204,9 +217,9 @@ class Program:
         """What the program sent, made of built-in types and stand-ins."""
         try:
             if is_name and isinstance(encoded, dict) and "exception" in encoded:
-                return self._exception(str(encoded["exception"]))
+                return self._exception([str(name) for name in encoded["exception"]])
             return decode(encoded, self._stand_in, DATA_TYPES)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             self._end(f"the program broke the protocol: {error}")
         except (RecursionError, MemoryError) as error:
             self._end(f"the program sent too much: {error}")
@@ -216,11 +229,17 @@ class Program:
             raise ValueError(f"a value of the unknown kind {kind!r}")
         return StandIn(self, content)
 
-    def _exception(self, name: str) -> type[Exception]:
-        """The tester's own class for one of the program's, so that tests can catch it."""
-        if name not in self.exceptions:
-            self.exceptions[name] = type(name, (ProgramError,), {})
-        return self.exceptions[name]
+    def _exception(self, lineage: list[str]) -> type[Exception]:
+        """The tester's own class for one of the program's, and for those that it derives from, so
+        that tests can catch it."""
+        kind: type[Exception] = ProgramError
+        for name in reversed(lineage[:MAX_LINEAGE]):
+            if name in self.exceptions:
+                kind = self.exceptions[name]
+            elif name not in ("object", "BaseException", "Exception"):
+                builtin = EXCEPTIONS.get(name)
+                kind = builtin or self.exceptions.setdefault(name, type(name, (kind,), {}))
+        return kind
 
 
 def _take_over(mine: Any, changed: Any) -> None:
@@ -250,7 +269,19 @@ class StandIn:
         return self._program.call("call", self, *arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in SPECIAL_ATTRIBUTES:
+            raise AttributeError(name)
         return self._program.call("getattr", self, name)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, StandIn) and bool(self._program.call("isinstance", value, self))
+
+    def __enter__(self) -> Any:
+        return self._program.call("getattr", self, "__enter__")()
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave in the program's process; what the tests raised goes on."""
+        self._program.call("getattr", self, "__exit__")(None, None, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._program.call("setattr", self, name, value)

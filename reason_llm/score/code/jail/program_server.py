@@ -20,7 +20,7 @@ from reason_llm.score.code.jail.values import DATA_TYPES, TYPES, decode, encode
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "sync": lambda: None,
-    **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, iter, next)},
+    **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, iter, next, isinstance)},
     **{
         f.__name__: f
         for f in (
@@ -65,6 +65,11 @@ def builtin_names(is_leetcode: bool) -> dict[str, Any]:
 
 class _NotPlain(Exception):
     """An argument that the tester cannot be given back."""
+
+
+def _lineage(kind: type) -> list[str]:
+    """The names of an exception's class and of all that it derives from, nearest first."""
+    return [base.__name__ for base in kind.__mro__]
 
 
 def _refuse(value: Any) -> Any:
@@ -125,13 +130,13 @@ class ProgramServer:
                 if json.dumps(after) != before:
                     answer["changed"] = after
         except BaseException as error:  # noqa: BLE001 - the program's own
-            answer = {"id": request["id"], "error": [type(error).__name__, str(error)[:500]]}
+            answer = {"id": request["id"], "error": [_lineage(type(error)), str(error)[:500]]}
         self._send(answer)
 
     def _encoded(self, value: Any, is_name: bool = False) -> Any:
         if is_name and isinstance(value, type):
             is_exception = issubclass(value, Exception)
-            return {"exception": value.__name__} if is_exception else self._keep(value)
+            return {"exception": _lineage(value)} if is_exception else self._keep(value)
         return encode(value, self._keep, DATA_TYPES)
 
     def _keep(self, value: Any) -> Any:

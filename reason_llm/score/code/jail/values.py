@@ -4,6 +4,7 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 """
 
 import builtins
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ DATA_TYPES = {
     **{kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)},
 }
 """What a program may hand to its tests: the types of plain data, and exceptions."""
+_LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
+            "datetime": "datetime", "deque": "collections"}  # fmt: skip
+"""Plain data of the standard library, by its module."""
 
 
 def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = TYPES) -> Any:
@@ -53,6 +57,10 @@ def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = 
         return {"bytes" if isinstance(value, bytes) else "bytearray": value.hex()}
     if isinstance(value, type) and types.get(value.__name__) is value:
         return {"type": value.__name__}
+    kind = type(value)
+    if _LIBRARY.get(kind.__name__) == kind.__module__:
+        is_list = kind.__name__ == "deque"
+        return {kind.__name__: encode(list(value), other, types) if is_list else str(value)}
     if type(value).__module__ == "numpy" and callable(getattr(value, "tolist", None)):
         return encode(value.tolist(), other, types)
     return other(value)
@@ -62,7 +70,7 @@ def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, typ
     """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError: the other
+        ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError: the other
             side sent nonsense.
     """
     if isinstance(value, list):
@@ -82,7 +90,16 @@ def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, typ
         return (bytes if kind == "bytes" else bytearray).fromhex(content)
     if kind == "type":
         return types[content]
-    return other(kind, content)
+    return (
+        _of_library(kind, decode(content, other, types))
+        if kind in _LIBRARY
+        else (other(kind, content))
+    )
+
+
+def _of_library(name: str, content: Any) -> Any:
+    kind = getattr(importlib.import_module(_LIBRARY[name]), name)
+    return kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
 
 
 def as_json(value: Any) -> Any:
