@@ -9,8 +9,8 @@ from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.data.load import Data
 from reason_llm.files import MIB
-from reason_llm.run import environment
 from reason_llm.model.plan import plan_only
+from reason_llm.run import environment
 
 
 @pytest.mark.parametrize(

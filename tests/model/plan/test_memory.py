@@ -29,10 +29,9 @@ from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
 from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logprobs, token_logprobs
-from reason_llm.model.plan import memory
+from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan import plan_only
 from reason_llm.train import losses
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
