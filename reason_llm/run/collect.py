@@ -6,10 +6,11 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 """
 
 import random
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
+from types import TracebackType
 from typing import Self
 
 from reason_llm.config import Algorithm, Config
@@ -35,67 +36,117 @@ def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
     there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
     rewards do not vary; groups that only ``success_range`` dropped are then trained.
     """
-    job, buffer, record, stop = run.job, run.buffer, run.record, run.stop
-    config, sample = job.config, job.config.sample
-    algorithm = config.algorithm.row()
-    wanted, most = sample.prompts_per_step, sample.prompts_per_step * algorithm.dynamic_sampling
-    prompts = _prompts(job, run.state.drawn, most)
-    params = sampling_params(config)
+    job, record, sample = run.job, run.record, run.config.sample
+    params, state = sampling_params(run.config), _Collected.of(run.buffer, step)
+    num_prompts = sample.prompts_per_step * run.config.algorithm.row().dynamic_sampling
+    prompts = _prompts(job, run.state.drawn, num_prompts)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
-    state = _Collected.of(buffer, step)
     fresh_tokens = 0  # without those of an interrupted run
-
-    def finish(sampled: list[Group]) -> None:
-        """Score a wave; in a thread, while the next one is sampled."""
-        with timed(record, "scoring"):
-            scored = job.scorer.score(sampled)
-        weights = job.scorer.weights
-        kept = [group for group in scored if is_kept(group, algorithm, weights)]
-        state.take(scored, kept, job.scorer.take_counts())
-
-    def save() -> None:
-        with timed(record, "buffer"):
-            buffer.write_part(step, *state.together())
-
-    with (
-        run.watch.phase("sampling", wanted * sample.completions_per_prompt) as progress,
-        ThreadPoolExecutor(1) as scoring,
-    ):
+    total = sample.prompts_per_step * sample.completions_per_prompt
+    with run.watch.phase("sampling", total) as progress, _Scoring(run, state) as scoring:
         progress(0, len(state.together()[0]) * sample.completions_per_prompt)
-        under_way = scoring.submit(finish, list(state.waiting)) if state.waiting else None
-        if under_way is not None and algorithm.dynamic_sampling > 1:
-            under_way.result()
-        groups, drawn, _ = state.together()
-        asked = len(groups), drawn
-        while asked[0] < wanted and asked[1] < most:
-            size, first = min(wave, wanted - asked[0], most - asked[1]), asked[1]
-            seed = random.Random(f"{config.run.seed}/sample/{step}/{first}").getrandbits(63)
+        scoring.begin(list(state.waiting))  # sampled before a kill
+        for part in _waves(run, step, state, scoring, wave):
+            seed = random.Random(f"{run.config.run.seed}/sample/{step}/{part.start}")
             with timed(record, "sampling"):
                 sampled = sampler.sample(
-                    prompts[first : first + size], params, seed=seed, progress=progress
+                    prompts[part], params, seed=seed.getrandbits(63), progress=progress
                 )
             fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
             state.add(sampled)
-            save()
-            if under_way is not None:
-                under_way.result()
-            under_way = scoring.submit(finish, sampled)
-            asked = asked[0] + size, asked[1] + size
-            if algorithm.dynamic_sampling > 1:  # how many more are wanted, its scores say
-                under_way.result()
-                asked = len(state.groups), state.drawn
-            if stop.requested and asked[0] < wanted and asked[1] < most:
-                under_way.result()
-                save()
-                stop.check()
-        if under_way is not None:
-            under_way.result()
+            _save(run, step, state)
+            scoring.begin(sampled)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
-    groups = with_advantages(state.groups or state.last, config.learned_row, job.scorer.weights)
+    scored = state.groups or state.last
+    groups = with_advantages(scored, run.config.learned_row, job.scorer.weights)
     with timed(record, "buffer"):
-        buffer.write(step, groups, state.drawn, state.counts)
+        run.buffer.write(step, groups, state.drawn, state.counts)
     return groups
+
+
+def _waves(
+    run: Run, step: int, state: "_Collected", scoring: "_Scoring", wave: int
+) -> Iterator[slice]:
+    """Which of the step's prompts to sample next, until it is full or its bound is reached.
+
+    With dynamic sampling the scores decide how many more, so each wave is scored first; else it is
+    scored while the next one is sampled.
+
+    Raises:
+        Stopped: a signal came and another wave would follow; those so far are saved, scored.
+    """
+    row, wanted = run.config.algorithm.row(), run.config.sample.prompts_per_step
+    bound = wanted * row.dynamic_sampling
+    if row.dynamic_sampling > 1:
+        scoring.settle()
+    groups, drawn, _ = state.together()
+    kept = len(groups)
+    while kept < wanted and drawn < bound:
+        size = min(wave, wanted - kept, bound - drawn)
+        yield slice(drawn, drawn + size)
+        kept, drawn = kept + size, drawn + size
+        if row.dynamic_sampling > 1:
+            scoring.settle()
+            kept, drawn = len(state.groups), state.drawn
+        if run.stop.requested and kept < wanted and drawn < bound:
+            scoring.settle()
+            _save(run, step, state)
+            run.stop.check()
+
+
+def _save(run: Run, step: int, state: "_Collected") -> None:
+    with timed(run.record, "buffer"):
+        run.buffer.write_part(step, *state.together())
+
+
+class _Scoring:
+    """A thread that scores one wave at a time; at the end of the block the last one is scored."""
+
+    def __init__(self, run: Run, state: "_Collected") -> None:
+        self._run = run
+        self._state = state
+        self._row = run.config.algorithm.row()
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.settle()
+        finally:
+            self._thread.shutdown()
+
+    def begin(self, sampled: list[Group]) -> None:
+        """Score these groups, once those before are scored."""
+        self.settle()
+        if sampled:
+            self._under_way = self._thread.submit(self._score, sampled)
+
+    def settle(self) -> None:
+        """Wait until everything that was begun is scored.
+
+        Raises:
+            RewardError: a reward failed.
+        """
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+    def _score(self, sampled: list[Group]) -> None:
+        scorer = self._run.job.scorer
+        with timed(self._run.record, "scoring"):
+            scored = scorer.score(sampled)
+        kept = [group for group in scored if is_kept(group, self._row, scorer.weights)]
+        self._state.take(scored, kept, scorer.take_counts())
 
 
 def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
