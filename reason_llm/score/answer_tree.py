@@ -191,7 +191,7 @@ class _Reader:
             is_power = kind == "number" and self.name(-1) in ("^", "{")
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
-            may_follow = may_follow and (kind != "letters" or self._may_follow(name))
+            may_follow = may_follow and self._may_follow(name, kind)
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
@@ -200,9 +200,10 @@ class _Reader:
                 raise UnreadableError("no unit")
             self.units.extend(words)
 
-    def _may_follow(self, word: str) -> bool:
-        """Whether a plain word behind a number is a unit, or too long for a product."""
-        return is_unit(word) or len(word) > _LONGEST_PRODUCT or word.lower() in AREAS
+    def _may_follow(self, word: str, kind: str) -> bool:
+        """Whether a word behind a number is a unit, or too long for a product."""
+        longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)
+        return is_unit(word) or len(word) > longest or word.lower() in AREAS
 
     def relation(self) -> Tree:
         members, signs = [self.sets()], []
@@ -289,8 +290,15 @@ class _Reader:
         return self.name(1) in ("", ",", ";")
 
     def power(self) -> Tree:
-        self.is_parenthesised = False
+        starts_with_bracket, start = self.name() in _CLOSING, self.index
         tree = self.primary()
+        end = self.index
+        tree = self.postfixes(tree)
+        self.is_parenthesised = starts_with_bracket and self.index == end > start
+        return tree
+
+    def postfixes(self, tree: Tree) -> Tree:
+        """What is written behind a factor: powers, factorials, percent signs, a base."""
         while True:
             if self.take("!"):
                 tree = ["call", "factorial", tree]
@@ -419,9 +427,9 @@ class _Reader:
         if len(name) > 1 and name.lower() in _WORD_CONSTANTS:
             return ["const", _WORD_CONSTANTS[name.lower()]]
         is_word = len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or self.is_word()
-        if len(name) > 1 and not is_word:
-            last = self.variable(name[-1])
-            return ["mul", *(["var", letter] for letter in name[:-1]), last]
+        if len(name) > 1 and not is_word:  # a product: an exponent is that of its own letter
+            self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
+            return self.variable(name[0])
         if len(name) > 1:
             raise UnreadableError(f"the word {name}")
         return self.variable(name)
@@ -547,7 +555,6 @@ class _Reader:
         return self.closed(opening, closing, items)
 
     def closed(self, opening: str, closing: str, items: list[Tree]) -> Tree:
-        self.is_parenthesised = True
         if opening in _AROUND:
             if len(items) != 1:
                 raise UnreadableError("several in bars")

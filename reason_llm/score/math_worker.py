@@ -223,6 +223,8 @@ def _symbols_of(tree: Any) -> set[str]:
 
 
 def _same_sets(gold: Tree, answer: Tree) -> bool:
+    if {gold[0], answer[0]} == {"tuple", "interval"}:
+        return False
     if gold[0] == answer[0] == "interval":
         return gold[1:3] == answer[1:3] and _pairwise(gold[3:], answer[3:])
     first, second = as_set(gold), as_set(answer)
@@ -235,7 +237,10 @@ def as_set(tree: Tree) -> Set:
     """The set of numbers that a tree is."""
     kind = tree[0]
     if kind == "interval":
-        return sympy.Interval(value(tree[3]), value(tree[4]), tree[1], tree[2])
+        ends = value(tree[3]), value(tree[4])
+        if (ends[0].is_infinite and not tree[1]) or (ends[1].is_infinite and not tree[2]):
+            return _unknown(tree)
+        return sympy.Interval(*ends, tree[1], tree[2])
     if kind == "tuple" and len(tree) == 3:
         return sympy.Interval.open(value(tree[1]), value(tree[2]))
     if kind in ("set", "list"):
@@ -279,10 +284,8 @@ def _solutions(tree: Tree) -> Set:
 
 
 def _same_scalars(gold: Tree, answer: Tree) -> bool:
-    if (gold[0] == "pct") != (answer[0] == "pct"):
-        bare = [each[1] if each[0] == "pct" else each for each in (gold, answer)]
-        if all(_is_numeral(each) for each in bare) and _same_scalars(*bare):
-            return True
+    if gold[0] == "pct" and answer[0] != "pct" and _same_scalars(gold[1], answer):
+        return True
     gold, answer = (
         [*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer)
     )
