@@ -238,8 +238,15 @@ def _allowances(gold: Tree) -> set[str]:
         allowed.add("fraction")
     if {"fraction", "combinatorics"} & found and variables(gold):
         allowed.add("fraction of variables")
-    if any(each[0] == "pow" and variables(each) for each in subtrees(gold)):
-        allowed |= {"fraction of variables", "power"}
+    if "trigonometry" in found and variables(gold):
+        allowed.add("fraction of variables")
+    for each in subtrees(gold):
+        if each[0] == "pow" and variables(each):
+            allowed |= {"fraction of variables", "power"}
+        if each[0] == "ratio" or (each[0] == "pow" and each[2][0] == "neg"):
+            allowed.add("fraction")
+        if each[0] == "pow" and _unsigned(each[2])[0] == "frac":
+            allowed.add("root")
     return allowed
 
 

@@ -10,12 +10,13 @@ from reason_llm.score.answer_tree import (
     Tree,
     UnreadableError,
     read,
+    subtrees,
     variables,
 )
 from reason_llm.score.latex_tokens import Token, tokenize
 
 _LEADS = frozenset(
-    "is are equals equal be was therefore so hence thus answer have get gives".split()
+    "is are equals equal be was therefore so hence thus answer option choice have get gives".split()
 )
 """Words that an answer may follow."""
 _HEDGES = frozenset(
@@ -23,6 +24,7 @@ _HEDGES = frozenset(
     "false wrong incorrect if unless maybe perhaps possibly probably instead than and".split()
 )
 _MAX_LEAD_TOKENS = 40
+_RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
@@ -57,7 +59,7 @@ def decide(gold: str, answer: str) -> bool | Question:
     if (verdict := _words(gold_tokens, tokens)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or _units_clash(*readings):
+    if readings is None or _units_clash(*readings) or _rivals(gold, answer, *readings):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree)
     if trees is None:
@@ -282,6 +284,18 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
             if token.text[1:2] in (")", ".", ":"):
                 marks.append((token.text[0], index, index + 1))
     return marks
+
+
+def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
+    """Whether one is in dollars or degrees and the other in cents or radians."""
+    found = []
+    for text, reading in zip((gold, answer), readings, strict=True):
+        units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
+        if any(each[0] == "deg" for each in subtrees(reading.tree)):
+            units.add("deg")
+        found.append(units)
+    first, second = found
+    return any(first & few and second & few and first & few != second & few for few in _RIVALS)
 
 
 def _units_clash(gold: Reading, answer: Reading) -> bool:

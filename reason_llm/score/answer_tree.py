@@ -53,6 +53,8 @@ _MATRICES = frozenset("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smal
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
+          "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -188,7 +190,7 @@ class _Reader:
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
-            is_power = kind == "number" and self.name(-1) in ("^", "{")
+            is_power = kind == "number" and self.is_exponent()
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
             may_follow = may_follow and self._may_follow(name, kind)
@@ -199,6 +201,13 @@ class _Reader:
             if words is None or not may_follow:
                 raise UnreadableError("no unit")
             self.units.extend(words)
+
+    def is_exponent(self) -> bool:
+        """Whether ``^``, with a brace or a minus sign at most, stands before this."""
+        before = [self.name(-1), self.name(-2), self.name(-3)]
+        while before and before[0] in ("-", "{"):
+            del before[0]
+        return before[:1] == ["^"]
 
     def _may_follow(self, word: str, kind: str) -> bool:
         """Whether a word behind a number is a unit, or too long for a product."""
@@ -313,7 +322,8 @@ class _Reader:
                 tree = ["pow", ["var", f"{tree[1][1]}_{self.label()}"], tree[2]]
             elif tree[0] == "num" and self.name() == "_":
                 self.index += 1
-                tree = ["based", tree[1], self.label()]
+                base = self.label()
+                tree = ["based", tree[1], _BASES.get(base, base)]
             else:
                 return tree
 

@@ -24,7 +24,7 @@ from reason_llm.score.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.latex_tokens import tokenize
 
 Equality = Literal["form", "value"]
-MAX_QUESTION_CHARACTERS = 20_000
+MAX_QUESTION_CHARACTERS = 10_000
 
 
 def matches(

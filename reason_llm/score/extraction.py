@@ -52,7 +52,9 @@ def extract_answer(text: str) -> str | None:
         return tagged
     if hashed := _last_hashed(text):
         return _hash_answer(hashed)
-    phrases = [each for each in _PHRASE.finditer(text) if text[each.end() : each.end() + 99].strip()]
+    phrases = [
+        each for each in _PHRASE.finditer(text) if text[each.end() : each.end() + 99].strip()
+    ]
     if phrases:
         return _phrase_answer(text[phrases[-1].end() :].lstrip().partition("\n")[0])
     return None

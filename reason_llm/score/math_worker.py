@@ -69,13 +69,15 @@ def same(gold: Tree, answer: Tree) -> bool:
     if gold == answer:
         return True
     gold, answer = _settled(gold), _settled(answer)
+    if ["set"] in (gold, answer):
+        return _same_sets(gold, answer)
     if gold[0] in ("list", "set") or answer[0] in ("list", "set"):
         return _same_items(gold, answer)
     if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
         return _same_relations(gold, answer)
     if gold[0] == "rel":
         return _same_equations(gold, answer)
-    if gold[0] in _SET_KINDS or answer[0] in _SET_KINDS:
+    if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
         return _pairwise(gold[1:], answer[1:])
@@ -215,6 +217,11 @@ def _same_relations(gold: Tree, answer: Tree) -> bool:
     return _same_sets(gold, answer)
 
 
+def _is_set(tree: Tree) -> bool:
+    is_known = tree[0] == "const" and (tree[1] == "empty" or tree[1].startswith("set "))
+    return tree[0] in _SET_KINDS or is_known
+
+
 def _symbols_of(tree: Any) -> set[str]:
     if not isinstance(tree, list) or not tree:
         return set()
@@ -242,7 +249,8 @@ def as_set(tree: Tree) -> Set:
             return _unknown(tree)
         return sympy.Interval(*ends, tree[1], tree[2])
     if kind == "tuple" and len(tree) == 3:
-        return sympy.Interval.open(value(tree[1]), value(tree[2]))
+        found = sympy.Interval.open(value(tree[1]), value(tree[2]))
+        return _unknown(tree) if found == sympy.S.EmptySet else found
     if kind in ("set", "list"):
         return sympy.FiniteSet(*map(value, tree[1:]))
     if kind == "cup":

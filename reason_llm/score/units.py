@@ -41,7 +41,7 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
     words: list[tuple[str, str]] = []
     exponent = "1"
     for word in _slashed(text.lower()).split():
-        if word.isdigit() or word in _RAISED:
+        if word.removeprefix("-").isdigit() or word in _RAISED:
             if not words:
                 return None
             words[-1] = (words[-1][0], _RAISED.get(word, word))
@@ -60,7 +60,7 @@ def _slashed(text: str) -> str:
     for mark in "{}()^:,~":
         text = text.replace(mark, " ")
     text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
-    joined = "/".join(part.strip() for part in text.split("/"))
+    joined = "/".join(part.strip() for part in text.replace("- ", "-").split("/"))
     return {"a m": "am", "p m": "pm"}.get(joined.strip(), joined)
 
 
