@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from reason_llm.score.answer_tree import Tree, subtrees, variables
 
 _CLASSES = {
-    **dict.fromkeys("sin cos tan cot sec csc".split(), "trigonometry"),
-    **dict.fromkeys("arcsin arccos arctan arccot arcsec arccsc".split(), "inverse trigonometry"),
-    **dict.fromkeys("sinh cosh tanh coth".split(), "hyperbolic"),
-    **dict.fromkeys("log ln".split(), "logarithm"),
-    **dict.fromkeys("factorial binom".split(), "combinatorics"),
-}
+    **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], "trigonometry"),
+    **dict.fromkeys([
+        "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc",
+    ], "inverse trigonometry"),
+    **dict.fromkeys(["sinh", "cosh", "tanh", "coth"], "hyperbolic"),
+    **dict.fromkeys(["log", "ln"], "logarithm"),
+    **dict.fromkeys(["factorial", "binom"], "combinatorics"),
+}  # fmt: skip
 """Functions that may stand for one another."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
 _SETS = frozenset(["interval", "tuple", "cup", "cap", "setminus", "set", "list", "const"])

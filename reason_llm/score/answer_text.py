@@ -16,13 +16,19 @@ from reason_llm.score.answer_tree import (
 from reason_llm.score.latex_tokens import Token, tokenize
 
 _LEADS = frozenset(
-    "is are equals equal be was therefore so hence thus answer option choice have get gives".split()
-)
+    [
+        "is", "are", "equals", "equal", "be", "was", "therefore", "so", "hence", "thus", "answer",
+        "option", "choice", "have", "get", "gives",
+    ]
+)  # fmt: skip
 """Words that an answer may follow."""
 _HEDGES = frozenset(
-    "not no never neither nor either or isn aren doesn don wasn cannot can't but except unlike "
-    "false wrong incorrect if unless maybe perhaps possibly probably instead than and".split()
-)
+    [
+        "not", "no", "never", "neither", "nor", "either", "or", "isn", "aren", "doesn", "don",
+        "wasn", "cannot", "can't", "but", "except", "unlike", "false", "wrong", "incorrect", "if",
+        "unless", "maybe", "perhaps", "possibly", "probably", "instead", "than", "and",
+    ]
+)  # fmt: skip
 _MAX_LEAD_TOKENS = 40
 _RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
@@ -280,9 +286,13 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
             marks.append((token.text, index - 1, index + 2))
         elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
             marks.append((token.text, index, index + 2))
-        elif token.kind == "text" and token.text[:1] in _CHOICES and index == 0:
-            if token.text[1:2] in (")", ".", ":"):
-                marks.append((token.text[0], index, index + 1))
+        elif (
+            index == 0
+            and token.kind == "text"
+            and token.text[:1] in _CHOICES
+            and (token.text[1:2] in (")", ".", ":"))
+        ):
+            marks.append((token.text[0], index, index + 1))
     return marks
 
 

@@ -22,21 +22,30 @@ _MAX_EXPONENT = 400
 """Of a number like ``1e400``."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log "
-    "ln lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr".split()
-)
+    [
+        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
+        "arccsc", "sinh", "cosh", "tanh", "coth", "log", "ln", "lg", "exp", "gcd", "lcm", "min",
+        "max", "det", "dim", "ker", "arg", "Re", "Im", "tr", "rank", "sgn", "mod", "Pr",
+    ]
+)  # fmt: skip
 _SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell aleph "
-    "mho nabla wp top bot star dagger prime odot infin square bigcirc".split()
-)
+    [
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa",
+        "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+        "hbar", "ell", "aleph", "mho", "nabla", "wp", "top", "bot", "star", "dagger", "prime",
+        "odot", "infin", "square", "bigcirc",
+    ]
+)  # fmt: skip
 _CONSTANTS = {"pi": "pi", "infty": "oo", "emptyset": "empty"}
 _WORD_CONSTANTS = {"pi": "pi", "infinity": "oo", "infty": "oo", "inf": "oo", "oo": "oo"}
 _DECORATIONS = frozenset(
-    "hat vec bar tilde dot ddot overline widehat widetilde overrightarrow mathcal mathfrak "
-    "mathscr angle triangle mathring".split()
-)
+    [
+        "hat", "vec", "bar", "tilde", "dot", "ddot", "overline", "widehat", "widetilde",
+        "overrightarrow", "mathcal", "mathfrak", "mathscr", "angle", "triangle", "mathring",
+    ]
+)  # fmt: skip
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "leq": "<=", "geq": ">=", "neq": "!=", "in": "in",
     "approx": "~", "equiv": "equiv", "cong": "cong", "subset": "subset", "sim": "sim",
@@ -44,12 +53,16 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
-_LETTER_FUNCTIONS = frozenset("f g h F G H P Q O T phi psi Gamma Theta zeta chi".split())
+_LETTER_FUNCTIONS = frozenset([
+    "f", "g", "h", "F", "G", "H", "P", "Q", "O", "T", "phi", "psi", "Gamma", "Theta", "zeta", "chi",
+])  # fmt: skip
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
-_MATRICES = frozenset("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix".split())
+_MATRICES = frozenset([
+    "matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "array", "smallmatrix",
+])  # fmt: skip
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""

@@ -26,7 +26,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
         "′": "'", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3", "⅕": " 1/5",
         "⅖": " 2/5", "⅗": " 3/5", "⅘": " 4/5", "⅙": " 1/6", "⅚": " 5/6", "⅛": " 1/8",
         "⅜": " 3/8", "⅝": " 5/8", "⅞": " 7/8", "⅐": " 1/7", "⅑": " 1/9", "⅒": " 1/10",
-        "Ω": "\\Omega ", "Ω": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
+        "Ω": "\\Omega ", "\u2126": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", "€": " ", "£": " ", "¥": " ", "₹": " ", "‰": "\u2030",
     }
 )  # fmt: skip
@@ -38,14 +38,19 @@ _TOKEN = re.compile(
     r"|(?P<letters>[^\W\d_]++)|\\(?P<command>[A-Za-z]++|.)|(?P<space>\s++)|(?P<sign>.)",
     re.DOTALL,
 )
-_TEXT = frozenset("text textbf textit textrm textnormal textsf texttt mbox hbox".split())
-_ALPHABETS = frozenset("operatorname mathrm mathbf mathit mathsf".split())
-_UNSEEN = frozenset("color phantom hphantom vphantom hspace vspace".split())
+_TEXT = frozenset([
+    "text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mbox", "hbox",
+])  # fmt: skip
+_ALPHABETS = frozenset(["operatorname", "mathrm", "mathbf", "mathit", "mathsf"])
+_UNSEEN = frozenset(["color", "phantom", "hphantom", "vphantom", "hspace", "vspace"])
 _IN_BRACES = re.compile(r" *+\{((?:[^{}\\]|\\[ ,;:!])*+)\}")
 _LAYOUT = frozenset(
-    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
-    "textstyle scriptstyle limits nolimits mathstrut strut underline uline boldsymbol bm "
-    "quad qquad , ; : ! > ( ) [ ] $ hfill nonumber bf rm it".split()
+    [
+        "left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr",
+        "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits",
+        "nolimits", "mathstrut", "strut", "underline", "uline", "boldsymbol", "bm", "quad", "qquad",
+        ",", ";", ":", "!", ">", "(", ")", "[", "]", "$", "hfill", "nonumber", "bf", "rm", "it",
+    ]
 )  # fmt: skip
 _SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
 _SYNONYMS = {
@@ -141,7 +146,7 @@ def _token(kind: str, value: str, is_spaced: bool) -> Token:
 
 
 def _of_text(content: str, is_alphabet: bool, is_spaced: bool) -> list[Token] | None:
-    """The words in the braces of ``\\text{}`` as one token, or a choice; None: it is mathematics."""
+    """The words in the braces of ``\\text{}`` as one token, or a choice; None: mathematics."""
     words = content.replace("~", " ").replace("\\ ", " ").strip()
     if len(words) == 3 and words.startswith("(") and words.endswith(")"):
         return [_token("letters" if each.isalpha() else "sign", each, is_spaced) for each in words]

@@ -42,16 +42,20 @@ Value = Any
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{
         name: getattr(sympy, name)
-        for name in ("sin cos tan cot sec csc sinh cosh tanh coth exp gcd lcm factorial floor sign "
-                     "arg det re im").split()
+        for name in [
+            "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "exp", "gcd",
+            "lcm", "factorial", "floor", "sign", "arg", "det", "re", "im",
+        ]
     },
-    **{"arc" + name: getattr(sympy, "a" + name) for name in "sin cos tan cot sec csc".split()},
+    **{"arc" + name: getattr(sympy, "a" + name) for name in [
+        "sin", "cos", "tan", "cot", "sec", "csc",
+    ]},
     "binom": sympy.binomial, "abs": sympy.Abs, "ceil": sympy.ceiling, "Re": sympy.re,
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
     "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if _is_matrix(x) else abs(x),
 }  # fmt: skip
-_TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
+_TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
 _SETS = {"R": sympy.S.Reals, "Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals,
          "C": sympy.S.Complexes}  # fmt: skip
@@ -158,7 +162,7 @@ def _items(tree: Tree) -> list[Tree]:
 
 
 def _is_equation(tree: Tree) -> bool:
-    return tree[1] in ("=", "!=") or len(tree) > 4 and set(tree[1].split()) == {"="}
+    return tree[1] in ("=", "!=") or (len(tree) > 4 and set(tree[1].split()) == {"="})
 
 
 def _same_equations(gold: Tree, answer: Tree) -> bool:

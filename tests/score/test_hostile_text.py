@@ -37,13 +37,20 @@ CACHES = (tokens_of, reading_of, _spelled)
 """Emptied before each measurement: a hit is no work."""
 
 UNITS = [
-    " ", "\n", "\t", " \n", "a", "1", "1 ", "1,", "1,000", "1{,}", "1\\!,", "ab ", "word ", "A", "é", "一", "\u00a0", "\x00",
-    "{", "}", "{}", "(", "()", "[", "|", "$", "\\", "\\(", "^", "_{", "=", "-", "*", "**", "`", "/", "1/", "0.", "..",
-    ",", ";", ":", "#", "####", "#### 1", "%", "!", "'", "</", "~", "\\,", "\\left", "\\right.", "½", "²", "°", "√(",
-    "\\boxed", "\\boxed{", "\\boxed {", "\\boxed{1}", "\\text{", "\\text{1", "\\text{ cm} ", "\\mathrm{m}/",
-    "\\frac", "\\frac{", "\\frac12", "\\sqrt[", "\\sin ", "\\begin{pmatrix}", "&", "\\{", "\\overline{", "\\color{",
-    "\\phantom{", "\\pm ", "\\cup ", "\\ldots", "<answer>", "</answer>", "<think>", "<answer>1</answer>", "<|im_end|>",
-    "<|a", "answer is ", "answer: ", "the answer is 5. ", "step 1 ", "1. ", "- ", "\nfirst ", "not ", "or ", "A) ", "(A)",
+    " ", "\n", "\t", " \n", "a", "1", "1 ", "1,", "1,000", "1{,}", "1\\!,", "ab ", "word ", "A",
+    "é", "一", "\u00a0", "\x00",
+    "{", "}", "{}", "(", "()", "[", "|", "$", "\\", "\\(", "^", "_{", "=", "-", "*", "**", "`", "/",
+    "1/", "0.", "..",
+    ",", ";", ":", "#", "####", "#### 1", "%", "!", "'", "</", "~", "\\,", "\\left", "\\right.",
+    "½", "²", "°", "√(",
+    "\\boxed", "\\boxed{", "\\boxed {", "\\boxed{1}", "\\text{", "\\text{1", "\\text{ cm} ",
+    "\\mathrm{m}/",
+    "\\frac", "\\frac{", "\\frac12", "\\sqrt[", "\\sin ", "\\begin{pmatrix}", "&", "\\{",
+    "\\overline{", "\\color{",
+    "\\phantom{", "\\pm ", "\\cup ", "\\ldots", "<answer>", "</answer>", "<think>",
+    "<answer>1</answer>", "<|im_end|>",
+    "<|a", "answer is ", "answer: ", "the answer is 5. ", "step 1 ", "1. ", "- ", "\nfirst ",
+    "not ", "or ", "A) ", "(A)",
     "x=1, ", "1e9", "9**", "9^{9", "is ", "12 cm ", "square ",
 ]  # fmt: skip
 FRAMES = [("5 ", "x"), ("<answer>\\boxed{", "}</answer>")]
@@ -77,10 +84,13 @@ def _once(call: Callable[[str], Any], text: str) -> float:
 
 GOLDS = ("5", "Evelyn", "C", "2x+y", "(1,2)")
 FINDERS: dict[str, Callable[[str], Any]] = {
-    "last_boxed": last_boxed, "last_answer_tags": last_answer_tags, "extract_answer": extract_answer,
+    "last_boxed": last_boxed, "last_answer_tags": last_answer_tags,
+    "extract_answer": extract_answer,
     "candidates": candidates, "normalise": normalise, "unit_words": unit_words,
-    "decide": lambda text: [decide(gold, text) for gold in GOLDS], "decide (gold)": lambda text: decide(text, "5"),
-    "is_worked_out": lambda text: [is_worked_out(gold, text) for gold in GOLDS], "majority": lambda text: majority([text, None, text]),
+    "decide": lambda text: [decide(gold, text) for gold in GOLDS],
+    "decide (gold)": lambda text: decide(text, "5"),
+    "is_worked_out": lambda text: [is_worked_out(gold, text) for gold in GOLDS],
+    "majority": lambda text: majority([text, None, text]),
 }  # fmt: skip
 
 
@@ -144,8 +154,10 @@ def test_a_pattern_that_backtracks_is_ended_and_finds_nothing(
 
 @pytest.mark.parametrize(
     "answer",
-    ["9**9**9", "9^{9^{9}}", "1e999999999", "10^{10^{10}}", "(10^9)!", "1" * 3999, "0." + "0" * 3000 + "1",
-     "5 " + "\\text{ cm} " * 15 + "x", "0.\\overline{" + "9" * 3900 + "}", "1e-400", "(" * 1990 + "5" + ")" * 1990],
+    ["9**9**9", "9^{9^{9}}", "1e999999999", "10^{10^{10}}", "(10^9)!", "1" * 3999,
+    "0." + "0" * 3000 + "1",
+     "5 " + "\\text{ cm} " * 15 + "x", "0.\\overline{" + "9" * 3900 + "}", "1e-400",
+     "(" * 1990 + "5" + ")" * 1990],
 )  # fmt: skip
 def test_numbers_beyond_reason_cost_nothing_here(answer: str) -> None:
     seconds = cpu_seconds(lambda text: (decide("5", text), is_worked_out("5", text)), answer)
