@@ -22,8 +22,8 @@ def last_boxed(text: str) -> str | None:
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
     last = None
-    for last in BOX.finditer(text):
-        pass
+    for box in BOX.finditer(text):
+        last = box
     if last is None:
         return None
     start = last.end()

@@ -7,11 +7,13 @@ from reason_llm.score.math.answer_tree import Tree, subtrees, variables
 
 _CLASSES = {
     **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], "trigonometry"),
-    **dict.fromkeys(["arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"], "inverse trigonometry"),
+    **dict.fromkeys([
+        "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc",
+    ], "inverse trigonometry"),
     **dict.fromkeys(["sinh", "cosh", "tanh", "coth"], "hyperbolic"),
     **dict.fromkeys(["log", "ln"], "logarithm"),
     **dict.fromkeys(["factorial", "binom"], "combinatorics"),
-}
+}  # fmt: skip
 """Functions that may stand for one another."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
 _SETS = frozenset(["interval", "tuple", "cup", "cap", "setminus", "set", "list", "const"])
@@ -238,8 +240,15 @@ def _allowances(gold: Tree) -> set[str]:
         allowed.add("fraction")
     if {"fraction", "combinatorics"} & found and variables(gold):
         allowed.add("fraction of variables")
-    if any(each[0] == "pow" and variables(each) for each in subtrees(gold)):
-        allowed |= {"fraction of variables", "power"}
+    if "trigonometry" in found and variables(gold):
+        allowed.add("fraction of variables")
+    for each in subtrees(gold):
+        if each[0] == "pow" and variables(each):
+            allowed |= {"fraction of variables", "power"}
+        if each[0] == "ratio" or (each[0] == "pow" and each[2][0] == "neg"):
+            allowed.add("fraction")
+        if each[0] == "pow" and _unsigned(each[2])[0] == "frac":
+            allowed.add("root")
     return allowed
 
 

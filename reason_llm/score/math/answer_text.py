@@ -10,19 +10,30 @@ from reason_llm.score.math.answer_tree import (
     Tree,
     UnreadableError,
     read,
+    subtrees,
     variables,
 )
 from reason_llm.score.math.latex_tokens import Token, tokenize
 
 _LEADS = frozenset(
-    ["is", "are", "equals", "equal", "be", "was", "therefore", "so", "hence", "thus", "answer", "answer:", ":", "have", "get", "gives"]
-)
+    [
+        "is", "are", "equals", "equal", "be", "was", "therefore", "so", "hence", "thus", "answer",
+        "option", "choice", "have", "get", "gives",
+    ]
+)  # fmt: skip
 """Words that an answer may follow."""
 _HEDGES = frozenset(
-    ["not", "no", "never", "neither", "nor", "either", "or", "isn", "aren", "doesn", "don", "wasn", "cannot", "can't", "but", "except", "unlike", "false", "wrong", "incorrect", "if", "unless", "maybe", "perhaps", "possibly", "probably", "instead", "than", "and"]
-)
+    [
+        "not", "no", "never", "neither", "nor", "either", "or", "isn", "aren", "doesn", "don",
+        "wasn", "cannot", "can't", "but", "except", "unlike", "false", "wrong", "incorrect", "if",
+        "unless", "maybe", "perhaps", "possibly", "probably", "instead", "than", "and",
+    ]
+)  # fmt: skip
 _MAX_LEAD_TOKENS = 40
+_RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
+_LONGEST_PRODUCT = 3
+"""Letters that may be a product of variables; around a hyphen, longer ones are words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +60,12 @@ def decide(gold: str, answer: str) -> bool | Question:
     gold_tokens, tokens = tokens_of(gold), tokens_of(answer)
     if not gold_tokens or not tokens:
         return False
-    if spelling(gold_tokens) == spelling(tokens):
+    if spelling(gold_tokens) in (spelling(tokens), spelling(tokens[_lead(tokens) or 0 :])):
         return True
     if (verdict := _words(gold_tokens, tokens)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or _units_clash(*readings):
+    if readings is None or _units_clash(*readings) or _rivals(gold, answer, *readings):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree)
     if trees is None:
@@ -95,7 +106,19 @@ def tokens_of(answer: str) -> list[Token]:
     tokens = tokenize(unwrapped(answer)[:MAX_CHARACTERS])
     while tokens and str(tokens[-1]) in (".", ",", ";") and str(tokens[-2:][0]) != ".":
         tokens.pop()
+    while _is_one_group(tokens):
+        tokens = tokens[1:-1]
     return tokens
+
+
+def _is_one_group(tokens: list[Token]) -> bool:
+    """Whether the braces around all of it are one pair."""
+    depth = 0
+    for index, token in enumerate(tokens):
+        depth += {"{": 1, "}": -1}.get(str(token), 0)
+        if depth == 0:
+            return index > 0 and index == len(tokens) - 1
+    return False
 
 
 def unwrapped(text: str) -> str:
@@ -142,21 +165,30 @@ def _lead(tokens: list[Token]) -> int | None:
     that takes them back."""
     start = None
     words: list[str] = []
+    num_before = 0
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         if token.kind not in ("letters", "text") and token.text not in (",", ":", "'"):
             break
-        words.extend(token.text.lower().split())
-        if (words and words[-1] in _LEADS) or (token.text in (",", ":") and len(words) > 1):
-            start = index + 1
-    if start is None or _HEDGES & set(words):
-        return None
-    return start
+        if token.text in (",", ":"):
+            has_word = max(map(len, words), default=0) > _LONGEST_PRODUCT
+            is_lead = start == index or (token.text == ":" and has_word)
+        else:
+            words.extend(token.text.lower().split())
+            is_lead = words[-1] in _LEADS if words else False
+        if is_lead:
+            start, num_before = index + 1, len(words)
+    return None if _HEDGES & set(words[:num_before]) else start
 
 
 def _numerals(gold: str, answer: str) -> bool | None:
     """Exact comparison of two plain numerals of any length."""
     first, second = _numeral(gold), _numeral(answer)
     return None if first is None or second is None else first == second
+
+
+def is_numeral(answer: str) -> bool:
+    """Whether it is digits with a sign and a point at most."""
+    return _numeral(unwrapped(answer)) is not None
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -179,29 +211,47 @@ def _words(gold: list[Token], answer: list[Token]) -> bool | None:
         if chosen is not None:
             return chosen == choice
     first, second = _plain_words(gold), _plain_words(answer)
-    if not first or (second is None and _is_name(gold)):
-        return None
     led = _plain_words(answer[_lead(answer) or 0 :])
-    return first in (second, led) if second or led else None
+    if not first or not (second or led):
+        return None
+    if _may_be_variables(gold) and not _is_short_word(gold):
+        return None
+    return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
-def _is_name(tokens: list[Token]) -> bool:
-    """Whether it may be variables, too."""
-    return all(len(token.text) <= 3 for token in tokens)
+def _may_be_variables(tokens: list[Token]) -> bool:
+    """Whether it may be a product."""
+    return all(len(token.text) <= 3 and token.kind != "text" for token in tokens)
+
+
+def _is_short_word(tokens: list[Token]) -> bool:
+    """Whether it is one word that is written in any case: ``yes``, ``No``, ``Bob``."""
+    word = tokens[0].text
+    has_vowel = any(letter in "aeiouy" for letter in word.lower())
+    return len(tokens) == 1 and (word.lower() == "no" or (len(word) == 3 and has_vowel))
 
 
 def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
-    for token in tokens:
+    for index, token in enumerate(tokens):
         if token.kind in ("letters", "text"):
-            words.extend(token.text.casefold().replace("-", " ").split())
+            words.extend(token.text.casefold().replace("-", " ").replace(",", " ").split())
         elif token.kind == "number" and words:
             words.append(token.text)
-        elif token.text not in ("'", ",", "-", ".", "{", "}"):
+        elif token.text in ("'", "-"):
+            around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
+            if len(around) < 3 or not all(each.isalpha() for each in (around[0], around[2])):
+                return None
+            if max(map(len, around)) <= _LONGEST_PRODUCT:
+                return None
+        elif token.text not in (",", ".", "{", "}"):
             return None
-    has_word = any(len(word) > 1 for word in words)
-    return words if has_word or len(words) == 1 else None
+    if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
+        return words
+    is_choices = all(token.text.isupper() or token.text in (",", "and") for token in tokens)
+    is_text = any(token.kind == "text" for token in tokens)
+    return [word for word in words if word != "and"] if is_choices or is_text else None
 
 
 def _choice(tokens: list[Token]) -> str:
@@ -236,10 +286,26 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
             marks.append((token.text, index - 1, index + 2))
         elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
             marks.append((token.text, index, index + 2))
-        elif token.kind == "text" and token.text[:1] in _CHOICES and index == 0:
-            if token.text[1:2] in (")", ".", ":"):
-                marks.append((token.text[0], index, index + 1))
+        elif (
+            index == 0
+            and token.kind == "text"
+            and token.text[:1] in _CHOICES
+            and (token.text[1:2] in (")", ".", ":"))
+        ):
+            marks.append((token.text[0], index, index + 1))
     return marks
+
+
+def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
+    """Whether one is in dollars or degrees and the other in cents or radians."""
+    found = []
+    for text, reading in zip((gold, answer), readings, strict=True):
+        units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
+        if any(each[0] == "deg" for each in subtrees(reading.tree)):
+            units.add("deg")
+        found.append(units)
+    first, second = found
+    return any(first & few and second & few and first & few != second & few for few in _RIVALS)
 
 
 def _units_clash(gold: Reading, answer: Reading) -> bool:

@@ -22,17 +22,30 @@ _MAX_EXPONENT = 400
 """Of a number like ``1e400``."""
 
 FUNCTIONS = frozenset(
-    ["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh", "cosh", "tanh", "coth", "log", "ln", "lg", "exp", "gcd", "lcm", "min", "max", "det", "dim", "ker", "arg", "Re", "Im", "tr", "rank", "sgn", "mod", "Pr"]
-)
+    [
+        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
+        "arccsc", "sinh", "cosh", "tanh", "coth", "log", "ln", "lg", "exp", "gcd", "lcm", "min",
+        "max", "det", "dim", "ker", "arg", "Re", "Im", "tr", "rank", "sgn", "mod", "Pr",
+    ]
+)  # fmt: skip
 _SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
 _GREEK = frozenset(
-    ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "hbar", "ell", "aleph", "mho", "nabla", "wp", "top", "bot", "star", "dagger", "prime", "odot", "infin", "square", "bigcirc"]
-)
+    [
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa",
+        "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+        "hbar", "ell", "aleph", "mho", "nabla", "wp", "top", "bot", "star", "dagger", "prime",
+        "odot", "infin", "square", "bigcirc",
+    ]
+)  # fmt: skip
 _CONSTANTS = {"pi": "pi", "infty": "oo", "emptyset": "empty"}
 _WORD_CONSTANTS = {"pi": "pi", "infinity": "oo", "infty": "oo", "inf": "oo", "oo": "oo"}
 _DECORATIONS = frozenset(
-    ["hat", "vec", "bar", "tilde", "dot", "ddot", "overline", "widehat", "widetilde", "overrightarrow", "mathcal", "mathfrak", "mathscr", "angle", "triangle", "mathring"]
-)
+    [
+        "hat", "vec", "bar", "tilde", "dot", "ddot", "overline", "widehat", "widetilde",
+        "overrightarrow", "mathcal", "mathfrak", "mathscr", "angle", "triangle", "mathring",
+    ]
+)  # fmt: skip
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "leq": "<=", "geq": ">=", "neq": "!=", "in": "in",
     "approx": "~", "equiv": "equiv", "cong": "cong", "subset": "subset", "sim": "sim",
@@ -40,15 +53,21 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
-_LETTER_FUNCTIONS = frozenset(["f", "g", "h", "F", "G", "H", "P", "Q", "O", "T", "phi", "psi", "Gamma", "Theta", "zeta", "chi"])
+_LETTER_FUNCTIONS = frozenset([
+    "f", "g", "h", "F", "G", "H", "P", "Q", "O", "T", "phi", "psi", "Gamma", "Theta", "zeta", "chi",
+])  # fmt: skip
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
-_MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "array", "smallmatrix"])
+_MATRICES = frozenset([
+    "matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "array", "smallmatrix",
+])  # fmt: skip
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
+          "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -184,10 +203,10 @@ class _Reader:
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
-            is_power = kind == "number" and self.name(-1) in ("^", "{")
+            is_power = kind == "number" and self.is_exponent()
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
-            may_follow = may_follow and (kind != "letters" or self._may_follow(name))
+            may_follow = may_follow and self._may_follow(name, kind)
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
@@ -196,9 +215,17 @@ class _Reader:
                 raise UnreadableError("no unit")
             self.units.extend(words)
 
-    def _may_follow(self, word: str) -> bool:
-        """Whether a plain word behind a number is a unit, or too long for a product."""
-        return is_unit(word) or len(word) > _LONGEST_PRODUCT or word.lower() in AREAS
+    def is_exponent(self) -> bool:
+        """Whether ``^``, with a brace or a minus sign at most, stands before this."""
+        before = [self.name(-1), self.name(-2), self.name(-3)]
+        while before and before[0] in ("-", "{"):
+            del before[0]
+        return before[:1] == ["^"]
+
+    def _may_follow(self, word: str, kind: str) -> bool:
+        """Whether a word behind a number is a unit, or too long for a product."""
+        longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)
+        return is_unit(word) or len(word) > longest or word.lower() in AREAS
 
     def relation(self) -> Tree:
         members, signs = [self.sets()], []
@@ -285,8 +312,15 @@ class _Reader:
         return self.name(1) in ("", ",", ";")
 
     def power(self) -> Tree:
-        self.is_parenthesised = False
+        starts_with_bracket, start = self.name() in _CLOSING, self.index
         tree = self.primary()
+        end = self.index
+        tree = self.postfixes(tree)
+        self.is_parenthesised = starts_with_bracket and self.index == end > start
+        return tree
+
+    def postfixes(self, tree: Tree) -> Tree:
+        """What is written behind a factor: powers, factorials, percent signs, a base."""
         while True:
             if self.take("!"):
                 tree = ["call", "factorial", tree]
@@ -301,7 +335,8 @@ class _Reader:
                 tree = ["pow", ["var", f"{tree[1][1]}_{self.label()}"], tree[2]]
             elif tree[0] == "num" and self.name() == "_":
                 self.index += 1
-                tree = ["based", tree[1], self.label()]
+                base = self.label()
+                tree = ["based", tree[1], _BASES.get(base, base)]
             else:
                 return tree
 
@@ -415,9 +450,9 @@ class _Reader:
         if len(name) > 1 and name.lower() in _WORD_CONSTANTS:
             return ["const", _WORD_CONSTANTS[name.lower()]]
         is_word = len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or self.is_word()
-        if len(name) > 1 and not is_word:
-            last = self.variable(name[-1])
-            return ["mul", *(["var", letter] for letter in name[:-1]), last]
+        if len(name) > 1 and not is_word:  # a product: an exponent is that of its own letter
+            self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
+            return self.variable(name[0])
         if len(name) > 1:
             raise UnreadableError(f"the word {name}")
         return self.variable(name)
@@ -543,7 +578,6 @@ class _Reader:
         return self.closed(opening, closing, items)
 
     def closed(self, opening: str, closing: str, items: list[Tree]) -> Tree:
-        self.is_parenthesised = True
         if opening in _AROUND:
             if len(items) != 1:
                 raise UnreadableError("several in bars")

@@ -12,6 +12,7 @@ from typing import Literal
 from reason_llm.score.math.answer_form import is_plain, undone
 from reason_llm.score.math.answer_text import (
     are_words,
+    is_numeral,
     normalise,
     read_both,
     spelling,
@@ -23,7 +24,7 @@ from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.latex_tokens import tokenize
 
 Equality = Literal["form", "value"]
-MAX_QUESTION_CHARACTERS = 20_000
+MAX_QUESTION_CHARACTERS = 10_000
 
 
 def matches(
@@ -43,7 +44,8 @@ def matches(
         return 0.0
     if equality == "form" and not is_worked_out(gold, answer, question):
         return 0.0
-    return float(_equal(gold.strip(), answer.strip(), timeout_seconds))
+    asks_for_percent = not question or _holds_percent(question)
+    return float(_equal_as_asked(gold, answer, asks_for_percent, timeout_seconds))
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -59,7 +61,20 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
     found, number = candidates(answer)
     if number and not read_both(wanted, found[0]):
         found.append(number)
-    return any(_equal(wanted, each, timeout_seconds) for each in found)
+    return any(_equal_as_asked(wanted, each, True, timeout_seconds) for each in found)
+
+
+def _equal_as_asked(gold: str, answer: str, asks_for_percent: bool, seconds: float) -> bool:
+    """Whether they are equal; ``50`` is ``50\\%`` only where the question asks for percent."""
+    gold, answer = gold.strip(), answer.strip()
+    if _equal(gold, answer, seconds):
+        return True
+    is_bare = asks_for_percent and is_numeral(gold) and _holds_percent(answer)
+    return is_bare and _equal(f"{unwrapped(gold)}\\%", answer, seconds)
+
+
+def _holds_percent(text: str) -> bool:
+    return "%" in text or "percent" in text.lower()
 
 
 @functools.lru_cache(maxsize=65536)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from reason_llm.score.math.units import is_unit
+
 Kind = Literal["number", "letters", "command", "text", "sign"]
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
@@ -24,7 +26,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
         "′": "'", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3", "⅕": " 1/5",
         "⅖": " 2/5", "⅗": " 3/5", "⅘": " 4/5", "⅙": " 1/6", "⅚": " 5/6", "⅛": " 1/8",
         "⅜": " 3/8", "⅝": " 5/8", "⅞": " 7/8", "⅐": " 1/7", "⅑": " 1/9", "⅒": " 1/10",
-        "Ω": "\\Omega ", "Ω": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
+        "Ω": "\\Omega ", "\u2126": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", "€": " ", "£": " ", "¥": " ", "₹": " ", "‰": "\u2030",
     }
 )  # fmt: skip
@@ -36,9 +38,19 @@ _TOKEN = re.compile(
     r"|(?P<letters>[^\W\d_]++)|\\(?P<command>[A-Za-z]++|.)|(?P<space>\s++)|(?P<sign>.)",
     re.DOTALL,
 )
-_TEXT = frozenset(["text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mbox", "hbox", "operatorname", "mathrm", "mathbf", "mathit", "mathsf", "bf", "rm"])  # fmt: skip
+_TEXT = frozenset([
+    "text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mbox", "hbox",
+])  # fmt: skip
+_ALPHABETS = frozenset(["operatorname", "mathrm", "mathbf", "mathit", "mathsf"])
+_UNSEEN = frozenset(["color", "phantom", "hphantom", "vphantom", "hspace", "vspace"])
+_IN_BRACES = re.compile(r" *+\{((?:[^{}\\]|\\[ ,;:!])*+)\}")
 _LAYOUT = frozenset(
-    ["left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "mathstrut", "strut", "underline", "uline", "boldsymbol", "bm", "quad", "qquad", ",", ";", ":", "!", ">", "(", ")", "[", "]", "$", "hfill", "nonumber", "bf", "rm", "it"]
+    [
+        "left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr",
+        "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits",
+        "nolimits", "mathstrut", "strut", "underline", "uline", "boldsymbol", "bm", "quad", "qquad",
+        ",", ";", ":", "!", ">", "(", ")", "[", "]", "$", "hfill", "nonumber", "bf", "rm", "it",
+    ]
 )  # fmt: skip
 _SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
 _SYNONYMS = {
@@ -50,8 +62,8 @@ _SYNONYMS = {
     "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
-_LONGEST_TEXT = 400
 _IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
+_IS_A_NAME = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s./])*+")
 _PLAIN = (("...", "\\ldots "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
@@ -109,11 +121,16 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                 if value in ("left", "right") and text.startswith(".", position):
                     position += 1
                 continue
-            if value in _TEXT and (content := _braced(text, position)) is not None:
-                position, value = content
-                yield from _of_text(value, is_spaced)
-                is_spaced = False
-                continue
+            if value in _TEXT or value in _ALPHABETS:
+                content = _IN_BRACES.match(text, position)
+                words = content and _of_text(content[1], value in _ALPHABETS, is_spaced)
+                if content and words:
+                    position = content.end()
+                    yield from words
+                    is_spaced = False
+                    continue
+                if text.startswith(("{", " {"), position):
+                    continue
             value = _SYNONYMS.get(value, value)
             kind = ("letters" if value == "i" else "sign") if value in _BARE else kind
             if value == "%":
@@ -128,51 +145,42 @@ def _token(kind: str, value: str, is_spaced: bool) -> Token:
     return Token(kind, value, is_spaced)  # type: ignore[arg-type]
 
 
-def _of_text(content: str, is_spaced: bool) -> Iterator[Token]:
-    """``\\text{}`` around mathematics is dropped; around words it is one token."""
+def _of_text(content: str, is_alphabet: bool, is_spaced: bool) -> list[Token] | None:
+    """The words in the braces of ``\\text{}`` as one token, or a choice; None: mathematics."""
     words = content.replace("~", " ").replace("\\ ", " ").strip()
-    if words.startswith(","):
-        yield Token("sign", ",", is_spaced)
-        words = words.lstrip(", ")
     if len(words) == 3 and words.startswith("(") and words.endswith(")"):
-        first, *rest = _raw_tokens(words)  # a choice
-        yield Token("sign", first.text, is_spaced)
-        yield from rest
-    elif _IS_WORDS.fullmatch(words) and words not in ("e", "i", "d"):
-        yield _token("text", words, is_spaced)
-    else:
-        yield from _raw_tokens("{" + content + "}")
-
-
-def _braced(text: str, position: int) -> tuple[int, str] | None:
-    """Where the braces that begin here end, and what is in them; None if none begin here or they
-    are not closed soon."""
-    while text.startswith(" ", position):
-        position += 1
-    if not text.startswith("{", position):
+        return [_token("letters" if each.isalpha() else "sign", each, is_spaced) for each in words]
+    before = [Token("sign", ",", is_spaced)] if words.startswith(",") else []
+    words = words.lstrip(", ")
+    pattern = _IS_A_NAME if is_alphabet else _IS_WORDS
+    if not pattern.fullmatch(words) or (len(words) == 1 and not is_unit(words)) or words == "d":
         return None
-    depth = 0
-    for index in range(position, min(len(text), position + _LONGEST_TEXT)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return index + 1, text[position + 1 : index]
-    return None
+    return [*before, _token("text", words, is_spaced)]
 
 
 def _without_colors(tokens: list[Token]) -> list[Token]:
-    """``\\color{red}`` is dropped, ``\\color{red}{3}`` is ``{3}``."""
+    """``\\color{red}`` is dropped, ``\\color{red}{3}`` is ``{3}``; so is what shows nothing."""
     kept: list[Token] = []
     index = 0
     while index < len(tokens):
         token = tokens[index]
-        if token.kind == "command" and token.text in ("color", "phantom"):
-            names = [str(each) for each in tokens[index + 1 : index + 4]]
-            if len(names) == 3 and names[0] == "{" and names[2] == "}":
-                index += 4
-                continue
-        kept.append(token)
         index += 1
+        if token.kind == "command" and token.text in _UNSEEN:
+            index = _behind_argument(tokens, index)
+        else:
+            kept.append(token)
     return kept
+
+
+def _behind_argument(tokens: list[Token], index: int) -> int:
+    """The position behind a group in braces or one token."""
+    depth = 0
+    while index < len(tokens):
+        depth += {"{": 1, "}": -1}.get(str(tokens[index]), 0)
+        index += 1
+        if depth <= 0:
+            break
+    return index
 
 
 def _whole_numerals(tokens: list[Token]) -> list[Token]:

@@ -42,9 +42,14 @@ Value = Any
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{
         name: getattr(sympy, name)
-        for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "exp", "gcd", "lcm", "factorial", "floor", "sign", "arg", "det", "re", "im"]
+        for name in [
+            "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "exp", "gcd",
+            "lcm", "factorial", "floor", "sign", "arg", "det", "re", "im",
+        ]
     },
-    **{"arc" + name: getattr(sympy, "a" + name) for name in ["sin", "cos", "tan", "cot", "sec", "csc"]},
+    **{"arc" + name: getattr(sympy, "a" + name) for name in [
+        "sin", "cos", "tan", "cot", "sec", "csc",
+    ]},
     "binom": sympy.binomial, "abs": sympy.Abs, "ceil": sympy.ceiling, "Re": sympy.re,
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
@@ -68,13 +73,15 @@ def same(gold: Tree, answer: Tree) -> bool:
     if gold == answer:
         return True
     gold, answer = _settled(gold), _settled(answer)
+    if ["set"] in (gold, answer):
+        return _same_sets(gold, answer)
     if gold[0] in ("list", "set") or answer[0] in ("list", "set"):
         return _same_items(gold, answer)
     if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
         return _same_relations(gold, answer)
     if gold[0] == "rel":
         return _same_equations(gold, answer)
-    if gold[0] in _SET_KINDS or answer[0] in _SET_KINDS:
+    if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
         return _pairwise(gold[1:], answer[1:])
@@ -214,6 +221,11 @@ def _same_relations(gold: Tree, answer: Tree) -> bool:
     return _same_sets(gold, answer)
 
 
+def _is_set(tree: Tree) -> bool:
+    is_known = tree[0] == "const" and (tree[1] == "empty" or tree[1].startswith("set "))
+    return tree[0] in _SET_KINDS or is_known
+
+
 def _symbols_of(tree: Any) -> set[str]:
     if not isinstance(tree, list) or not tree:
         return set()
@@ -222,6 +234,8 @@ def _symbols_of(tree: Any) -> set[str]:
 
 
 def _same_sets(gold: Tree, answer: Tree) -> bool:
+    if {gold[0], answer[0]} == {"tuple", "interval"}:
+        return False
     if gold[0] == answer[0] == "interval":
         return gold[1:3] == answer[1:3] and _pairwise(gold[3:], answer[3:])
     first, second = as_set(gold), as_set(answer)
@@ -234,9 +248,13 @@ def as_set(tree: Tree) -> Set:
     """The set of numbers that a tree is."""
     kind = tree[0]
     if kind == "interval":
-        return sympy.Interval(value(tree[3]), value(tree[4]), tree[1], tree[2])
+        ends = value(tree[3]), value(tree[4])
+        if (ends[0].is_infinite and not tree[1]) or (ends[1].is_infinite and not tree[2]):
+            return _unknown(tree)
+        return sympy.Interval(*ends, tree[1], tree[2])
     if kind == "tuple" and len(tree) == 3:
-        return sympy.Interval.open(value(tree[1]), value(tree[2]))
+        found = sympy.Interval.open(value(tree[1]), value(tree[2]))
+        return _unknown(tree) if found == sympy.S.EmptySet else found
     if kind in ("set", "list"):
         return sympy.FiniteSet(*map(value, tree[1:]))
     if kind == "cup":
@@ -278,10 +296,8 @@ def _solutions(tree: Tree) -> Set:
 
 
 def _same_scalars(gold: Tree, answer: Tree) -> bool:
-    if (gold[0] == "pct") != (answer[0] == "pct"):
-        bare = [each[1] if each[0] == "pct" else each for each in (gold, answer)]
-        if all(_is_numeral(each) for each in bare) and _same_scalars(*bare):
-            return True
+    if gold[0] == "pct" and answer[0] != "pct" and _same_scalars(gold[1], answer):
+        return True
     gold, answer = (
         [*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer)
     )

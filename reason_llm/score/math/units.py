@@ -19,8 +19,21 @@ _LETTERS = frozenset("mgslhLNJWVCFK")
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
 _SPEAKING = frozenset(
-    ["or", "nor", "not", "no", "never", "but", "maybe", "either", "neither", "except", "than", "less", "more", "least", "most", "about", "around", "roughly", "approximately", "almost", "nearly", "plus", "minus", "times", "divided", "over", "modulo", "mod", "factorial", "half", "halves", "third", "thirds", "quarter", "quarters", "fourth", "fourths", "fifth", "fifths", "tenth", "tenths", "hundredth", "hundredths", "negative", "hundred", "hundreds", "dozen", "dozens", "score", "pair", "pairs", "squared", "cubed", "below", "if", "unless", "instead", "rather", "wrong", "incorrect", "false", "versus", "vs", "to", "is", "are", "was", "equals", "equal", "probably", "perhaps", "possibly", "alternatively", "also", "otherwise", "correction", "actually", "isn", "aren", "doesn", "don", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "thirty", "forty", "fifty", "thousand", "million", "billion", "trillion", "thousands", "millions"]
-)
+    [
+        "or", "nor", "not", "no", "never", "but", "maybe", "either", "neither", "except", "than",
+        "less", "more", "least", "most", "about", "around", "roughly", "approximately", "almost",
+        "nearly", "plus", "minus", "times", "divided", "over", "modulo", "mod", "factorial", "half",
+        "halves", "third", "thirds", "quarter", "quarters", "fourth", "fourths", "fifth", "fifths",
+        "tenth", "tenths", "hundredth", "hundredths", "negative", "hundred", "hundreds", "dozen",
+        "dozens", "score", "pair", "pairs", "squared", "cubed", "below", "if", "unless", "instead",
+        "rather", "wrong", "incorrect", "false", "versus", "vs", "to", "is", "are", "was", "equals",
+        "equal", "probably", "perhaps", "possibly", "alternatively", "also", "otherwise",
+        "correction", "actually", "isn", "aren", "doesn", "don", "zero", "one", "two", "three",
+        "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
+        "thirty", "forty", "fifty", "thousand", "million", "billion", "trillion", "thousands",
+        "millions",
+    ]
+)  # fmt: skip
 """Words behind a number that say another number, or that it is none."""
 _MAX_WORDS = 8
 
@@ -34,7 +47,7 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
     words: list[tuple[str, str]] = []
     exponent = "1"
     for word in _slashed(text.lower()).split():
-        if word.isdigit() or word in _RAISED:
+        if word.removeprefix("-").isdigit() or word in _RAISED:
             if not words:
                 return None
             words[-1] = (words[-1][0], _RAISED.get(word, word))
@@ -53,7 +66,7 @@ def _slashed(text: str) -> str:
     for mark in "{}()^:,~":
         text = text.replace(mark, " ")
     text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
-    joined = "/".join(part.strip() for part in text.split("/"))
+    joined = "/".join(part.strip() for part in text.replace("- ", "-").split("/"))
     return {"a m": "am", "p m": "pm"}.get(joined.strip(), joined)
 
 
