@@ -14,7 +14,6 @@ from reason_llm.buffer import (
     lock,
     read_document,
     to_bytes,
-    warn_without_digest,
 )
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError, WriteError
@@ -55,9 +54,7 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
     """
     if os.path.lexists(target):
         raise WriteError(f"{target} exists and is left as it is; name another file with --out")
-    saved = read_document(source)
-    warn_without_digest(source, saved)
-    document = rescore(saved, config, source)
+    document = rescore(read_document(source), config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
     return document
 

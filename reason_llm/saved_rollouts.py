@@ -5,6 +5,7 @@ policy that sampled them is another one from the first update on, so that ``algo
 auto`` weighs their tokens by importance (``Config.learned_row``).
 """
 
+import logging
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from reason_llm.errors import RolloutBufferError
 
 ROUNDING_NATS = 1e-3
 """More than float32 log-probs of one policy differ between sampling and learning."""
+
+logger = logging.getLogger(__name__)
 
 
 def rounding_nats(config: Config) -> float:
@@ -142,6 +145,26 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
             f"needs those of score.rewards, {', '.join(names)}; give it those by scripts/rescore.py"
         )
     return document
+
+
+def warn_of_another(path: Path, document: Document, name: str | None) -> None:
+    """Say so, if the document is not of the step that its file is named after, or not of the run
+    ``name``, as where files of an archive were swapped, numbered anew or mixed.
+
+    Args:
+        name: of the run whose rollouts come first; None: it is not known.
+    """
+    step = _step_of(path)
+    if step is not None and step != document.step:
+        logger.warning(
+            "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
+            "learned from in the order of their names", path, document.step, step,
+        )  # fmt: skip
+    if name is not None and document.run.name != name:
+        logger.warning(
+            "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
+            "from", path, document.run.name, name,
+        )  # fmt: skip
 
 
 def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:

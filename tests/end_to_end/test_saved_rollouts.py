@@ -5,6 +5,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -13,7 +14,7 @@ import yaml
 
 from conftest import ROOT, TINY
 from reason_llm import metrics
-from reason_llm.buffer import read_document
+from reason_llm.buffer import read_document, to_bytes
 from reason_llm.report.payload import examine
 from reason_llm.report.runs import read_run
 
@@ -78,6 +79,45 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert (code, "WARNING  run.steps=2 does not count: run.from_buffer=" in shown) == (0, True)
     assert "holds 3 steps" in shown
     assert adapter(folder, "dapo") != adapter(folder, "first")
+
+
+def test_files_that_are_not_what_they_are_named_are_told(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Each is whole, with a digest of its own: swapped, another run's, or of the format without."""
+    source = folder / "runs" / "first" / "buffers"
+    for name, spoil in SPOILT_ARCHIVES.items():
+        spoilt = folder / name
+        shutil.copytree(source, spoilt)
+        told = spoil([spoilt / f"step-0000000{step}.json.gz" for step in (0, 1, 2)])
+        options = ("--run.name", f"of_{name}", "--from-buffer", str(spoilt))
+        code, shown = call("train.py", config, *options)
+        assert code == 0, shown
+        assert all("WARNING" in shown and each in " ".join(shown.split()) for each in told), shown
+
+
+def swap(files: list[Path]) -> list[str]:
+    other = files[1].read_bytes()
+    files[1].write_bytes(files[2].read_bytes())
+    files[2].write_bytes(other)
+    return ["holds step 2 of its run and not step 1", "holds step 1 of its run and not step 2"]
+
+
+def mix(files: list[Path]) -> list[str]:
+    document = read_document(files[1])
+    other = replace(document, run=replace(document.run, name="stranger"))
+    files[1].write_bytes(to_bytes(other, compressed=True))
+    return ["is of the run 'stranger', and the first file is of 'first'"]
+
+
+def take_digest_away(files: list[Path]) -> list[str]:
+    value = orjson.loads(gzip.decompress(files[1].read_bytes())) | {"format": 1}
+    del value["sha256"], value["checkpoint"]
+    files[1].write_bytes(gzip.compress(orjson.dumps(value)))
+    return ["step-00000001.json.gz is of format 1, which has no SHA-256"]
+
+
+SPOILT_ARCHIVES = {"swapped": swap, "mixed": mix, "without_digest": take_digest_away}
 
 
 def test_the_archive_holds_the_learners_logprobs(folder: Path, config: str) -> None:
