@@ -154,6 +154,7 @@ def prepare(config: Config, console: Console) -> Job:
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
+            saved_rollouts.check_context(config.run.buffer, found, context)
             saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(

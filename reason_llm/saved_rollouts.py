@@ -130,12 +130,7 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
                     f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
                     f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
                 )
-            if len(group.prompt.token_ids) + tokens > context_tokens:
-                raise RolloutBufferError(
-                    f"{path}: a rollout of {group.prompt.id!r} has "
-                    f"{len(group.prompt.token_ids) + tokens} tokens and the context is "
-                    f"{context_tokens}; raise model.context_tokens"
-                )
+    check_context(path, document, context_tokens)
     check_vocabulary(path, document, vocabulary)
     names = [reward.label for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
@@ -165,6 +160,22 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
             "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
             "from", path, document.run.name, name,
         )  # fmt: skip
+
+
+def check_context(path: Path, document: Document, context_tokens: int) -> None:
+    """Whether each prompt and its completion fit into the context; they were read from ``path``.
+
+    Raises:
+        RolloutBufferError: they do not.
+    """
+    for group in document.groups:
+        longest = max(len(completion.token_ids) for completion in group.completions)
+        tokens = len(group.prompt.token_ids) + longest
+        if tokens > context_tokens:
+            raise RolloutBufferError(
+                f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
+                f"{context_tokens}; raise model.context_tokens, or name another buffer"
+            )
 
 
 def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:

@@ -96,6 +96,23 @@ def test_files_that_are_not_what_they_are_named_are_told(
         assert all("WARNING" in shown and each in " ".join(shown.split()) for each in told), shown
 
 
+@pytest.mark.parametrize("tokens", [[5] * 100_000, [10**6]], ids=["too long", "another model's"])
+def test_an_export_refuses_rollouts_that_the_base_cannot_read(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]], tokens: list[int]
+) -> None:
+    document = read_document(folder / "buffer.json")
+    first = document.groups[0]
+    prompt = replace(first.prompt, token_ids=tuple(tokens))
+    groups = [replace(first, prompt=prompt), *document.groups[1:]]
+    spoilt = folder / "unfit.json"
+    spoilt.write_bytes(to_bytes(replace(document, groups=groups)))
+    out = ("--out", str(folder / "exported"), "--dtype", "float32", "--rollouts", str(spoilt))
+    code, shown = call("export.py", str(folder / "runs" / "first"), *out)
+    assert (code, shown.count("\n")) == (2, 1), shown
+    assert f"{spoilt}: " in shown
+    assert not (folder / "exported").exists()
+
+
 def swap(files: list[Path]) -> list[str]:
     other = files[1].read_bytes()
     files[1].write_bytes(files[2].read_bytes())
