@@ -161,6 +161,11 @@ def prepare(config: Config, console: Console) -> Job:
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
+    if first is not None:
+        console.line(
+            f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
+            f"the run {first.run.name}"
+        )
     for line in data.notes():
         console.line(line)
     if warning := data.contamination_warning():

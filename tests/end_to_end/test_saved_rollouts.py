@@ -71,6 +71,7 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     code, shown = call("train.py", config, "--run.name", "again", "--from-buffer", source)
     assert code == 0, shown
     assert shown.count("sampled before") == 3
+    assert "learning from saved rollouts: 3 steps, the first is step 0 of the run first" in shown
     assert adapter(folder, "again") == adapter(folder, "first")
     assert (folder / "buffer.json").read_bytes() == before
     assert "does not count" not in shown
