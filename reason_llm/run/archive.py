@@ -18,13 +18,7 @@ from reason_llm.config.file import changes
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.reading import read_bounded
-from reason_llm.run.buffer import (
-    Document,
-    RunIdentity,
-    read_document,
-    to_bytes,
-    warn_without_digest,
-)
+from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
 
 MAX_INDEX_BYTES = 64 << 20
 FILES = "step-????????.json.gz"
@@ -77,7 +71,6 @@ class Archive:
         if document.step != step:
             logger.warning("%s holds step %d; it is passed over", file, document.step)
             return None
-        warn_without_digest(file, document)
         changed = changes(document.run.config, run.config)
         return None if changed.refused or changed.warned else document
 

@@ -26,7 +26,7 @@ from reason_llm.model.plan.shape import Shape
 from reason_llm.reading import MIB, read_bounded
 from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
-from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
+from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.writer import BackgroundWriter
@@ -51,6 +51,8 @@ class Job:
     """Those that were there."""
     saved_buffers: list[Path]
     """What run.from_buffer names, step by step; empty without it."""
+    saved_name: str | None
+    """The run of the first of them."""
     room: tuple[int, int]
     """Longest prompt plus completion in tokens, and how many token ids the model has."""
 
@@ -81,7 +83,10 @@ class Job:
             RolloutBufferError: they are damaged or do not fit the model.
         """
         if self.saved_buffers:
-            return saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
+            path = self.saved_buffers[step]
+            document = saved_rollouts.read(path, self.config, *self.room)
+            saved_rollouts.warn_of_another(path, document, self.saved_name)
+            return document
         return self.archive.read(step, self.state.run)
 
     def begin(self, started: float) -> MetricsLog:
@@ -131,8 +136,7 @@ def prepare(config: Config, console: Console) -> Job:
     folder = config.run.directory / str(config.run.name)
     config, saved = _with_saved_buffers(config, folder)
     room = context, text_config.vocab_size
-    if saved:
-        warn_without_digest(saved[0], saved_rollouts.read(saved[0], config, *room))
+    first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
@@ -143,13 +147,18 @@ def prepare(config: Config, console: Console) -> Job:
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
-            warn_without_digest(config.run.buffer, found)
+            saved_rollouts.check_context(config.run.buffer, found, context)
             saved_rollouts.check_vocabulary(config.run.buffer, found, text_config.vocab_size)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     console.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
+    if first is not None:
+        console.line(
+            f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
+            f"the run {first.run.name}"
+        )
     for line in data.notes():
         console.line(line)
     if warning := data.contamination_warning():
@@ -161,7 +170,7 @@ def prepare(config: Config, console: Console) -> Job:
     archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
     return Job(
         config, folder, state, tokenizer, data, scorer, plan,
-        archive, checkpoint.listing(folder), saved, room,
+        archive, checkpoint.listing(folder), saved, first.run.name if first else None, room,
     )  # fmt: skip
 
 
