@@ -24,7 +24,7 @@ def main() -> int:
     write_for_oneself()
     try:
         arguments = _parser().parse_args()
-        from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
+        from reason_llm.app.chat import Chat, find_subject, options_of
 
         subject = find_subject(arguments.target, arguments.adapter)
         if arguments.template is not None:

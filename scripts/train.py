@@ -43,7 +43,7 @@ def main() -> int:
             report = check_data(config)
             print("\n".join(report.lines), flush=True)
             return 2 if report.num_errors else 0
-        from reason_llm.app.training import run_training  # heavy: after a config that holds
+        from reason_llm.app.training import run_training
 
         run_training(config, console)
     except ReasonError as error:

@@ -12,7 +12,7 @@ from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
-from reason_llm.run import Document, RunIdentity, lock, read_document, to_bytes, warn_without_digest
+from reason_llm.run import Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages, without_learner_logprobs
 
@@ -48,9 +48,7 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
     """
     if os.path.lexists(target):
         raise WriteError(f"{target} exists and is left as it is; name another file with --out")
-    saved = read_document(source)
-    warn_without_digest(source, saved)
-    document = rescore(saved, config, source)
+    document = rescore(read_document(source), config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
     return document
 

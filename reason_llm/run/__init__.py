@@ -7,25 +7,23 @@ from reason_llm.run.buffer import (
     lock,
     read_document,
     to_bytes,
-    warn_without_digest,
 )
 from reason_llm.run.metrics import Record, accuracies
 from reason_llm.run.saved_rollouts import default_target
 from reason_llm.run.watch import SILENT, Begun, Progress, Watch
 
 __all__ = [
-    "SILENT",
     "Begun",
     "Document",
     "Progress",
     "Record",
     "RolloutBuffer",
     "RunIdentity",
+    "SILENT",
     "Watch",
     "accuracies",
     "default_target",
     "lock",
     "read_document",
     "to_bytes",
-    "warn_without_digest",
 ]

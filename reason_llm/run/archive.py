@@ -22,7 +22,6 @@ from reason_llm.run.buffer import (
     RunIdentity,
     read_document,
     to_bytes,
-    warn_without_digest,
 )
 
 MAX_INDEX_BYTES = 64 << 20
@@ -76,7 +75,6 @@ class Archive:
         if document.step != step:
             logger.warning("%s holds step %d; it is passed over", file, document.step)
             return None
-        warn_without_digest(file, document)
         changed = changes(document.run.config, run.config)
         return None if changed.refused or changed.warned else document
 

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -350,18 +351,21 @@ def read_document(
             "--accept-edited"
         )
     try:
-        return _document(value, has_digest=has_digest)
+        document = _document(value, has_digest=has_digest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RolloutBufferError(f"{path} is damaged: {error!r:.300}; {way_on}") from error
+    if not has_digest:
+        _warn_without_digest(path)
+    return document
 
 
-def warn_without_digest(path: Path, document: Document) -> None:
-    """Say so, if damage in this document could not be told."""
-    if not document.has_digest:
-        logger.warning(
-            "%s is of format %d, which has no SHA-256: a number that was changed in it is not "
-            "noticed", path, FORMAT_WITHOUT_DIGEST,
-        )  # fmt: skip
+@cache
+def _warn_without_digest(path: Path) -> None:
+    """Say, once, that damage in this document could not be told."""
+    logger.warning(
+        "%s is of format %d, which has no SHA-256: a number that was changed in it is not "
+        "noticed", path, FORMAT_WITHOUT_DIGEST,
+    )  # fmt: skip
 
 
 def _read(path: Path, way_on: str) -> bytes:

@@ -25,7 +25,7 @@ from reason_llm.files import (
 from reason_llm.model.plan import GIB, Plan, look_at
 from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
 from reason_llm.run.archive import Archive
-from reason_llm.run.buffer import Document, RolloutBuffer, warn_without_digest
+from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.watch import Watch
@@ -52,6 +52,8 @@ class Job:
     """Those that were there."""
     saved_buffers: list[Path]
     """What run.from_buffer names, step by step; empty without it."""
+    saved_name: str | None
+    """The run of the first of them."""
     room: tuple[int, int]
     """Longest prompt plus completion in tokens, and how many token ids the model has."""
 
@@ -85,7 +87,9 @@ class Job:
             RolloutBufferError: they are damaged or do not fit the model.
         """
         if self.saved_buffers:
-            found = saved_rollouts.read(self.saved_buffers[step], self.config, *self.room)
+            path = self.saved_buffers[step]
+            found = saved_rollouts.read(path, self.config, *self.room)
+            saved_rollouts.warn_of_another(path, found, self.saved_name)
         elif (archived := self.archive.read(step, self.state.run)) is not None:
             found = archived
         else:
@@ -142,8 +146,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     folder = config.run.directory / str(config.run.name)
     config, saved = _with_saved_buffers(config, folder)
     room = subject.context_tokens, subject.vocabulary
-    if saved:
-        warn_without_digest(saved[0], saved_rollouts.read(saved[0], config, *room))
+    first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
     check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
@@ -154,13 +157,18 @@ def prepare(config: Config, watch: Watch) -> Job:
     if config.run.resume != "never":
         found = RolloutBuffer(config.run.buffer, state.run).check()
         if found is not None and found.run.id == state.run.id:
-            warn_without_digest(config.run.buffer, found)
+            saved_rollouts.check_context(config.run.buffer, found, subject.context_tokens)
             saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
     where = f"goes on after step {state.step}" if state.folder else "begins"
     watch.line(
         f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
+    if first is not None:
+        watch.line(
+            f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
+            f"the run {first.run.name}"
+        )
     for line in data.notes():
         watch.line(line)
     if warning := data.contamination_warning():
@@ -172,7 +180,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
     return Job(
         config, folder, state, subject.tokenizer, data, scorer, plan,
-        archive, checkpoint.listing(folder), saved, room,
+        archive, checkpoint.listing(folder), saved, first.run.name if first else None, room,
     )  # fmt: skip
 
 

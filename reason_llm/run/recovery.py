@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from reason_llm.run import checkpoint
 from reason_llm.run.buffer import Document, RunIdentity, read_document
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.saved_rollouts import default_target
+
+MOST_NAME_BYTES = 85
+"""Of the run's name in the name of the run that learns from its rollouts, which may have 100."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | Non
             f"{path} holds step {document.step} of the unfinished run {name!r} "
             f"({document.run.id}) and its checkpoint is missing: {found}; restore it, name a copy "
             "of it with --run.resume, or learn from these rollouts alone: "
-            f"{_replay_command(path, document)}"
+            f"{_replay_command(path, document, Path(config['run']['directory']))}"
         )
     logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
     return replace(found, run=run)
@@ -135,16 +139,26 @@ def _is_of(found: RunState, document: Document) -> bool:
     return found.run.id == document.run.id and found.step <= document.step
 
 
-def _replay_command(path: Path, document: Document) -> str:
+def _replay_command(path: Path, document: Document, runs: Path) -> str:
     """The command that learns from the rollouts without their run: this process's own, as a run of
-    another name that reads them. Rollouts without all their rewards are scored first."""
+    another name that reads them. Rollouts without all their rewards are scored first. What it
+    writes is named as nothing there is."""
     script, *given = sys.argv if Path(sys.argv[0]).name == "train.py" else ["scripts/train.py"]
     scored, commands = path, []
     if not document.complete:
-        scored = default_target(path)
+        scored = _unused(default_target(path))
         rest = [each for each in given if each != "--quiet"]
         rescore = str(Path(script).with_name("rescore.py"))
-        commands.append(["python", rescore, str(path), *rest])
-    own = ["--run.name", f"{document.run.name}_replay", "--from-buffer", str(scored)]
+        commands.append(["python", rescore, str(path), "--out", str(scored), *rest])
+    short = document.run.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
+    name = _unused(runs / f"{short}_replay").name
+    own = ["--run.name", name, "--from-buffer", str(scored)]
     commands.append(["python", script, *given, *own])
     return " && ".join(map(shlex.join, commands))
+
+
+def _unused(path: Path) -> Path:
+    """``path``, or with a number before its suffixes if there is something."""
+    stem, dot, suffix = path.name.partition(".")
+    numbered = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in range(2, 10**6))
+    return next(each for each in chain([path], numbered) if not os.path.lexists(each))

@@ -5,6 +5,7 @@ policy that sampled them is another one from the first update on, so that ``algo
 auto`` weighs their tokens by importance (``Config.learned_row``).
 """
 
+import logging
 import os
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from reason_llm.run.buffer import (
 
 ROUNDING_NATS = 1e-3
 """More than float32 log-probs of one policy differ between sampling and learning."""
+
+logger = logging.getLogger(__name__)
 
 
 def rounding_nats(config: Config) -> float:
@@ -130,12 +133,7 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
                     f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
                     f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
                 )
-            if len(group.prompt.token_ids) + tokens > context_tokens:
-                raise RolloutBufferError(
-                    f"{path}: a rollout of {group.prompt.id!r} has "
-                    f"{len(group.prompt.token_ids) + tokens} tokens and the context is "
-                    f"{context_tokens}; raise model.context_tokens"
-                )
+    check_context(path, document, context_tokens)
     check_vocabulary(path, document, vocabulary)
     names = [reward.label for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
@@ -145,6 +143,42 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
             f"needs those of score.rewards, {', '.join(names)}; give it those by scripts/rescore.py"
         )
     return document
+
+
+def warn_of_another(path: Path, document: Document, name: str | None) -> None:
+    """Say so, if the document is not of the step that its file is named after, or not of the run
+    ``name``, as where files of an archive were swapped, numbered anew or mixed.
+
+    Args:
+        name: of the run whose rollouts come first; None: it is not known.
+    """
+    step = _step_of(path)
+    if step is not None and step != document.step:
+        logger.warning(
+            "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
+            "learned from in the order of their names", path, document.step, step,
+        )  # fmt: skip
+    if name is not None and document.run.name != name:
+        logger.warning(
+            "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
+            "from", path, document.run.name, name,
+        )  # fmt: skip
+
+
+def check_context(path: Path, document: Document, context_tokens: int) -> None:
+    """Whether each prompt and its completion fit into the context; they were read from ``path``.
+
+    Raises:
+        RolloutBufferError: they do not.
+    """
+    for group in document.groups:
+        longest = max(len(completion.token_ids) for completion in group.completions)
+        tokens = len(group.prompt.token_ids) + longest
+        if tokens > context_tokens:
+            raise RolloutBufferError(
+                f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
+                f"{context_tokens}; raise model.context_tokens, or name another buffer"
+            )
 
 
 def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:

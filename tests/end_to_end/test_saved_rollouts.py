@@ -5,6 +5,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -15,7 +16,7 @@ from conftest import ROOT, TINY
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.run import metrics
-from reason_llm.run.buffer import read_document
+from reason_llm.run.buffer import read_document, to_bytes
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,7 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     code, shown = call("train.py", config, "--run.name", "again", "--from-buffer", source)
     assert code == 0, shown
     assert shown.count("sampled before") == 3
+    assert "learning from saved rollouts: 3 steps, the first is step 0 of the run first" in shown
     assert adapter(folder, "again") == adapter(folder, "first")
     assert (folder / "buffer.json").read_bytes() == before
     assert "does not count" not in shown
@@ -78,6 +80,62 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert (code, "WARNING  run.steps=2 does not count: run.from_buffer=" in shown) == (0, True)
     assert "holds 3 steps" in shown
     assert adapter(folder, "dapo") != adapter(folder, "first")
+
+
+def test_files_that_are_not_what_they_are_named_are_told(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Each is whole, with a digest of its own: swapped, another run's, or of the format without."""
+    source = folder / "runs" / "first" / "buffers"
+    for name, spoil in SPOILT_ARCHIVES.items():
+        spoilt = folder / name
+        shutil.copytree(source, spoilt)
+        told = spoil([spoilt / f"step-0000000{step}.json.gz" for step in (0, 1, 2)])
+        options = ("--run.name", f"of_{name}", "--from-buffer", str(spoilt))
+        code, shown = call("train.py", config, *options)
+        assert code == 0, shown
+        assert all("WARNING" in shown and each in " ".join(shown.split()) for each in told), shown
+
+
+@pytest.mark.parametrize("tokens", [[5] * 100_000, [10**6]], ids=["too long", "another model's"])
+def test_an_export_refuses_rollouts_that_the_base_cannot_read(
+    folder: Path, config: str, call: Callable[..., tuple[int, str]], tokens: list[int]
+) -> None:
+    document = read_document(folder / "buffer.json")
+    first = document.groups[0]
+    prompt = replace(first.prompt, token_ids=tuple(tokens))
+    groups = [replace(first, prompt=prompt), *document.groups[1:]]
+    spoilt = folder / "unfit.json"
+    spoilt.write_bytes(to_bytes(replace(document, groups=groups)))
+    out = ("--out", str(folder / "exported"), "--dtype", "float32", "--rollouts", str(spoilt))
+    code, shown = call("export.py", str(folder / "runs" / "first"), *out)
+    assert (code, shown.count("\n")) == (2, 1), shown
+    assert f"{spoilt}: " in shown
+    assert not (folder / "exported").exists()
+
+
+def swap(files: list[Path]) -> list[str]:
+    other = files[1].read_bytes()
+    files[1].write_bytes(files[2].read_bytes())
+    files[2].write_bytes(other)
+    return ["holds step 2 of its run and not step 1", "holds step 1 of its run and not step 2"]
+
+
+def mix(files: list[Path]) -> list[str]:
+    document = read_document(files[1])
+    other = replace(document, run=replace(document.run, name="stranger"))
+    files[1].write_bytes(to_bytes(other, compressed=True))
+    return ["is of the run 'stranger', and the first file is of 'first'"]
+
+
+def take_digest_away(files: list[Path]) -> list[str]:
+    value = orjson.loads(gzip.decompress(files[1].read_bytes())) | {"format": 1}
+    del value["sha256"], value["checkpoint"]
+    files[1].write_bytes(gzip.compress(orjson.dumps(value)))
+    return ["step-00000001.json.gz is of format 1, which has no SHA-256"]
+
+
+SPOILT_ARCHIVES = {"swapped": swap, "mixed": mix, "without_digest": take_digest_away}
 
 
 def test_the_archive_holds_the_learners_logprobs(folder: Path, config: str) -> None:

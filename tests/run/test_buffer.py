@@ -18,13 +18,7 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import (
-    RolloutBuffer,
-    RunIdentity,
-    read_document,
-    warn_without_digest,
-    with_digest,
-)
+from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document, with_digest
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -258,7 +252,6 @@ def test_a_document_of_the_earlier_format_has_no_digest_and_is_told(
     path.write_bytes(orjson.dumps(value))
     document = read_document(path)
     assert (document.groups, document.has_digest) == ([group("a"), group("b")], False)
-    warn_without_digest(path, document)
     assert "buffer.json is of format 1, which has no SHA-256" in caplog.text
     with RolloutBuffer(path, identity()) as buffer:
         buffer.finish()

@@ -33,7 +33,7 @@ from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
 from reason_llm.files import check_writable, regular, replacing_folder
 from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
-from reason_llm.run import folder as run_folder, read_document
+from reason_llm.run import Document, folder as run_folder, read_document, saved_rollouts
 
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
@@ -141,7 +141,7 @@ def _prepare(request: Request) -> _Job:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
         if template.jinja is not None:  # the model is to be asked as it was in training
             tokenizer.chat_template = template.jinja
-    rollouts = [] if request.adapter_only else _rollouts(request, run, config)
+    rollouts = [] if request.adapter_only else _rollouts(request, run, config, folder)
     return _Job(adapter, name, folder, run, config, tokenizer, rollouts, converter)
 
 
@@ -212,16 +212,18 @@ def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -
             shutil.copyfile(regular(curves), beside / curves.name)
 
 
-def _rollouts(request: Request, run: Path | None, config: Config | None) -> list[Datum]:
+def _rollouts(
+    request: Request, run: Path | None, config: Config | None, base_folder: Path
+) -> list[Datum]:
     """Those that are named, else the newest that the run kept, else those of its buffer."""
     found: list[Datum] = []
     archives = sorted((run / "buffers").glob("*.json.gz")) if run is not None else []
     if request.rollouts is not None or archives:
-        document = read_document(request.rollouts or archives[-1])
+        document = _read_fitting(request.rollouts or archives[-1], config, base_folder)
         found = to_data(document.groups)
     elif config is not None and config.run.buffer.exists():
         try:
-            document = read_document(config.run.buffer)
+            document = _read_fitting(config.run.buffer, config, base_folder)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:
@@ -231,6 +233,18 @@ def _rollouts(request: Request, run: Path | None, config: Config | None) -> list
         # What was recorded is, or may be, of another distribution than the model's.
         found = [replace(rollout, columns={}) for rollout in found]
     return found
+
+
+def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Document:
+    """The rollouts in ``path``, which the base can read."""
+    document = read_document(path)
+    trusted = config is not None and config.model.trust_remote_code
+    text_config = base.read_config(str(base_folder), trusted).get_text_config(decoder=True)
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit is not None:
+        saved_rollouts.check_context(path, document, limit)
+    saved_rollouts.check_vocabulary(path, document, text_config.vocab_size)
+    return document
 
 
 def _check_out(out: Path) -> None:
