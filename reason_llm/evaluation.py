@@ -32,7 +32,7 @@ from reason_llm.model import adapters, base
 from reason_llm.model.base import Model
 from reason_llm.model.shape import Shape
 from reason_llm.outcomes import Outcome, OutcomeLog, Wave, answer_of
-from reason_llm.reading import open_regular, read_bounded, read_object
+from reason_llm.reading import MIB, read_bounded, read_object, sha256
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
 from reason_llm.score import Scorer
@@ -243,8 +243,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 
 def _file_digest(path: str) -> str:
-    with open_regular(Path(path)) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    return sha256(Path(path), MIB)[:16]
 
 
 def _run_stage(

@@ -252,6 +252,26 @@ MODELS: dict[str, Case] = {
         ["tokenizer.json cannot be read"],
     ),
     "a billion layers": (model(configured(num_hidden_layers=10**9)), ["num_hidden_layers=1000000"]),
+    "a billion layers by another name": (
+        model(configured(model_type="gpt2", n_layer=10**9)), ["n_layer=1000000"],
+    ),
+    "a billion layers in a section": (
+        model(configured(text_config={"num_hidden_layers": 10**9})), ["num_hidden_layers=1000000"],
+    ),
+    "a billion experts": (
+        model(configured(model_type="mixtral", num_local_experts=10**9)), ["num_local_experts=1"],
+    ),
+    "a billion labels": (model(configured(num_labels=10**9)), ["num_labels=1000000"]),
+    "no layer at all": (
+        model(configured(num_hidden_layers=0, layer_types=[])), ["my_model", "cannot be read"],
+    ),
+    "a padding beyond the vocabulary": (
+        model(configured(pad_token_id=10**12)), ["my_model", "cannot be read"],
+    ),
+    "outputs without names": (model(configured(return_dict=False)), ["return_dict=false"]),
+    "a mixture of experts": (
+        model(configured(model_type="mixtral", num_local_experts=2)), ["mixture of experts"],
+    ),
     "an attention that is not installed": (
         model(configured(attn_implementation="flash_attention_2")), ["my_model", "config"],
     ),
