@@ -35,7 +35,7 @@ from reason_llm.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import replacing_folder
 from reason_llm.model import adapters
-from reason_llm.reading import MIB, read_bounded, sha256, regular
+from reason_llm.reading import MIB, read_bounded, regular, sha256
 from reason_llm.train import optim
 
 FORMAT = 2
