@@ -272,6 +272,11 @@ MODELS: dict[str, Case] = {
     "a mixture of experts": (
         model(configured(model_type="mixtral", num_local_experts=2)), ["mixture of experts"],
     ),
+    "an end beyond any vocabulary": (
+        model(lambda f: (f / "generation_config.json").write_text(
+            '{"eos_token_id": 10000000000000000000000}')),
+        ["generation_config.json has eos_token_id=1000000"],
+    ),
     "an attention that is not installed": (
         model(configured(attn_implementation="flash_attention_2")), ["my_model", "config"],
     ),

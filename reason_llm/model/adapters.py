@@ -294,6 +294,9 @@ def _check_numbers(value: dict[str, Any]) -> None:
         raise ValueError(f"r={rank!r:.60} is no rank from 1 to {MAX_RANK}")
     if type(alpha) not in (int, float) or not 0 < alpha < LARGEST_ALPHA:
         raise ValueError(f"lora_alpha={alpha!r:.60} is no number above 0")
+    dropout = value.get("lora_dropout", 0)
+    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+        raise ValueError(f"lora_dropout={dropout!r:.60} is no fraction")
     if not isinstance(value.get("base_model_name_or_path"), str | None):
         raise ValueError("base_model_name_or_path is no text")
 

@@ -49,6 +49,8 @@ _BAD_CONFIG = (
     AssertionError,
 )
 
+MOST_TOKENS = 1 << 31
+"""In a vocabulary."""
 PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
 
@@ -406,7 +408,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     except _BAD_CONFIG as error:
         raise _unreadable(path, "generation config", error) from error
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int for each in more):
+    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"
