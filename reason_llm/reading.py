@@ -5,6 +5,7 @@ A FIFO would hang and ``/dev/zero`` would not end, so neither is opened for read
 """
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Mapping
@@ -71,6 +72,18 @@ def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__}, not an object")
     return value
+
+
+def sha256(path: Path, most_bytes: int) -> str:
+    """Of the regular file at ``path``, which is read piece by piece.
+
+    Raises:
+        OSError: as ``read_bounded``.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise too_large(most_bytes)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def regular(path: Path) -> Path:

@@ -32,7 +32,7 @@ from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
-from reason_llm.reading import open_regular, read_bounded, read_object
+from reason_llm.reading import MIB, read_bounded, read_object, sha256
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import folder as run_folder
 from reason_llm.run.prepare import quiet_libraries
@@ -245,8 +245,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 
 def _file_digest(path: str) -> str:
-    with open_regular(Path(path)) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    return sha256(Path(path), MIB)[:16]
 
 
 def _run_stage(

@@ -7,6 +7,7 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, several devices.
 """
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -46,8 +47,11 @@ _BAD_CONFIG = (
     AttributeError,
     RuntimeError,
     ArithmeticError,
+    AssertionError,
 )
 
+MOST_TOKENS = 1 << 31
+"""In a vocabulary."""
 PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
 
@@ -257,6 +261,11 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
         found = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
+    if not found.return_dict:
+        raise ModelError(
+            f"model.path={path}: its config.json has return_dict=false, which is not supported; "
+            "remove that"
+        )
     # Transformers passes over a kind that it does not know, and no kind is tried here.
     if (theirs := getattr(found, "quantization_config", None)) is not None:
         kind = theirs.get("quant_method") if isinstance(theirs, dict) else type(theirs).__name__
@@ -299,8 +308,13 @@ def meta_model(config: ModelSection) -> PeftModel:
     model = meta_base(config.path, config.trust_remote_code)
     if config.quantize == "nf4":
         nf4.check(model, config.path)
-    with torch.device("meta"):
-        return adapters.attach(model, config.adapter)
+    try:
+        with torch.device("meta"):
+            return adapters.attach(model, config.adapter)
+    except ModelError:
+        raise  # a ValueError, too
+    except _BAD_CONFIG as error:  # of PEFT, where there is no linear layer
+        raise _unreadable(config.path, "config", error) from error
 
 
 def meta_base(path: str, trust_remote_code: bool) -> Any:
@@ -311,7 +325,9 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     """
     described = read_config(path, trust_remote_code)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            # A layer of size 0 is told by the shapes of the weights.
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
             return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
@@ -393,7 +409,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     except _BAD_CONFIG as error:
         raise _unreadable(path, "generation config", error) from error
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int for each in more):
+    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"

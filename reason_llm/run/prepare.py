@@ -118,6 +118,7 @@ def prepare(config: Config, console: Console) -> Job:
     scorer = Scorer(config.score, config.sample.max_new_tokens)
     trusted = config.model.trust_remote_code
     tokenizer = base.load_tokenizer(config.model.path, trusted)
+    base.end_token_ids(config.model.path, tokenizer)  # which sampling needs
     text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
     shape = Shape.of(base.check_model(config.model))
