@@ -7,6 +7,7 @@ only, no more of one than a bound, nothing nested deeper than any sane file; a F
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -274,6 +275,18 @@ def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__}, not an object")
     return value
+
+
+def sha256(path: Path, most_bytes: int) -> str:
+    """Of the regular file at ``path``, which is read piece by piece.
+
+    Raises:
+        OSError: as ``read_bounded``.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise too_large(most_bytes)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def regular(path: Path) -> Path:

@@ -24,12 +24,13 @@ from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import (
+    MIB,
     FileLock,
     check_writable,
     move_aside,
-    open_regular,
     read_bounded,
     read_object,
+    sha256,
     write_atomically,
 )
 from reason_llm.model import Model, adapters, quiet_libraries
@@ -241,8 +242,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 
 def _file_digest(path: str) -> str:
-    with open_regular(Path(path)) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    return sha256(Path(path), MIB)[:16]
 
 
 def _run_stage(

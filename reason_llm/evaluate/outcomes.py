@@ -4,7 +4,6 @@ A wave of problems is appended whole and synced. After a kill what follows the l
 cut off, so that every wave is sampled as it would have been. Knows nothing of models.
 """
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import orjson
 
 from reason_llm.errors import DataError, WriteError, one_line
-from reason_llm.files import open_regular, open_to_append, read_bounded, write_atomically
+from reason_llm.files import open_to_append, read_bounded, sha256, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
 Outcome = dict[str, Any]
@@ -104,8 +103,7 @@ class OutcomeLog:
         Raises:
             OSError: it cannot be read.
         """
-        with open_regular(self.path) as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return sha256(self.path, MOST_BYTES)
 
     def check(self, digest: str) -> None:
         """Whether the file of a finished evaluation is the one that was written.

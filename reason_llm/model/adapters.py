@@ -21,6 +21,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -66,6 +67,11 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
     with _quiet_peft():
         policy = get_peft_model(base, lora)
     for module in policy.modules():
+        if isinstance(module, ParamWrapper):
+            raise ModelError(
+                f"{base.config.model_type} is a mixture of experts, whose weights are no linear "
+                "layers; take a dense model"
+            )
         if isinstance(module, LoraLayer):
             # Autocast converts where it must; PEFT would keep a float32 copy of every input.
             module.cast_input_dtype_enabled = False
@@ -78,6 +84,7 @@ def _quiet_peft() -> Iterator[None]:
     which merging unties, nor of a transposed weight, of which it takes care."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")
         warnings.filterwarnings("ignore", message=".*`tie_word_embeddings=True` and a tied layer")
         yield
 
@@ -286,6 +293,9 @@ def _check_numbers(value: dict[str, Any]) -> None:
         raise ValueError(f"r={rank!r:.60} is no rank from 1 to {MAX_RANK}")
     if type(alpha) not in (int, float) or not 0 < alpha < LARGEST_ALPHA:
         raise ValueError(f"lora_alpha={alpha!r:.60} is no number above 0")
+    dropout = value.get("lora_dropout", 0)
+    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+        raise ValueError(f"lora_dropout={dropout!r:.60} is no fraction")
     if not isinstance(value.get("base_model_name_or_path"), str | None):
         raise ValueError("base_model_name_or_path is no text")
 

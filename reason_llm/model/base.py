@@ -9,6 +9,7 @@ Not here: vLLM's storage, several devices.
 
 import logging
 import math
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -50,8 +51,11 @@ _BAD_CONFIG = (
     AttributeError,
     RuntimeError,
     ArithmeticError,
+    AssertionError,
 )
 
+MOST_TOKENS = 1 << 31
+"""In a vocabulary."""
 PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
 
@@ -296,9 +300,15 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     folder.check_files(path)
     try:
         allowed = folder.code_allowed(path, trust_remote_code)
-        return AutoConfig.from_pretrained(path, trust_remote_code=allowed)
+        found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
+    if not found.return_dict:
+        raise ModelError(
+            f"model.path={path}: its config.json has return_dict=false, which is not supported; "
+            "remove that"
+        )
+    return found
 
 
 def context_limit(config: ModelSection) -> int:
@@ -334,8 +344,13 @@ def meta_model(config: ModelSection) -> PeftModel:
     _check_quantized(config, model)
     if config.quantize == "nf4":
         nf4.check(model, config.path)
-    with torch.device("meta"):
-        return adapters.attach(model, config.adapter)
+    try:
+        with torch.device("meta"):
+            return adapters.attach(model, config.adapter)
+    except ModelError:
+        raise  # a ValueError, too
+    except _BAD_CONFIG as error:  # of PEFT, where there is no linear layer
+        raise _unreadable(config.path, "config", error) from error
 
 
 def meta_base(path: str, trust_remote_code: bool) -> Any:
@@ -346,7 +361,9 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     """
     described = read_config(path, trust_remote_code)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            # A layer of size 0 is told by the shapes of the weights.
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
             return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
     except _BAD_CONFIG as error:
         raise _unreadable(path, "config", error) from error
@@ -442,7 +459,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     except _BAD_CONFIG as error:
         raise _unreadable(path, "generation config", error) from error
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int for each in more):
+    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"

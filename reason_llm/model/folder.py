@@ -9,10 +9,12 @@ folder is refused, because Transformers would follow it to whatever base it name
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +26,8 @@ from reason_llm.files import MIB, check_nesting, read_bounded, regular
 
 MOST_JSON_BYTES = 64 * MIB
 MOST_LAYERS = 1024
+COUNT = re.compile(r"(layers?|experts|labels)\Z")
+"""In the name of a count: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
 
 logger = logging.getLogger(__name__)
 
@@ -174,11 +178,21 @@ def _check_json(file: Path) -> None:
                     f"{file} names the weights {each[:100]!r}, which are not in that folder; copy "
                     "or download the model again"
                 )
-    layers = value.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ModelError(
-            f"{file} has num_hidden_layers={layers}, more than any model's {MOST_LAYERS}; mend it"
-        )
+    if file.name == "config.json":
+        _check_counts(file, value)
+
+
+def _check_counts(file: Path, value: dict[str, Any]) -> None:
+    """No more layers, experts or labels than any model has, by whatever name and in whatever
+    section: Transformers makes an object for each, even without storage."""
+    for name, each in value.items():
+        if isinstance(each, dict):
+            _check_counts(file, each)
+        elif COUNT.search(name) and isinstance(each, int) and each > MOST_LAYERS:
+            raise ModelError(
+                f"{file} has {name[:60]}={str(each)[:30]}, more than any model's {MOST_LAYERS}; "
+                "mend it"
+            )
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:

@@ -13,13 +13,13 @@ from reason_llm.run.saved_rollouts import default_target
 from reason_llm.run.watch import SILENT, Begun, Progress, Watch
 
 __all__ = [
+    "SILENT",
     "Begun",
     "Document",
     "Progress",
     "Record",
     "RolloutBuffer",
     "RunIdentity",
-    "SILENT",
     "Watch",
     "accuracies",
     "default_target",

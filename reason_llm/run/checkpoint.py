@@ -29,7 +29,7 @@ from torch import Tensor
 
 from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
-from reason_llm.files import MIB, open_regular, read_bounded, regular, replacing_folder
+from reason_llm.files import MIB, read_bounded, regular, replacing_folder, sha256
 from reason_llm.model import adapters
 from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.run.writer import BackgroundWriter
@@ -37,6 +37,8 @@ from reason_llm.train import optim
 
 FORMAT = 2
 MOST_STATE_BYTES = 64 * MIB
+MOST_BYTES = 1 << 40
+"""Of a file in a checkpoint."""
 OPTIMIZER = "optimizer.safetensors"
 
 logger = logging.getLogger(__name__)
@@ -159,7 +161,8 @@ def read(folder: Path) -> RunState:
         if missing := needed - value["files"].keys():
             raise ValueError(f"{min(missing)} is missing")
         for file, expected in value["files"].items():
-            if Path(file).name != file or _file_entry(folder / file) != expected:
+            is_inside = Path(file).name == file
+            if not is_inside or _file_entry(folder / file, expected["bytes"]) != expected:
                 raise ValueError(f"{file} is not what was written")
         tokens = value["micro_batch_tokens"]
         return RunState(
@@ -223,7 +226,9 @@ def save(
                 "drawn": state.drawn,
                 "micro_batch_tokens": state.micro_batch_tokens,
                 "run": asdict(state.run),
-                "files": {file.name: _file_entry(file) for file in sorted(folder.iterdir())},
+                "files": {
+                    file.name: _file_entry(file, MOST_BYTES) for file in sorted(folder.iterdir())
+                },
             }
             value["sha256"] = _digest(value)
             (folder / "state.json").write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
@@ -260,12 +265,10 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _file_entry(file: Path) -> dict[str, Any]:
+def _file_entry(file: Path, most_bytes: int) -> dict[str, Any]:
     if file.is_symlink():
         raise ValueError(f"{file.name} is a link")
-    with open_regular(file) as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    return {"bytes": file.stat().st_size, "sha256": digest}
+    return {"bytes": file.stat().st_size, "sha256": sha256(file, most_bytes)}
 
 
 def _remove(folder: Path) -> None:

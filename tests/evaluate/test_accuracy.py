@@ -146,6 +146,9 @@ def test_a_finished_file_is_the_one_that_was_written(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"1.0", b"0.0", 1))
     with pytest.raises(DataError, match=r"problems\.jsonl is not what the evaluation wrote"):
         OutcomeLog(path).check(digest)
+    os.truncate(path, 1 << 42)  # a hole, which would be read for an hour
+    with pytest.raises(DataError, match="larger than 4,096 MiB"):
+        OutcomeLog(path).check(digest)
 
 
 def test_a_fifo_is_no_file_of_outcomes(tmp_path: Path) -> None:

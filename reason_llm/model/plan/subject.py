@@ -57,6 +57,7 @@ def look_at(config: Config) -> Subject:
     quiet_libraries()
     device, trusted = base.default_device(), config.model.trust_remote_code
     tokenizer = base.load_tokenizer(config.model.path, trusted)
+    base.end_token_ids(config.model.path, tokenizer)  # which sampling needs
     text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
     policy = base.check_model(config.model)

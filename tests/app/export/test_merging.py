@@ -222,6 +222,7 @@ def test_a_regular_expression_of_a_config_is_bounded(targets: str, tmp_path: Pat
         b'{"peft_type": "LORA", "r": 1e9}',
         b'{"peft_type": "LORA", "lora_alpha": "x"}',
         b'{"peft_type": "LORA", "lora_alpha": -1}',
+        b'{"peft_type": "LORA", "lora_dropout": {}}',
         b'{"peft_type": "LORA", "target_modules": 5}',
         b'{"peft_type": "LORA", "target_modules": [5]}',
         b'{"peft_type": "LORA", "target_modules": {"a": 1}}',
