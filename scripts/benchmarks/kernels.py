@@ -140,12 +140,20 @@ def run_kernels(capability: str, folder: Path, say: Callable[[str], None]) -> in
 
         report.check(f"{capability}: {name}", compiled)
 
+    report.check(f"{capability}: model runner", partial(_runner, config))
     for layer, widths in LAYERS.items():
         check(f"adapter of {layer}", partial(_adapter, config, widths))
     for name, draw in DRAWS.items():
         check(f"draw, {name}", partial(_draw, config, draw))
     check("inputs and block tables of a step", _step)
     return report.end()
+
+
+def _runner(config: Any) -> str:
+    """The one whose kernels are compiled below."""
+    if not config.use_v2_model_runner:
+        raise AssertionError("vLLM takes its model runner V1, which has other kernels")
+    return "V2"
 
 
 def summary(made: Iterable[Kernel], capability: str) -> str:
@@ -247,6 +255,9 @@ def _step() -> None:
     )
     drawn = torch.zeros(1, 1, dtype=torch.int64)
     sampled, rejected = batch.get_num_sampled_and_rejected(rows + 1, lengths, starts, rows, prefill)
-    batch.post_update(
-        rows, computed, last, None, drawn, sampled, rejected, starts, tokens, state.total_len.gpu
-    )
+    counts = torch.zeros(most, VOCABULARY, dtype=torch.int32)
+    for begin in (starts, None):  # vLLM has counted the tokens of some steps before
+        batch.post_update(
+            rows, computed, last, counts, drawn, sampled, rejected, begin, tokens,
+            state.total_len.gpu,
+        )  # fmt: skip
