@@ -245,6 +245,7 @@ def test_kernels_without_triton_is_one_line(tmp_path: Path) -> None:
     assert len(shown.stderr.splitlines()) == 1
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
     shown = emulated("kernels", tmp_path)
