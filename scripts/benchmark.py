@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,6 +17,8 @@ from benchmarks.models import SHAPES, make
 if TYPE_CHECKING:
     from benchmarks.gpu import Settings
 
+CAPABILITIES = ("8.0", "8.9", "9.0", "12.0")
+"""Compute capabilities of an A100, an RTX 4090, an H100 and an RTX 5090."""
 DESCRIPTION = """\
 This project beside bare vLLM, TRL and Unsloth on one GPU, at the same work: seconds of a phase
 switch, planned and measured memory, tokens a second, and the longest context under a cap.
@@ -42,6 +46,15 @@ def main() -> int:
         "site", type=Path, nargs="?", default=Path(torch.__file__).parents[1],
         help="a folder of unpacked wheels (default: what is installed)",
     )  # fmt: skip
+    for name, what in {
+        "config": "vLLM's config as it resolves on CUDA, without a device",
+        "kernels": "vLLM's Triton kernels compiled for CUDA, without a device",
+    }.items():
+        emulated = parts.add_parser(name, help=what)
+        emulated.add_argument(
+            "--capability", nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES),
+            help="compute capabilities (default: all)",
+        )  # fmt: skip
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
@@ -57,7 +70,14 @@ def main() -> int:
     if given.part == "worker":
         worker.run(given.system, given.work, given.outcome)
         return 0
-    parts_by_name = {"cpu": _cpu, "gpu": _gpu, "gpu-check": _gpu_check, "symbols": _symbols}
+    parts_by_name = {
+        "cpu": _cpu,
+        "gpu": _gpu,
+        "gpu-check": _gpu_check,
+        "symbols": _symbols,
+        "config": _emulated,
+        "kernels": _emulated,
+    }
     return parts_by_name[given.part](given)
 
 
@@ -74,6 +94,27 @@ def _symbols(given: argparse.Namespace) -> int:
     from benchmarks import symbols
 
     return int(symbols.run(given.site, Path(__file__).resolve().parents[1], print) > 0)
+
+
+def _emulated(given: argparse.Namespace) -> int:
+    """One capability a process: vLLM keeps what it was once told about the card."""
+    if given.part == "kernels" and find_spec("triton") is None:
+        print(
+            "kernels: Triton is not installed, and the builds for CPU bring none; install the "
+            "version that torch for CUDA names (3.7.1 for 2.13) without its dependencies",
+            file=sys.stderr,
+        )
+        return 2
+    if len(given.capability) > 1:
+        commands = ([sys.executable, __file__, given.part, "--capability", each]
+                    for each in given.capability)  # fmt: skip
+        return max([subprocess.run(command).returncode for command in commands])
+    from benchmarks import kernels
+
+    run = {"config": kernels.run_config, "kernels": kernels.run_kernels}[given.part]
+    with TemporaryDirectory() as folder:
+        failed = run(given.capability[0], Path(folder), lambda line: print(line, flush=True))
+    return int(failed > 0)
 
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,15 @@ row with the reason.
 3. A process that ends early keeps the steps that it measured, and says all of its error.
 4. The ballast that makes a card smaller.       5. The check of a card, on a CPU to its end.
 6. Names of other packages that are gone are found.
+7. vLLM's config resolves for CUDA without a device, and its Triton kernels compile if Triton is
+   there; a value that is another one and a kernel that no card can hold are found.
 """
 
 import json
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +218,59 @@ def test_names_that_are_gone_are_found(tmp_path: Path, monkeypatch: pytest.Monke
         "8 looked up, 3 missing",
     ]
     assert symbols.run(tmp_path / "nowhere", repository, told.append) == 1
+
+
+def emulated(part: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), part, "--capability", "9.0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+
+def test_the_config_resolves_for_cuda_without_a_device(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    shown = emulated("config", tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
+    bfloat16, nf4, last = shown.stdout.splitlines()
+    assert "ok       9.0: config, bfloat16: " in bfloat16
+    assert "ok       9.0: config, NF4: " in nf4
+    assert all("FlashAttention 3, model runner V" in line for line in (bfloat16, nf4))
+    assert last == "2 ok, 0 skipped, 0 FAILS"
+
+
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
+def test_kernels_without_triton_is_one_line(tmp_path: Path) -> None:
+    shown = emulated("kernels", tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("kernels: Triton is not installed")
+    assert len(shown.stderr.splitlines()) == 1
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
+    shown = emulated("kernels", tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
+    assert shown.stdout.splitlines()[-1] == "11 ok, 0 skipped, 0 FAILS"
+
+
+def test_what_no_card_holds_and_another_value_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from benchmarks import kernels
+    from benchmarks.emulated import Kernel
+
+    wanted = kernels.expected("none")
+    assert kernels.differences(wanted, wanted) == []
+    assert kernels.differences(wanted | {"graphs": "FULL"}, wanted) == [
+        "graphs is FULL, not FULL_DECODE_ONLY"
+    ]
+    small, large = Kernel("_small", "a", 89, 1024), Kernel("_large", "b", 89, 100 * 1024)
+    assert kernels.summary([small, small], "8.9") == (
+        "1 variants, shared memory up to 1,024 bytes: small"
+    )
+    for made, capability, said in (
+        ([small, large], "8.9", "_large takes 102,400 bytes .* may take 101,376"),
+        ([small], "8.0", "_small is for sm_89"),
+        ([], "8.0", "no kernel was compiled"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            kernels.summary(made, capability)
