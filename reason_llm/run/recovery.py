@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import file as config_file
+from reason_llm.config import CONSOLE_SCRIPT, command, file as config_file
 from reason_llm.errors import CheckpointError, RolloutBufferError
 from reason_llm.run import checkpoint
 from reason_llm.run.buffer import Document, RunIdentity, read_document
@@ -138,13 +138,23 @@ def _is_of(found: RunState, document: Document) -> bool:
 def _replay_command(path: Path, document: Document) -> str:
     """The command that learns from the rollouts without their run: this process's own, as a run of
     another name that reads them. Rollouts without all their rewards are scored first."""
-    script, *given = sys.argv if Path(sys.argv[0]).name == "train.py" else ["scripts/train.py"]
+    train, rescore, given = _commands()
     scored, commands = path, []
     if not document.complete:
         scored = default_target(path)
         rest = [each for each in given if each != "--quiet"]
-        rescore = str(Path(script).with_name("rescore.py"))
-        commands.append(["python", rescore, str(path), *rest])
+        commands.append([*rescore, str(path), *rest])
     own = ["--run.name", f"{document.run.name}_replay", "--from-buffer", str(scored)]
-    commands.append(["python", script, *given, *own])
+    commands.append([*train, *given, *own])
     return " && ".join(map(shlex.join, commands))
+
+
+def _commands() -> tuple[list[str], list[str], list[str]]:
+    """How to call train and rescore, and the arguments of train that this process was given."""
+    program, *given = sys.argv
+    script = Path(program)
+    if script.name == "train.py":
+        return ["python", program], ["python", str(script.with_name("rescore.py"))], given
+    train, rescore = command("train").split(), command("rescore").split()
+    is_train = script.name == CONSOLE_SCRIPT and given[:1] == ["train"]
+    return train, rescore, given[1:] if is_train else []
