@@ -12,9 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reason_llm.app.api import evaluate, export, load_config, train
+    from reason_llm.app import api
     from reason_llm.config import Config
     from reason_llm.rollout import Completion, Group, Prompt
+
+    evaluate, export, load_config, train = api.evaluate, api.export, api.load_config, api.train
 
 # Read when torch is loaded. OpenMP's threads wait for each other spinning; by GNU's default so long
 # that a step on the CPU takes many times as long where anything else uses the cores.

@@ -42,9 +42,11 @@ def train(config: Config | Mapping[str, Any] | str | Path) -> dict[str, Any]:
     config = _config(config)
     with _restored():
         from reason_llm.app.console import Console
+
+        console = Console(config.log.console)  # sets up what libraries may say as they are imported
         from reason_llm.app.training import run_training
 
-        return run_training(config, Console(config.log.console))
+        return run_training(config, console)
 
 
 def evaluate(
@@ -81,6 +83,8 @@ def evaluate(
     line = CommandLine(str(what), dict(overrides or {}), switches, values)
     with _restored():
         from reason_llm.app.console import Console
+
+        Console("plain")
         from reason_llm.evaluate import make_request, run_evaluation
 
         request = make_request(line)
@@ -117,8 +121,10 @@ def export(
         ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
     """
     with _restored():
-        from reason_llm.app import export as exporting
         from reason_llm.app.console import Console
+
+        console = Console("plain")
+        from reason_llm.app import export as exporting
 
         request = exporting.Request(
             source=Path(source),
@@ -131,7 +137,7 @@ def export(
             push=push,
             gguf=gguf,
         )
-        return exporting.export(request, Console("plain"))
+        return exporting.export(request, console)
 
 
 def _config(given: Config | Mapping[str, Any] | str | Path) -> Config:

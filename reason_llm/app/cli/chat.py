@@ -25,9 +25,9 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.errors import ConfigError
 
     Console("quiet")  # warnings, and nothing else of the libraries
+    given = _parser(program).parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    given = _parser(program).parse_args(arguments)
     from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
 
     subject = find_subject(given.target, given.adapter)

@@ -49,6 +49,6 @@ def _train(program: str, arguments: Sequence[str]) -> int:
 
 def print_plan(config: "Config") -> None:
     """Print the memory plan of a run."""
-    from reason_llm.run.prepare import plan_only
+    from reason_llm.run import prepare
 
-    print("\n".join(plan_only(config).table()), flush=True)
+    print("\n".join(prepare.plan_only(config).table()), flush=True)
