@@ -1,6 +1,9 @@
 """Metadata and the pinned set; everything else about the tools is in pyproject.toml."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 # Tested together. Move them only as a set:
 # - vllm 0.31.0 pins torch 2.13.0;
@@ -14,8 +17,16 @@ BASE = [
     "accelerate==1.15.0",
     "datasets==4.8.5",
     "bitsandbytes==0.50.2",
+    # These are bounded by the above; named because we import them, too.
+    "huggingface_hub>=1.5,<2",
+    "tokenizers>=0.23.1,<0.24",
+    "safetensors>=0.8",
+    "pyarrow>=21",
+    "numpy>=2",
+    "jinja2>=3.1",
+    "httpx>=0.28,<1",
     "sympy>=1.14,<2",
-    "regex>=2025.7",
+    "regex>=2025.10.22",
     "pydantic>=2.12,<3",
     "pyyaml>=6",
     "orjson>=3.11",
@@ -28,12 +39,37 @@ TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
+    "setuptools>=77",  # a test builds the wheel without a network
     "hypothesis==6.170.15",
     "ruff==0.17.5",
     "mypy>=1.18",
     "types-PyYAML",
     *TRACKERS,
 ]
+
+
+class BuildWithQuickStart(build_py):
+    """The package and, in a wheel, the quick start: so that ``reason-llm train`` runs in an empty
+    folder. A checkout and an editable install use the files where they are."""
+
+    def run(self) -> None:
+        """Build, then copy the quick start into ``reason_llm/quickstart/``."""
+        super().run()
+        if self.editable_mode:
+            return
+        for file in self._quick_start():
+            target = Path(self.build_lib, "reason_llm", "quickstart", file)
+            self.mkpath(str(target.parent))
+            self.copy_file(file, target)
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution holds."""
+        return [*super().get_source_files(), *self._quick_start()]
+
+    def _quick_start(self) -> list[str]:
+        patterns = ("configs/quickstart.yaml", "data/arithmetic_*.jsonl", "model/tiny/*")
+        return [str(file) for pattern in patterns for file in sorted(Path().glob(pattern))]
+
 
 setup(
     name="reason_llm",
@@ -42,7 +78,12 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
-    package_data={"reason_llm": ["templates.yaml"], "reason_llm.app.report": ["page.*", "*.js"]},
+    package_data={
+        "reason_llm.data": ["templates.yaml"],
+        "reason_llm.app.report": ["page.*", "*.js"],
+    },
+    cmdclass={"build_py": BuildWithQuickStart},
+    entry_points={"console_scripts": ["reason-llm = reason_llm.app.cli:main"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
     extras_require={"gpu": GPU, "trackers": TRACKERS, "test": TEST},

@@ -1,6 +1,6 @@
 """The error classes. Every message is one line: the cause, the value, the fix.
 
-``scripts/`` print a ``ReasonError`` without a traceback and exit with code 2; any other exception
+Commands print a ``ReasonError`` without a traceback and exit with code 2; any other exception
 is a bug of ours and keeps its traceback. Each class also inherits the standard library's nearest
 error.
 """

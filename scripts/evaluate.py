@@ -3,73 +3,7 @@ base]``; the same command resumes."""
 
 import sys
 
-DESCRIPTION = """\
-Ask models the problems of a set, judge the answers by the first reward, and tell how far the scores
-can be trusted. Called again, it goes on where it stopped; finished, it shows the scores again.
-
-  evaluate.py runs/quickstart --compare base                  a run's adapter beside its base
-  evaluate.py runs/quickstart --sets gsm8k math500 --k 8      mean@8, pass@2, 4 and 8, maj@8 too
-  evaluate.py MODEL_FOLDER --sets mine=problems.jsonl         any model, such as an exported one
-
-How problems are asked and judged (template, system prompt, reward, temperature, sandbox) is the
-run's or the config's, and every option of it can be set here."""
-SWITCHES = {
-    "generate-only": "write completions of prompts to completions.jsonl and judge nothing; rows "
-    "need no answer",
-}
-
-
-def main() -> int:
-    """Read the command line, evaluate, and turn a user's mistake into one line and exit code 2."""
-    from reason_llm.config import Value, read_command_line
-    from reason_llm.errors import ReasonError, shown
-    from reason_llm.files import write_for_oneself
-
-    values = {
-        "sets": Value(
-            "SET",
-            "what to ask: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or another "
-            "set of the config by its name, a file, or NAME=FILE (default: the config's sets)",
-            many=True,
-        ),
-        "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
-        "model": Value(
-            "WHICH",
-            "base, adapter, or a folder or Hub id: another run, an adapter, a model (default: the "
-            "run's adapter; of a config, the base)",
-        ),
-        "compare": Value(
-            "WHICH", "a second model, compared with the first problem by problem; as --model"
-        ),
-        "out": Value(
-            "FOLDER",
-            "where results go (default: runs/NAME/evaluation; what is finished there is moved "
-            "aside for another evaluation)",
-        ),
-    }
-    what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
-    write_for_oneself()
-    try:
-        line = read_command_line(
-            "python scripts/evaluate.py", DESCRIPTION, what, sys.argv[1:], SWITCHES, values
-        )
-        from reason_llm.app.console import Console
-
-        Console("plain")  # sets up what libraries may say, before they are imported
-        from reason_llm.evaluate import make_request
-
-        request = make_request(line)
-        from reason_llm.evaluate import run_evaluation
-
-        run_evaluation(request, Console(request.config.log.console))
-    except ReasonError as error:
-        print(f"error: {shown(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
-
+from reason_llm.app.cli.evaluate import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("python scripts/evaluate.py", sys.argv[1:]))

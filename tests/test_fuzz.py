@@ -29,6 +29,7 @@ from reason_llm.config import Config, TrainSection
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import changes, leaves, load, to_yaml
+from reason_llm.config.quick_start import QUICK_START
 from reason_llm.data import code_cases, forms as row_forms
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
@@ -91,8 +92,10 @@ def test_config_tree(tmp_path: Path) -> None:
     fuzz(broken_tree(CONFIG.model_dump(mode="json")), read, 100)
 
 
-def test_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "my_run.yaml"
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / QUICK_START
+    path.parent.mkdir()
     path.write_text(yaml.safe_dump({"data": {"train": "x"}}))
     option = st.sampled_from([f"--{key}" for key in OPTIONS] + ["--plan", "--run", "--x", "--"])
     value = st.one_of(
@@ -101,7 +104,7 @@ def test_command_line(tmp_path: Path) -> None:
 
     def read(arguments: list[str]) -> None:
         if not {"-h", "--help"} & set(arguments):
-            parse_command_line("train.py", "", path, arguments, {"plan": "p"})
+            parse_command_line("train.py", "", arguments, {"plan": "p"})
 
     pairs = st.lists(
         st.one_of(st.tuples(option, value), st.tuples(option), st.tuples(value)), max_size=3

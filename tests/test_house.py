@@ -3,6 +3,7 @@
 1. Few rooms.               2. Imports point down the list of folders; stages never meet.
 3. A folder is entered by its face; no circle, nobody takes another's private name.
 4. A heavy library has one owner.       5. The config and the records load without torch.
+6. What is imported is declared.
 """
 
 import ast
@@ -10,9 +11,12 @@ import os
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from conftest import ROOT
 from house import MODULES, PACKAGE, imports_of, name_of
@@ -114,11 +118,52 @@ def test_heavy_libraries_have_one_owner(path: Path) -> None:
         assert library not in roots or room(name_of(path)) in owners
 
 
-@pytest.mark.parametrize("module", ["", ".config", ".data", ".run", ".score", ".app.report"])
+@pytest.mark.parametrize(
+    "module", ["", ".config", ".data", ".run", ".score", ".app.report", ".app.cli", ".app.api"]
+)
 def test_light_rooms_load_no_heavy_library(module: str) -> None:
     code = f"import sys, reason_llm{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
+
+
+def test_the_package_alone_loads_no_library() -> None:
+    code = "import sys; old = {*sys.modules}; import reason_llm; print(*{*sys.modules} - old)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    roots = {name.split(".")[0] for name in shown.stdout.split()}
+    assert roots - set(sys.stdlib_module_names) == {"reason_llm"}
+
+
+IMPORTED_AS = {"yaml": "pyyaml"}
+"""Packages by another name than their module's."""
+NOT_IMPORTED = {"trl": "the peer of scripts/benchmarks, in the pinned set"}
+
+
+def declared() -> dict[str, list[Requirement]]:
+    """The lists of ``setup.py`` by their names."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    return {
+        ast.unparse(node.targets[0]): [
+            Requirement(each.value) for each in node.value.elts if isinstance(each, ast.Constant)
+        ]
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+    }
+
+
+def test_what_is_imported_is_declared() -> None:
+    roots = {name.split(".")[0] for path in MODULES for name in imports_of(path)}
+    roots -= {*sys.stdlib_module_names, "reason_llm"}
+    imported = {canonicalize_name(IMPORTED_AS.get(root, root)) for root in roots}
+    names = {key: {canonicalize_name(r.name) for r in rows} for key, rows in declared().items()}
+    optional = names["GPU"] | names["TRACKERS"]
+    assert imported - optional - names["BASE"] == set()
+    assert names["BASE"] - imported == set(NOT_IMPORTED)
+
+
+def test_what_is_installed_is_what_is_declared() -> None:
+    for each in declared()["BASE"]:
+        assert each.specifier.contains(version(each.name)), each
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,23 @@ from reason_llm.run import Begun, Progress, Record
 REFRESHES_PER_SECOND = 2
 
 
+@contextmanager
+def restored_output() -> Iterator[None]:
+    """After the block, what a ``Console`` sets up for the whole process is as it was before."""
+    names = ("reason_llm", "bitsandbytes")
+    before = [(logger, logger.handlers, logger.level) for logger in map(logging.getLogger, names)]
+    output = sys.stdout
+    errors = output.errors if isinstance(output, io.TextIOWrapper) else None
+    try:
+        yield
+    finally:
+        for logger, handlers, level in before:
+            logger.handlers = handlers
+            logger.setLevel(level)
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors=errors)
+
+
 class Console:
     """Lines, and the live part.
 

@@ -12,9 +12,11 @@ from reason_llm.config.algorithms import (
     resolve,
 )
 from reason_llm.config.command_line import (
+    CONSOLE_SCRIPT,
     CommandLine,
     Parser,
     Value,
+    command,
     parse_command_line,
     read_command_line,
 )
@@ -26,6 +28,7 @@ from reason_llm.config.sections import AdapterSection, Config, ModelSection, Tra
 from reason_llm.config.types import Count, Section
 
 __all__ = [
+    "CONSOLE_SCRIPT",
     "MOST_CONFIG_BYTES",
     "AdapterSection",
     "Aggregation",
@@ -50,6 +53,7 @@ __all__ = [
     "TrainSection",
     "Value",
     "changes",
+    "command",
     "load",
     "matching",
     "parse_command_line",

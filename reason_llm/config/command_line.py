@@ -2,6 +2,7 @@
 script adds; ``--help`` lists everything."""
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,25 @@ from pydantic.fields import FieldInfo
 
 from reason_llm.config import yaml_text
 from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
+from reason_llm.config.quick_start import CHECKOUT, QUICK_START, load_quick_start
 from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
 """Other names of options."""
+
+
+CONSOLE_SCRIPT = "reason-llm"
+
+
+def command(name: str) -> str:
+    """How to call a command here: ``python scripts/train.py`` in a checkout, else
+    ``reason-llm train``."""
+    script = Path("scripts", f"{name}.py")
+    is_console_script = Path(sys.argv[0]).name == CONSOLE_SCRIPT
+    if is_console_script or not (CHECKOUT / script).is_file():
+        return f"{CONSOLE_SCRIPT} {name}"
+    return f"python {script}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,12 +75,11 @@ class CommandLine:
 def parse_command_line(
     program: str,
     description: str,
-    default: Path,
     arguments: Sequence[str],
     switches: Mapping[str, str],
 ) -> tuple[Config, set[str]]:
-    """A positional config path, then ``--section.key value`` for any option; ``--help`` lists them
-    all.
+    """A positional config path (default: the quick start), then ``--section.key value`` for any
+    option; ``--help`` lists them all.
 
     Values are read as YAML, as they would be in the file.
 
@@ -76,10 +90,12 @@ def parse_command_line(
         The config, and the switches that were given.
     """
     line = read_command_line(
-        program, description, ("CONFIG.yaml", f"YAML file (default: {default})"), arguments,
+        program, description, ("CONFIG.yaml", f"YAML file (default: {QUICK_START})"), arguments,
         switches,
     )  # fmt: skip
-    return load(Path(line.what or default), line.overrides), line.given
+    if line.what is None:
+        return load_quick_start(line.overrides), line.given
+    return load(Path(line.what), line.overrides), line.given
 
 
 def read_command_line(

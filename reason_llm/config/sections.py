@@ -39,7 +39,7 @@ class RunSection(Section):
     go on with that run."""
     from_buffer: Path | None = None
     """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
-    says how many steps there are. Their rewards count; scripts/rescore.py gives others."""
+    says how many steps there are. Their rewards count; the command rescore gives others."""
     buffer: Path = Path("data/buffer.json")
     """The rollout buffer, written after every wave."""
     save_every: Count = 1

@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do: the command line of ``scripts/evaluate.py``, made out.
+"""What an evaluation is asked to do: the command line of ``evaluate``, made out.
 
 A run's folder, a config, a model or an adapter says how problems are asked and judged; ``--model``
 and ``--compare`` say of whom, ``--sets`` which problems.

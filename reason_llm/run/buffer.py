@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import orjson
 
-from reason_llm.config import file as config_file
+from reason_llm.config import command, file as config_file
 from reason_llm.errors import RolloutBufferError, one_line
 from reason_llm.files import (
     MIB,
@@ -347,7 +347,7 @@ def read_document(
         problem = "its SHA-256 is another" if "sha256" in value else "it has no SHA-256"
         raise RolloutBufferError(
             f"{path} is not what was written ({problem}); {way_on}, or, if it was edited on "
-            f"purpose, accept it with: python scripts/rescore.py {shlex.quote(str(path))} "
+            f"purpose, accept it with: {command('rescore')} {shlex.quote(str(path))} "
             "--accept-edited"
         )
     try:

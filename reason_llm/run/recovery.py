@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import file as config_file
+from reason_llm.config import CONSOLE_SCRIPT, command, file as config_file
 from reason_llm.errors import CheckpointError, RolloutBufferError
 from reason_llm.run import checkpoint
 from reason_llm.run.buffer import Document, RunIdentity, read_document
@@ -143,17 +143,16 @@ def _replay_command(path: Path, document: Document, runs: Path) -> str:
     """The command that learns from the rollouts without their run: this process's own, as a run of
     another name that reads them. Rollouts without all their rewards are scored first. What it
     writes is named as nothing there is."""
-    script, *given = sys.argv if Path(sys.argv[0]).name == "train.py" else ["scripts/train.py"]
+    train, rescore, given = _commands()
     scored, commands = path, []
     if not document.complete:
         scored = _unused(default_target(path))
         rest = [each for each in given if each != "--quiet"]
-        rescore = str(Path(script).with_name("rescore.py"))
-        commands.append(["python", rescore, str(path), "--out", str(scored), *rest])
+        commands.append([*rescore, str(path), "--out", str(scored), *rest])
     short = document.run.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
     name = _unused(runs / f"{short}_replay").name
     own = ["--run.name", name, "--from-buffer", str(scored)]
-    commands.append(["python", script, *given, *own])
+    commands.append([*train, *given, *own])
     return " && ".join(map(shlex.join, commands))
 
 
@@ -162,3 +161,14 @@ def _unused(path: Path) -> Path:
     stem, dot, suffix = path.name.partition(".")
     numbered = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in range(2, 10**6))
     return next(each for each in chain([path], numbered) if not os.path.lexists(each))
+
+
+def _commands() -> tuple[list[str], list[str], list[str]]:
+    """How to call train and rescore, and the arguments of train that this process was given."""
+    program, *given = sys.argv
+    script = Path(program)
+    if script.name == "train.py":
+        return ["python", program], ["python", str(script.with_name("rescore.py"))], given
+    train, rescore = command("train").split(), command("rescore").split()
+    is_train = script.name == CONSOLE_SCRIPT and given[:1] == ["train"]
+    return train, rescore, given[1:] if is_train else []

@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from reason_llm.config import Config
+from reason_llm.config import Config, command
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.archive import FILES
 from reason_llm.run.buffer import (
@@ -140,7 +140,8 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
         raise RolloutBufferError(
             f"{path} has the rewards {', '.join(there)} and algorithm.normalization=per_reward "
-            f"needs those of score.rewards, {', '.join(names)}; give it those by scripts/rescore.py"
+            f"needs those of score.rewards, {', '.join(names)}; give it those by "
+            f"{command('rescore')}"
         )
     return document
 

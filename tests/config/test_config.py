@@ -23,8 +23,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def parse(*arguments: str) -> Config:
-    quickstart = ROOT / "configs" / "quickstart.yaml"
-    return parse_command_line("train.py", "", quickstart, arguments, {})[0]
+    return parse_command_line("train.py", "", arguments, {})[0]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

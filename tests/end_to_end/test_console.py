@@ -101,9 +101,11 @@ def test_quiet_shows_nothing(
 
 SHOW = """
 import logging, sys, time, warnings
+from pathlib import Path
 from reason_llm.app.console import Console
+from reason_llm.run import Begun
 console = Console("auto")
-with console.screen("a run", 0, 9):
+with console.run(Begun(Path("a_run"), "id", "a run", 0, 9, [])):
     with console.phase("sampling", 40) as progress:
         for n in range(40):
             progress(3, 1)

@@ -151,8 +151,8 @@ def _prompt(config: Config) -> str:
 
 
 def _evaluation(run: Path, adapter: Path) -> list[str]:
-    """The run's own held-out numbers, and those of scripts/evaluate.py where it was called; of this
-    adapter alone, which a run that went on since then has left behind."""
+    """The run's own held-out numbers, and those of the command evaluate where it was called;
+    of this adapter alone, which a run that went on since then has left behind."""
     try:
         body = _scores(run, adapter) or "Not evaluated, as far as the run's files say."
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -156,7 +156,7 @@ def _check_is_run(folder: Path) -> None:
     for name in ("metrics.jsonl", "resolved_config.yaml"):
         if not (folder / name).is_file():
             raise DataError(
-                f"{folder} is no run of scripts/train.py: it has no {name}; name a run's folder, "
+                f"{folder} is no training run: it has no {name}; name a run's folder, "
                 "such as runs/quickstart"
             )
 

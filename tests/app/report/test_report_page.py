@@ -225,7 +225,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
         ((), "the following arguments are required: RUN"),
         (("runs/quikstart",), "there is no run runs/quikstart; did you mean runs/quickstart?"),
         (("quickstart",), "did you mean runs/quickstart?"),
-        (("other",), "other is no run of scripts/train.py: it has no metrics.jsonl"),
+        (("other",), "other is no training run: it has no metrics.jsonl"),
         (("runs/broken",), "metrics.jsonl:1: no record with a step"),
         (("runs/newer",), "unknown key 'nonsense'"),
         (("runs/quickstart", "--nothing"), "unrecognized arguments: --nothing"),

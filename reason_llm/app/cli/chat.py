@@ -1,0 +1,74 @@
+"""Chat: ``reason-llm chat RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``, in a terminal or a
+pipe."""
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from reason_llm.app.cli.command import run_command
+
+DESCRIPTION = """\
+Talk to a run's adapter and to its base, asked as the run asks them; /help tells the commands.
+With something piped in, that is the message, and one answer is printed:
+  echo "What is 1 + 2?" | {program} runs/quickstart"""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _chat(program, arguments))
+
+
+def _chat(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.app.console import Console
+    from reason_llm.errors import ConfigError
+
+    Console("quiet")  # warnings, and nothing else of the libraries
+    given = _parser(program).parse_args(arguments)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
+
+    subject = find_subject(given.target, given.adapter)
+    if given.template is not None:
+        subject = replace(subject, template=given.template)
+    if given.system_prompt is not None:
+        subject = replace(subject, system_prompt=given.system_prompt)
+    options = options_of(subject, vars(given))
+    interactive = sys.stdin.isatty()
+    message = "" if interactive else sys.stdin.read().strip()
+    if not interactive and not message:
+        raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
+    from reason_llm.app.chat_terminal import ChatTerminal
+
+    chat = Chat(subject, options)
+    chat.uses_adapter = chat.uses_adapter and not given.base
+    terminal = ChatTerminal(chat)
+    if interactive:
+        terminal.talk()
+    else:
+        terminal.answer_once(message)
+
+
+def _parser(program: str) -> ArgumentParser:
+    from reason_llm.config import Parser
+
+    parser = Parser(
+        prog=program,
+        description=DESCRIPTION.format(program=program),
+        allow_abbrev=False,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
+    )
+    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
+    parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
+    for name in ("system_prompt", "template"):
+        parser.add_argument(
+            f"--data.{name}", dest=name, metavar="TEXT", help="as in a config; default: the run's"
+        )
+    for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
+        parser.add_argument(f"--{name}", metavar="N", help="default: as the run samples")
+    return parser

@@ -1,0 +1,48 @@
+"""What every command does around its own work: exit codes, errors as one line, closed output."""
+
+import sys
+from collections.abc import Callable
+
+GOES_ON = "stopped; the same command goes on from here"
+"""Last line of a command that was interrupted and resumes."""
+
+
+def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
+    """Exit code of a command: that of ``body`` (None: 0), 2 after a user's mistake, 130 after
+    Ctrl-C.
+
+    Args:
+        body: does the work. What takes long to import is imported within.
+        when_stopped: the last line after Ctrl-C, on standard error.
+    """
+    from reason_llm.errors import ReasonError, Stopped, shown
+
+    try:
+        from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
+
+        write_for_oneself()
+        try:
+            code = _flushed(body)
+        except BrokenPipeError:
+            discard_output()
+            return CLOSED_OUTPUT
+    except ReasonError as error:
+        print(f"error: {shown(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stopped:
+        if when_stopped is not None:
+            print(when_stopped, file=sys.stderr)
+        return stopped.exit_code if isinstance(stopped, Stopped) else 130
+    return code
+
+
+def _flushed(body: Callable[[], int | None]) -> int:
+    """The exit code of ``body``, after all that it printed was written."""
+    try:
+        code = body() or 0
+    except SystemExit as ended:  # --help prints and ends
+        if ended.code not in (0, None):
+            raise
+        code = 0
+    print(end="", flush=True)
+    return code

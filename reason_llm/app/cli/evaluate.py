@@ -1,0 +1,65 @@
+"""Evaluate: ``reason-llm evaluate RUN|CONFIG.yaml|MODEL [--sets ...] [--k N] [--compare base]``.
+
+The same command resumes.
+"""
+
+from collections.abc import Sequence
+
+from reason_llm.app.cli.command import GOES_ON, run_command
+
+DESCRIPTION = """\
+Ask models the problems of a set, judge the answers by the first reward, and tell how far the scores
+can be trusted. Called again, it goes on where it stopped; finished, it shows the scores again.
+
+  {program} runs/quickstart --compare base                  a run's adapter beside its base
+  {program} runs/quickstart --sets gsm8k math500 --k 8      mean@8, pass@2, 4 and 8, maj@8 too
+  {program} MODEL_FOLDER --sets mine=problems.jsonl         any model, such as an exported one
+
+How problems are asked and judged (template, system prompt, reward, temperature, sandbox) is the
+run's or the config's, and every option of it can be set here."""
+SWITCHES = {
+    "generate-only": "write completions of prompts to completions.jsonl and judge nothing; rows "
+    "need no answer",
+}
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _evaluate(program, arguments), GOES_ON)
+
+
+def _evaluate(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.config import Value, read_command_line
+
+    values = {
+        "sets": Value(
+            "SET",
+            "what to ask: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or another "
+            "set of the config by its name, a file, or NAME=FILE (default: the config's sets)",
+            many=True,
+        ),
+        "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
+        "model": Value(
+            "WHICH",
+            "base, adapter, or a folder or Hub id: another run, an adapter, a model (default: the "
+            "run's adapter; of a config, the base)",
+        ),
+        "compare": Value(
+            "WHICH", "a second model, compared with the first problem by problem; as --model"
+        ),
+        "out": Value(
+            "FOLDER",
+            "where results go (default: runs/NAME/evaluation; what is finished there is moved "
+            "aside for another evaluation)",
+        ),
+    }
+    what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
+    description = DESCRIPTION.format(program=program)
+    line = read_command_line(program, description, what, arguments, SWITCHES, values)
+    from reason_llm.app.console import Console
+
+    Console("plain")  # sets up what libraries may say, before they are imported
+    from reason_llm.evaluate import make_request, run_evaluation
+
+    request = make_request(line)
+    run_evaluation(request, Console(request.config.log.console))

@@ -1,0 +1,76 @@
+"""Export: ``reason-llm export RUN|ADAPTER --out FOLDER``: a model to take home."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reason_llm.app.cli.command import run_command
+
+DESCRIPTION = """\
+Merge a run's adapter into its unquantised base, or take the adapter alone, and check by the
+log-probs of rollouts that nothing was lost. The folder appears whole or not at all.
+
+  {program} runs/quickstart --out exported/sums                    bfloat16 safetensors and a card
+  {program} runs/quickstart --out exported/adapter --adapter-only  PEFT's form
+  {program} runs/quickstart --out exported/sums --push me/sums     to the Hub, private
+
+An adapter that was trained over NF4 is merged into the base as it was before, never into NF4."""
+SWITCHES = {"adapter-only": "the adapter in PEFT's form, not merged"}
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _export(program, arguments), "stopped; nothing was exported")
+
+
+def _export(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.config import Value, read_command_line
+    from reason_llm.errors import ConfigError
+
+    values = {
+        "out": Value("FOLDER", "where to; a new folder"),
+        "base": Value("MODEL", "unquantised base, a folder or Hub id (default: the run's own)"),
+        "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
+        "max-shard-gib": Value("GIB", "largest weights file (default: 5)"),
+        "rollouts": Value("FILE", "rollouts for the parity check (default: those of the run)"),
+        "push": Value("REPO", "upload to this repository of the Hub, too"),
+        "gguf": Value(
+            "CONVERTER",
+            "convert to GGUF, too, with llama.cpp's convert_hf_to_gguf.py on PATH or at this path",
+            if_bare="convert_hf_to_gguf.py",
+        ),
+    }
+    line = read_command_line(
+        program, DESCRIPTION.format(program=program),
+        ("RUN|ADAPTER", "a run's folder, or an adapter's"), arguments, SWITCHES, values,
+        with_config=False,
+    )  # fmt: skip
+    out = line.one("out")
+    if line.what is None or out is None:
+        raise ConfigError(
+            "what and where to? give a run's folder and --out FOLDER, as in "
+            f"{program} runs/quickstart --out exported/sums"
+        )
+    adapter_only = "adapter-only" in line.given
+    for name in ("dtype", "max-shard-gib", "rollouts"):
+        if adapter_only and name in line.values:
+            raise ConfigError(
+                f"--{name} contradicts --adapter-only: it is of a merge; leave one of them out"
+            )
+    from reason_llm.app.console import Console
+
+    console = Console("plain")
+    from reason_llm.app.export import Request, dtype_name, export, shard_bytes
+
+    rollouts = line.one("rollouts")
+    request = Request(
+        source=Path(line.what),
+        out=Path(out),
+        base=line.one("base"),
+        adapter_only=adapter_only,
+        dtype=dtype_name(line.one("dtype") or "bfloat16"),
+        shard_bytes=shard_bytes(line.one("max-shard-gib") or "5"),
+        rollouts=Path(rollouts) if rollouts else None,
+        push=line.one("push"),
+        gguf=line.one("gguf"),
+    )
+    export(request, console)

@@ -1,0 +1,25 @@
+"""Plan: ``reason-llm plan [CONFIG.yaml] [--section.key value ...]``, as ``train --plan`` does."""
+
+from collections.abc import Sequence
+
+from reason_llm.app.cli.command import run_command
+from reason_llm.app.cli.train import print_plan
+
+DESCRIPTION = """\
+Print the memory plan of a training run, from the model's config alone; no weights are read.
+With --memory.budget_gib it is for a GPU of that size, wherever it is called."""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _plan(program, arguments))
+
+
+def _plan(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.config import parse_command_line
+
+    config, _ = parse_command_line(program, DESCRIPTION, arguments, {})
+    from reason_llm.app.console import Console
+
+    Console(config.log.console)
+    print_plan(config)

@@ -1,0 +1,47 @@
+"""Report: ``reason-llm report RUN [RUN2 ...]`` writes one HTML file; ``--serve`` follows a running
+run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reason_llm.app.cli.command import run_command
+
+DESCRIPTION = """\
+Write the report of one or more runs: one HTML file that loads nothing from anywhere."""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _report(program, arguments))
+
+
+def _report(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.config import Parser
+    from reason_llm.errors import ConfigError
+
+    parser = Parser(prog=program, description=DESCRIPTION)
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a folder such as runs/quickstart"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where to (default: RUN/report.html)"
+    )
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it on 127.0.0.1 and follow the runs"
+    )
+    parser.add_argument("--port", type=int, default=0, help="with --serve (default: a free one)")
+    given = parser.parse_args(arguments)
+    from reason_llm.app.report import serve, write_report
+
+    if given.serve:
+        if given.out:
+            raise ConfigError("--serve writes no file; leave out --out, or --serve")
+        serve(given.runs, given.port, lambda url: print(f"following on {url}", flush=True))
+        return
+    if given.port:
+        raise ConfigError(f"--port {given.port} is for --serve; give both, or none")
+    out = given.out or given.runs[0] / "report.html"
+    alarms = write_report(given.runs, out)
+    print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    for title in alarms:
+        print(f"alarm: {title}")

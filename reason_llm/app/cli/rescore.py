@@ -1,0 +1,69 @@
+"""Rescore: ``reason-llm rescore BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``.
+
+Saved rollouts get the rewards and advantages of a config. With ``--accept-edited``, a buffer that
+was edited on purpose gets a new digest.
+"""
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+from reason_llm.app.cli.command import run_command
+
+DESCRIPTION = """\
+Give the rollouts of a saved buffer the rewards and the advantages of a config, in a new file.
+Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _rescore(program, arguments))
+
+
+def _rescore(program: str, arguments: Sequence[str]) -> None:
+    from reason_llm.app.console import Console
+    from reason_llm.config import parse_command_line
+
+    own, rest = _parser(program).parse_known_args(arguments)
+    config, _ = parse_command_line(f"{program} BUFFER", "", rest, {})
+    from reason_llm.app import rescore as rescoring  # heavy: torch
+    from reason_llm.run import default_target
+
+    console = Console(config.log.console)
+    if own.accept_edited:
+        is_new = rescoring.accept_edited(own.buffer)
+        told = "has a new SHA-256, of its content as edited" if is_new else "is as written"
+        console.line(f"{own.buffer} {told}")
+        if not rest and own.out is None:
+            return
+    target = own.out or default_target(own.buffer)
+    document = rescoring.rescore_file(own.buffer, target, config)
+    completions = [c for group in document.groups for c in group.completions]
+    mean = sum(c.reward or 0.0 for c in completions) / len(completions)
+    console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")
+
+
+def _parser(program: str) -> ArgumentParser:
+    from reason_llm.config import Parser, command
+
+    train = command("train")
+    parser = Parser(
+        prog=program,
+        description=DESCRIPTION.format(train=train),
+        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] "
+        "[--section.key value ...]",
+        epilog=f"All options of {train} can be given too; score and algorithm count.",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
+    parser.add_argument(
+        "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
+    )
+    parser.add_argument(
+        "--accept-edited",
+        action="store_true",
+        help="BUFFER was edited on purpose: write the new SHA-256 of its content into it; it is "
+        "rescored only if a config, an option or --out is given, too",
+    )
+    return parser

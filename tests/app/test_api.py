@@ -1,0 +1,123 @@
+"""``reason_llm.train`` and the other public names, called from a program."""
+
+import copy
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import reason_llm
+import reason_llm.app.training  # what is imported later may set up loggers of its own
+from conftest import ROOT
+from reason_llm.config import Config, file as config_file
+from reason_llm.errors import ConfigError, Stopped
+from reason_llm.train import losses
+
+
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    """Logging, signals and standard output are the same before and after."""
+    package = logging.getLogger("reason_llm")
+    mine = logging.NullHandler()
+    package.addHandler(mine)
+    package.setLevel(logging.DEBUG)
+    transformers.logging.set_verbosity_info()
+    try:
+        names = ["", *logging.root.manager.loggerDict]  # those of what is imported later are new
+        before = state(names)
+        yield
+        assert state(names) == before
+    finally:
+        package.removeHandler(mine)
+        package.setLevel(logging.NOTSET)
+        transformers.logging.set_verbosity_warning()
+
+
+def state(names: list[str]) -> dict[str, Any]:
+    return {
+        "loggers": {
+            name: (logger.level, list(logger.handlers), logger.propagate, logger.disabled)
+            for name, logger in zip(names, map(logging.getLogger, names), strict=True)
+        },
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "output": [(id(each), each.errors) for each in (sys.stdout, sys.stderr)],
+        "bars": transformers.utils.logging.is_progress_bar_enabled(),
+        "hooks": (sys.excepthook, sys.displayhook),
+    }
+
+
+def test_train_twice_then_evaluate_and_export(
+    small_run: Callable[..., Config], tmp_path: Path, unchanged: None
+) -> None:
+    config = small_run(run__steps=1, run__name=None)
+    summary = reason_llm.train(config)
+    assert summary["steps"] == 1
+    run = tmp_path / "runs" / "config"
+    assert (run / "report.html").exists()
+    tree = config.model_dump(mode="json")
+    tree["run"] |= {"name": "again", "steps": 1, "buffer": str(tmp_path / "again.json")}
+    given = copy.deepcopy(tree)
+    assert reason_llm.train(tree)["steps"] == 1
+    assert tree == given
+    path = tmp_path / "third.yaml"
+    path.write_text(config_file.to_yaml(config))
+    overrides = {"run.name": "third", "run.buffer": str(tmp_path / "third.json")}
+    assert reason_llm.load_config(str(path), overrides).run.name == "third"
+
+    sums = ROOT / "data" / "arithmetic_test.jsonl"
+    found = reason_llm.evaluate(
+        run, sets=[f"sums={sums}"], k=2, compare="base", out=tmp_path / "evaluated",
+        overrides={"eval.limit": 2, "log.console": "quiet"},
+    )  # fmt: skip
+    assert found["k"] == 2
+    assert set(found["models"]) == {"adapter", "base"}
+    parity = reason_llm.export(run, tmp_path / "merged", dtype="float32")
+    assert parity is not None
+    assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'run.stesp'"):
+        reason_llm.train({"run": {"stesp": 1}, "data": {"train": "x.jsonl"}})
+    with pytest.raises(ConfigError, match=r"does not exist"):
+        reason_llm.train(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"neither a run's folder nor"):
+        reason_llm.export(tmp_path, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"is empty"):
+        reason_llm.evaluate(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_changes_nothing(
+    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, unchanged: None
+) -> None:
+    """A signal in the first step ends the run after what is under way."""
+    original = reason_llm.app.training._Terminal.step
+
+    def step(*args: Any) -> None:
+        original(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(reason_llm.app.training._Terminal, "step", step)
+    with pytest.raises(Stopped):
+        reason_llm.train(small_run(run__steps=3))
+
+
+def test_names_win_over_folders_and_folders_are_still_found() -> None:
+    """Both ``reason_llm.train`` and ``reason_llm/train/`` are there; the order of imports is
+    nothing to either."""
+    assert losses.__name__ == "reason_llm.train.losses"
+    assert callable(reason_llm.train) and callable(reason_llm.evaluate)
+    from reason_llm import Completion, Group, Prompt, evaluate, train
+
+    assert train is reason_llm.train and evaluate is reason_llm.evaluate
+    assert {each.__module__ for each in (Completion, Group, Prompt)} == {"reason_llm.rollout"}
+    assert set(reason_llm.__all__) <= set(dir(reason_llm))
+    assert all(getattr(reason_llm, name) is not None for name in reason_llm.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        reason_llm.trian  # noqa: B018

@@ -1,0 +1,156 @@
+"""``reason-llm COMMAND``: what all commands share, and what is told before one is known."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY
+from reason_llm.app.cli import COMMANDS, main
+from reason_llm.app.cli.command import run_command
+from reason_llm.config import command
+from reason_llm.config.quick_start import load_quick_start
+from reason_llm.errors import DataError, Stopped
+from reason_llm.run import recovery
+
+CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["trian"], []])
+def test_help_and_mistakes_are_told_at_once(arguments: list[str]) -> None:
+    code = CALL + "print({'torch', 'transformers', 'pydantic'} & set(sys.modules)); sys.exit(code)"
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT
+        )
+        seconds.append(time.monotonic() - began)
+        assert ended.stdout.splitlines()[-1] == "set()"
+        assert ended.returncode == (0 if arguments == ["--help"] else 2)
+        assert len(ended.stderr.splitlines()) == (0 if arguments == ["--help"] else 1)
+    assert min(seconds) < 1
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert set(COMMANDS) - {"plan"} == scripts - {"benchmark", "make_tiny"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["trian"], "error: unknown command 'trian'; did you mean train?\n"),
+        (["\x1b[31m"], "error: unknown command '\\x1b[31m'; name one of train, plan, evaluate, "
+         "chat, export, report, rescore\n"),
+        ([], "error: no command; name one of train, plan, evaluate, chat, export, report, rescore, "
+         "or see reason-llm --help\n"),
+        (["report"], "error: the following arguments are required: RUN; see --help\n"),
+        (["plan", "--run.stesp", "3"], "error: unknown argument '--run.stesp'; did you mean "
+         "--run.steps?\n"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: reason-llm {name} ")
+    assert "scripts/" not in shown.out.partition("\n\n")[0]
+    assert "{" not in shown.out.partition("options:")[0]
+    assert shown.err == ""
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (DataError("no rows in x"), 2, "error: no rows in x\n"),
+        (KeyboardInterrupt(), 130, "it goes on\n"),
+        (Stopped(143), 143, "it goes on\n"),
+        (SystemExit(0), 0, ""),
+    ],
+)
+def test_how_a_command_ends(
+    error: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(raising(error), "it goes on") == code
+    assert capsys.readouterr().err == told
+    assert run_command(lambda: None) == 0
+    assert run_command(lambda: 2) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(3)])
+def test_a_bug_keeps_its_traceback(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        run_command(raising(error))
+
+
+def test_a_reader_that_goes_away_ends_the_help_as_other_programs() -> None:
+    # argparse ignores the error where the text is longer than the output's buffer.
+    for arguments, codes in ((["--help"], {141}), (["train", "--help"], {0, 141})):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CALL + "sys.exit(code)", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait() in codes
+
+
+def test_the_quick_start_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    here = load_quick_start({"run.steps": 3})
+    assert (here.model.path, here.data.eval) == ("model/tiny", "data/arithmetic_test.jsonl")
+    monkeypatch.chdir(tmp_path)
+    config = load_quick_start({"run.steps": 3, "data.eval": None})
+    assert config.run.name == here.run.name == "quickstart"
+    assert config.run.steps == 3
+    assert config.model.path == str(TINY)
+    assert config.data.sources[0].source == str(ROOT / "data" / "arithmetic_train.jsonl")
+    assert config.data.eval is None
+    assert not config.run.directory.is_absolute()
+
+
+def test_a_folder_of_its_own_quick_start_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.yaml").write_text("data: {train: mine.jsonl}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_quick_start({}).data.sources[0].source == "mine.jsonl"
+
+
+def test_commands_are_called_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/reason-llm", "train", "a.yaml", "--quiet"])
+    assert command("rescore") == "reason-llm rescore"
+    assert recovery._commands() == (
+        ["reason-llm", "train"], ["reason-llm", "rescore"], ["a.yaml", "--quiet"],
+    )  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["../scripts/train.py", "a.yaml"])
+    assert command("rescore") == "python scripts/rescore.py"
+    assert recovery._commands() == (
+        ["python", "../scripts/train.py"], ["python", "../scripts/rescore.py"], ["a.yaml"],
+    )  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["notebook.py", "x"])
+    assert recovery._commands()[1:] == (["python", "scripts/rescore.py"], [])
