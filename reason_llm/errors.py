@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ReasonError(Exception):
-    """Base of every error that a user can mend."""
+    """Base of every error that a user can fix."""
 
 
 class ConfigError(ReasonError, ValueError):

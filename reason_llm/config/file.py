@@ -100,7 +100,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
+            f"config file {path} is not valid YAML: {one_line(error)}; fix that line"
         ) from error
     if not isinstance(tree, dict):
         raise ConfigError(

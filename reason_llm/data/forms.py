@@ -123,7 +123,7 @@ def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text or a number that is the "
             "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
-            '{"ground_truth": …}; mend the row or set data.columns.answer'
+            '{"ground_truth": …}; fix the row or set data.columns.answer'
         )
     return answer
 
@@ -137,7 +137,7 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
         return code_cases.answer_of_row(row)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
         raise DataError(
-            f"{where}: {error}; mend the row, or set data.columns.answer to the column of the tests"
+            f"{where}: {error}; fix the row, or set data.columns.answer to the column of the tests"
         ) from error
 
 
@@ -166,7 +166,7 @@ def _completion(where: str, row: Row, column: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text or one message of the "
-            "assistant; mend the row"
+            "assistant; fix the row"
         )
     return value
 

@@ -291,7 +291,7 @@ class _Loader:
         if missing:
             raise DataError(
                 f"{problem.where}: lacks column {missing[0]!r}, which a custom reward asks for; it "
-                f"has {', '.join(map(str, row))}; add it, or mend the reward"
+                f"has {', '.join(map(str, row))}; add it, or fix the reward"
             )
         extra = {name: row[name] for name in self.extra_columns}
         for name, value in extra.items():

@@ -79,18 +79,18 @@ class Renderer:
             raise  # some are ValueErrors, too
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"{source}, line {error.lineno}: {one_line(error)}; mend that line"
+                f"{source}, line {error.lineno}: {one_line(error)}; fix that line"
             ) from error
         except (
             *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
             *(LookupError, AttributeError, RecursionError, MemoryError),
         ) as error:
             raise DataError(
-                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); mend the "
+                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); fix the "
                 "template, or set data.system_prompt=none if it takes no system message"
             ) from error
         if not str(text).strip():
-            raise DataError(f"{where}: {source} makes nothing of it; mend it")
+            raise DataError(f"{where}: {source} makes nothing of it; fix it")
         return str(text)
 
 

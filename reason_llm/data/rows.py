@@ -128,14 +128,14 @@ def _csv_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
                     fault(
                         DataError(
                             f"{where}: not {len(reader.fieldnames or [])} fields as in the header; "
-                            "mend the row"
+                            "fix the row"
                         )
                     )
                     continue
                 yield where, row
         except csv.Error as error:
             raise DataError(
-                f"{path}:{reader.line_num}: not valid CSV ({error}); mend the row"
+                f"{path}:{reader.line_num}: not valid CSV ({error}); fix the row"
             ) from error
 
 

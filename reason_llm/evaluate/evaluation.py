@@ -76,7 +76,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     all.
 
     Raises:
-        ReasonError: anything that the user can mend; whole waves are kept.
+        ReasonError: anything that the user can fix; whole waves are kept.
     """
     quiet_libraries()
     scoring = request.config.score

@@ -98,7 +98,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
         except ValueError as error:
             raise ModelError(
                 f"model.adapter.targets={targets!r} is no regular expression that can be searched "
-                f"for ({error}); mend it, or list the names"
+                f"for ({error}); fix it, or list the names"
             ) from error
         bad = [] if found else [targets]
     else:

@@ -177,7 +177,7 @@ def _check_json(file: Path) -> None:
     layers = value.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise ModelError(
-            f"{file} has num_hidden_layers={layers}, more than any model's {MOST_LAYERS}; mend it"
+            f"{file} has num_hidden_layers={layers}, more than any model's {MOST_LAYERS}; fix it"
         )
 
 

@@ -87,7 +87,7 @@ def export(request: Request, console: Console) -> Parity | None:
     """Write the folder; what the parity check found, None for an adapter alone.
 
     Raises:
-        ReasonError: anything that the user can mend. Unless it says otherwise nothing was written.
+        ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
     """
     quiet_libraries()
     job = _prepare(request)

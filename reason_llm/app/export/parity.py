@@ -177,7 +177,7 @@ def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, too
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be loaded ({one_line(error)[:300]}); mend it") from error
+        raise ModelError(f"{path} cannot be loaded ({one_line(error)[:300]}); fix it") from error
 
 
 @torch.no_grad()

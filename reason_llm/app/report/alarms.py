@@ -124,7 +124,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"(± {error:.1%})."
             )
             advice = (
-                "Read the rollouts that earn most: they show what is being paid for. Then mend the "
+                "Read the rollouts that earn most: they show what is being paid for. Then fix the "
                 "rewards, or take the checkpoint with the best accuracy."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
@@ -350,7 +350,7 @@ def scoring_errors(seen: Evidence) -> Finding:
     if not at:
         return Finding("clear", text)
     advice = (
-        "The console's warnings name the rollouts. Mend the reward, or raise "
+        "The console's warnings name the rollouts. Fix the reward, or raise "
         "score.timeout_seconds; each of them counted 0."
     )
     charts = tuple(key for key, steps in found.items() if steps)
