@@ -1,4 +1,4 @@
-"""The data section: what is trained and evaluated on, what is left out, how it is asked."""
+"""The data section: training and evaluation sets, filters, prompts."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -9,7 +9,7 @@ from reason_llm.config.types import Count, Section
 
 
 class ColumnsSection(Section):
-    """Which columns of the data hold what. null: found by their usual names."""
+    """Column names of the data. null: found by their usual names."""
 
     prompt: str | None = None
     """Column of the question: text, one message or a list of messages. null: messages, question,
@@ -20,7 +20,7 @@ class ColumnsSection(Section):
 
 
 class PassRateSection(Section):
-    """Training on problems of a certain difficulty, by a number that stands in each row."""
+    """Range of difficulty for training problems, by a number in each row."""
 
     column: str | None = None
     """Column with the share of earlier attempts that were right, or any other measure. null: all
@@ -72,7 +72,7 @@ Sources = Annotated[
 
 
 class DataSection(Section):
-    """What is trained and evaluated on."""
+    """Training and evaluation sets, filters, prompts."""
 
     train: Sources
     """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight} with several
