@@ -1,4 +1,4 @@
-"""Attention of one new token a row, without copies of the keys and values.
+"""Attention of one new token per row without copies of keys and values.
 
 Where several query heads share a key head, Transformers' SDPA first copies the whole cache once for
 each query head if there is an attention mask. With a single query per row the query heads of a key
@@ -26,7 +26,7 @@ NAME = "reason_llm_sdpa"
 
 
 def register() -> str:
-    """Make it known to Transformers; the name to ask for as ``attn_implementation``."""
+    """Register it with Transformers and return its name for ``attn_implementation``."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME
