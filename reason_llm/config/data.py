@@ -26,9 +26,9 @@ class PassRateSection(Section):
     """Column with the share of earlier attempts that were right, or any other measure. null: all
     rows are taken."""
     min: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """Rows below are left out, in the column's own unit."""
+    """Rows below are dropped, in the column's own unit."""
     max: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Rows above are left out, in the column's own unit."""
+    """Rows above are dropped, in the column's own unit."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -95,16 +95,16 @@ class DataSection(Section):
     eval: str | None = None
     """Held-out set of problems. null: none but those of eval.sets."""
     max_prompt_tokens: Count | None = None
-    """Training rows with a longer prompt are left out and counted. null: a prompt that the context
-    has no room for is an error."""
+    """Training rows with a longer prompt are dropped and counted. null: a prompt that does not fit
+    into the context is an error."""
     pass_rate: PassRateSection = PassRateSection()
     """Difficulty."""
     deduplicate: bool = False
-    """Leave out training rows whose question stood before, in any of the training sets; letter
-    case, white space, punctuation and LaTeX's layout make no difference."""
+    """Drop training rows whose question came before in any of the training sets, ignoring letter
+    case, white space, punctuation and LaTeX's layout."""
     contamination: Literal["warn", "drop", "ignore"] = "warn"
-    """What is done about training rows whose question stands in an evaluation set, compared as for
-    deduplicate. warn: tell how many; drop: leave them out."""
+    """Treatment of training rows whose question is in an evaluation set, compared as for
+    deduplicate. warn: count them; drop: drop and count them; ignore: keep them."""
 
     @property
     def sources(self) -> list[WeightedSource]:

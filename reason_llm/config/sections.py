@@ -1,7 +1,7 @@
 """Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
 
-Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config_file``
-turns that into one line. Reward names are checked in ``score``, prompts in ``prompts``.
+Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config.file``
+turns that into one line. Reward names are checked in ``score``, templates in ``data``.
 """
 
 import re

@@ -1,6 +1,6 @@
 """System prompts and chat templates of ``templates.yaml``, by name.
 
-Applying a template is ``prompts``' matter.
+Templates are applied in ``render``.
 """
 
 import difflib
