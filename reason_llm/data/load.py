@@ -389,8 +389,7 @@ def _passes(where: str, row: Row, wanted: PassRateSection) -> bool:
 
 
 def _is_kept_by_json(value: object) -> bool:
-    """Whether JSON returns the value unchanged: no date, bytes or NaN, no integer beyond 64 bits.
-   """
+    """Whether JSON returns the value unchanged: no date, bytes, NaN or integer beyond 64 bits."""
     try:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except (TypeError, ValueError):

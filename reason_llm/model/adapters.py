@@ -136,8 +136,7 @@ def state(policy: PeftModel) -> dict[str, Tensor]:
 
 
 def save(policy: PeftModel, folder: Path) -> None:
-    """Write the adapter in PEFT's format, as ``PeftModel.from_pretrained(base, folder)`` reads it.
-   """
+    """Write it in PEFT's format, as ``PeftModel.from_pretrained(base, folder)`` reads it."""
     policy.save_pretrained(str(folder), save_embedding_layers=False)
 
 

@@ -91,8 +91,7 @@ def code_allowed(path: str, asked: bool) -> bool:
 
 
 def is_pickled(config: ModelSection) -> bool:
-    """Whether a folder has pickled weights and no others. False for a Hub id, where it is unknown.
-   """
+    """Whether a folder has pickled weights and no others. False for a Hub id."""
     folder = Path(config.path)
     return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
 

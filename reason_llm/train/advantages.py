@@ -106,8 +106,7 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
 
 
 def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
-    """Values with mean 0 and standard deviation 1 over the mask, 0 elsewhere; 0 if all are equal.
-   """
+    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal."""
     chosen = values[mask]
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
         return torch.zeros_like(values)

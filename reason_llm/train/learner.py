@@ -182,8 +182,7 @@ class Learner:
         tally: Tally,
         progress: Progress,
     ) -> None:
-        """Accumulate the gradient of one optimizer batch; out of memory, from its beginning again.
-       """
+        """Accumulate the gradient of an optimizer batch; out of memory, from the start again."""
         states, here, done = micro_batches.rng_states(), Tally(), 0
 
         def restart() -> None:

@@ -1,5 +1,4 @@
-"""The optimizer and its schedule. Its state is plain tensors, so that no pickle is written or read.
-"""
+"""Optimizer and schedule. The state is plain tensors, so no pickle is written or read."""
 
 import math
 from collections.abc import Iterable

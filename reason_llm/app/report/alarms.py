@@ -293,8 +293,7 @@ def no_variance(seen: Evidence) -> Finding:
 
 
 def jump(seen: Evidence) -> Finding:
-    """Jump of the KL or of the mismatch of sampler and learner, as a multiple of the steps before.
-   """
+    """Jump of the KL or the mismatch of sampler and learner, as a multiple of the steps before."""
     looked_at = []
     for key, floor in JUMP_FLOORS.items():
         steps, values = series(seen.trained, key)

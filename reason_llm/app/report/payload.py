@@ -165,7 +165,7 @@ def _rollouts(examined: Examined) -> dict[str, Any]:
 
 
 def _part(group: GroupFacts, name: str) -> list[float]:
-    """One reward of a group's completions; None for a group scored by other rewards."""
+    """One reward of a group's completions; zeros for a group without this reward."""
     return group.parts.get(name, [0.0] * len(group.rewards))
 
 

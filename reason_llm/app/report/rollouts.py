@@ -262,8 +262,7 @@ def _quantized_logprob(value: float) -> int:
 
 
 def _quantized_log_ratios(completion: Completion) -> list[int]:
-    """Quantised log-ratios of learner to sampler, 0x8000 for ratio 1; ``NO_NUMBER`` where unknown.
-   """
+    """Quantised log-ratios of learner to sampler, 0x8000 for ratio 1, ``NO_NUMBER`` if unknown."""
     if completion.learner_logprobs is None:
         return [NO_NUMBER] * len(completion.logprobs)
     return [

@@ -281,8 +281,7 @@ def free_gpu_bytes() -> int:
 
 
 def unmapped_bytes() -> int:
-    """Bytes of vLLM's pools in this process that were given back; other programs do not change it.
-   """
+    """Bytes of vLLM's pools in this process that were freed; other programs do not change it."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     held = {} if CuMemAllocator.instance is None else CuMemAllocator.instance.pointer_to_data
