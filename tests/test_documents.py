@@ -137,7 +137,7 @@ def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
     for path in DOCUMENTS:
         text = path.read_text()
         links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(
-            r"`((?:docs|configs)/[\w.-]+)`", text
+            r"`((?:docs|configs|reason_llm|tests|scripts)/[\w./-]+)`", text
         )
         for link in links:
             here = [path.parent / link, ROOT / link]

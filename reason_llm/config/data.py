@@ -86,12 +86,11 @@ class DataSection(Section):
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
     system_prompt: str = "auto"
-    """auto (by the first reward), a name in reason_llm/templates.yaml (boxed, think_answer_tags,
-    think_boxed, code), none, or any other text, which is taken as it is."""
+    """auto (by the first reward), a name in reason_llm/data/templates.yaml (boxed,
+    think_answer_tags, think_boxed, code), none, or any other text, which is taken as it is."""
     template: str = "auto"
-    """How messages become text. auto: the model's own chat template. A name in
-    reason_llm/templates.yaml (plain_chat, r1_zero, question_only), for models that have none. Or a
-    .jinja file."""
+    """Chat template. auto: the model's own. A name in reason_llm/data/templates.yaml (plain_chat,
+    r1_zero, question_only), for models that have none. Or a .jinja file."""
     eval: str | None = None
     """Held-out set of problems. null: none but those of eval.sets."""
     max_prompt_tokens: Count | None = None
