@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ReasonError(Exception):
-    """Base of every error that a user can mend."""
+    """Base of every error that a user can fix."""
 
 
 class ConfigError(ReasonError, ValueError):
@@ -44,7 +44,7 @@ class WriteError(ReasonError, OSError):
 
 
 class RewardError(ReasonError, RuntimeError):
-    """A reward raised, or gave what is no reward."""
+    """A reward raised or returned no number."""
 
 
 class TrainingError(ReasonError, ArithmeticError):
@@ -68,14 +68,14 @@ class Stopped(KeyboardInterrupt):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's text without line breaks, nor the number of a system's error."""
+    """An exception's text without line breaks and without the operating system's error number."""
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return " ".join(error.strerror.split())
     return " ".join(str(error).split())
 
 
 def clear_frames(error: BaseException) -> None:
-    """Drop the local variables of the frames that an error came through, and the errors before it.
+    """Drop the local variables of the frames of an error and of the errors before it.
 
     They hold activations and views of the weights for as long as the error is handled. Frames that
     still run keep theirs.
@@ -98,14 +98,14 @@ _SHORTEST_SECRET = 8
 
 
 def shown(error: Exception) -> str:
-    """What is printed of an error: one printable line, of bounded length, without secrets."""
+    """Text of an error as it is printed: one printable line, of bounded length, without secrets."""
     text = without_secrets(printable(str(error)))
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with all that a terminal would act on spelled out: data and completions are others'
-    words, and may hold escape sequences.
+    """The text with control characters spelled out, because data and completions may hold escape
+    sequences.
 
     Args:
         keep: what may stay, such as line breaks.
@@ -114,8 +114,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def secrets() -> dict[str, str]:
-    """Values of the environment's tokens, keys and passwords, each with its name; longest first, as
-    one may begin with another."""
+    """Values of the environment's tokens, keys and passwords with their names, longest first
+    because one may begin with another."""
     found = {
         value: name
         for name, value in os.environ.items()
@@ -125,7 +125,8 @@ def secrets() -> dict[str, str]:
 
 
 def without_secrets(text: str, known: dict[str, str] | None = None) -> str:
-    """The text with the values of the environment's tokens, keys and passwords given by name.
+    """The text with the names in place of the values of the environment's tokens, keys and
+    passwords.
 
     Args:
         known: of ``secrets()``, where there are many texts.

@@ -1,4 +1,4 @@
-"""Files: writing that survives a crash, and reading what others wrote.
+"""Files: writing that survives a crash, and bounded reading of files from others.
 
 Written: atomic replacement, locks that die with their process, moving aside. Read: regular files
 only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class FileLock:
-    """An exclusive lock that the kernel drops with the process, however that ends."""
+    """An exclusive lock that the kernel releases when the process ends in any way."""
 
     def __init__(
         self, path: Path, what: str, fix: str = "give this run its own --run.name and --run.buffer"
@@ -78,14 +78,14 @@ class FileLock:
 
 
 def write_for_oneself() -> None:
-    """From here on, what this process makes can be written by its user alone, whatever the umask;
-    a stricter umask stays as it is."""
+    """Make all later files of this process writable by its user alone, whatever the umask; a
+    stricter umask stays."""
     os.umask(os.umask(0o077) | 0o022)
 
 
 def discard_output() -> None:
-    """From here on, what is written to standard output, whose reader went away, goes nowhere; not
-    even Python's own flush at the end fails."""
+    """Discard all later standard output after its reader went away, including Python's own flush at
+    the end."""
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
@@ -96,7 +96,7 @@ CLOSED_OUTPUT = 128 + signal.SIGPIPE
 
 
 def check_writable(folder: Path) -> None:
-    """Whether ``folder`` could be made and written, without trying.
+    """Check that ``folder`` could be made and written, without trying.
 
     Raises:
         WriteError: with the part of the path that stands in the way.
@@ -113,8 +113,8 @@ def check_writable(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new,
-    whole.
+    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new
+    content whole.
 
     Raises:
         WriteError: the disk is full, read-only or forbidden; the old content is as it was.
@@ -140,7 +140,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def open_to_append(path: Path) -> BufferedWriter:
-    """The regular file at ``path``, made if it is not there, open for writing at its end.
+    """The regular file at ``path``, created if needed, open for writing at its end.
 
     Raises:
         OSError: it cannot be opened, or is a FIFO or a device.
@@ -186,7 +186,7 @@ def replacing_folder(target: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the renames inside a folder, last through a power cut."""
+    """Make a file's content, or the renames inside a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -241,7 +241,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """All that is in the regular file at ``path``.
+    """Content of the regular file at ``path``, refused beyond ``most_bytes``.
 
     Raises:
         OSError: as ``open_regular``, or it is larger than ``most_bytes``.
@@ -305,7 +305,7 @@ def too_large(most_bytes: int) -> OSError:
 
 
 def check_nesting(value: Any, most: int = MOST_NESTING) -> None:
-    """Whether what a parser gave can be walked through by recursion.
+    """Check that a parsed value is not nested too deep for recursion.
 
     Raises:
         ValueError: it is nested deeper than ``most``.

@@ -1,5 +1,5 @@
-"""The method, on one screen: sample -> score -> buffer -> train -> evaluate -> save, until the
-steps are done.
+"""The training loop: sample -> score -> buffer -> train -> evaluate -> save, until all steps are
+done.
 
 A run that dies at any moment goes on from its last checkpoint and its buffer when it is started
 again. What is checked before a weight is read is in ``run.prepare``, and what a run holds while it

@@ -163,7 +163,6 @@ def _record(cls: type[T], value: Any, tuples: tuple[str, ...], maybe: tuple[str,
 
 
 def shortest_decimals(values: Any) -> Any:
-    """Float32 numbers in an array of any shape as nested lists of the shortest decimals that stand
-    for them: exact, and short in the buffer."""
+    """Float32 numbers of an array of any shape as nested lists of their shortest exact decimals."""
     array = np.asarray(values, dtype=np.float32)
     return orjson.loads(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))

@@ -137,7 +137,7 @@ def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
     for path in DOCUMENTS:
         text = path.read_text()
         links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(
-            r"`((?:docs|configs)/[\w.-]+)`", text
+            r"`((?:docs|configs|reason_llm|tests|scripts)/[\w./-]+)`", text
         )
         for link in links:
             here = [path.parent / link, ROOT / link]
@@ -159,7 +159,7 @@ def test_every_option_that_is_named_exists() -> None:
 def test_commands_are_found() -> None:
     found = {path.name: [str(command) for command in commands(path)] for path in DOCUMENTS}
     assert "make train" in found["README.md"]
-    assert "python scripts/train.py --help" in found["README.md"]
+    assert "python scripts/train.py --help" in found["configs.md"]
     assert (
         "python scripts/train.py my_config.yaml --data-check" in found["README.md"]
     )  # in the text

@@ -1,20 +1,30 @@
-"""What the README lists is what there is."""
+"""What the README and the tables of docs/ list is what there is."""
+
+import re
 
 from conftest import ROOT
+from house import PACKAGE
 from reason_llm.app.report.alarms import CHECKS
 from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.score.table import REWARDS
 
 README = (ROOT / "README.md").read_text()
 
 
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
 def test_every_algorithm_has_its_row() -> None:
+    algorithms = page("algorithms.md")
     for name, row in ALGORITHMS.items():
-        assert f"| `{name}` | {row.idea} | {row.source} |" in README, name
+        assert f"| `{name}` | {row.idea} | {row.source} |" in algorithms, name
+    assert f"GRPO, DAPO and {len(ALGORITHMS) - 2} relatives" in README
 
 
 def test_every_reward_is_named() -> None:
-    assert all(f"`{name}`" in README for name in REWARDS)
+    assert all(f"| `{name}` |" in page("rewards.md") for name in REWARDS)
 
 
 def test_every_config_is_there() -> None:
@@ -24,5 +34,37 @@ def test_every_config_is_there() -> None:
 
 
 def test_every_alarm_is_explained() -> None:
-    explained = (ROOT / "docs" / "report.md").read_text()
-    assert all(f"| {title} |" in explained for title in CHECKS)
+    assert all(f"| {title} |" in page("report.md") for title in CHECKS)
+
+
+def test_every_family_that_vllm_cannot_share_is_named() -> None:
+    named = re.sub(r"[^a-z0-9]", "", page("configs.md").lower())
+    assert all(family in named for family in WITHOUT_VLLM)
+
+
+def test_the_tree_names_every_folder_and_module() -> None:
+    tree = README.partition("## How it is made")[2]
+    entries = {e.name + "/" * e.is_dir() for e in PACKAGE.iterdir() if e.name[:2] != "__"}
+    assert entries <= set(re.findall(r"(?<=\s)\w+(?:\.py|/)(?=\s)", tree))
+
+
+def beside_other_trainers() -> list[list[str]]:
+    """The README's first table: what is compared, ours, TRL, Unsloth, verl."""
+    table = README[README.index("| | reason_llm |") :].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
+def test_every_number_beside_other_trainers_is_in_the_log() -> None:
+    log = (ROOT / "LOG.md").read_text()
+    cells = [cell for row in beside_other_trainers() for cell in row[1:]]
+    numbers = [n for cell in cells for n in re.findall(r"\d[\d.,]*\d", cell)]
+    assert len(numbers) > 15
+    assert [n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\d)", log)] == []
+
+
+def test_what_was_not_measured_is_said() -> None:
+    rows = beside_other_trainers()
+    assert len(rows) > 5
+    assert {cell for row in rows for cell in row[3:]} == {"not measured"}
+    (on_a_gpu,) = (row for row in rows if "on a GPU" in row[0])
+    assert set(on_a_gpu[1:]) == {"not measured"}

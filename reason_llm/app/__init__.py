@@ -1,1 +1,1 @@
-"""What a person sees and types. Nothing below imports it; commands begin in ``cli``."""
+"""The user interface: console, report, chat, export. Nothing below imports it."""

@@ -1,5 +1,4 @@
-"""A conversation with the base or with its adapter, asked as a run asks them and answered token by
-token.
+"""A chat with the base or its adapter, with the run's template and sampling, token by token.
 
 One copy of the base: without its adapter it is the base, with it the policy. Not here: the terminal
 (``chat_terminal``), and vLLM.
@@ -23,7 +22,7 @@ from reason_llm.sample import SamplingParams, stream
 
 
 class Options(Section):
-    """How answers are drawn."""
+    """Sampling options of a chat."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     """0: greedy, always the likeliest token."""
@@ -41,7 +40,7 @@ class Options(Section):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who is talked to, and how."""
+    """The model of a chat and how it is asked."""
 
     model: ModelSection
     adapter: Path | None
@@ -56,8 +55,8 @@ class Subject:
 
 
 def find_subject(target: str, adapter: Path | None) -> Subject:
-    """What ``target`` names: a run's folder, a config, an adapter's folder, or a model's folder or
-    Hub id.
+    """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
+    folder or Hub id.
 
     Args:
         adapter: in the place of the run's own.
@@ -133,11 +132,11 @@ class Chat:
 
     @property
     def who(self) -> str:
-        """Who answers: ``adapter`` or ``base``."""
+        """Name of the model that answers: ``adapter`` or ``base``."""
         return "adapter" if self.uses_adapter else "base"
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """The answer to the next message, in pieces as they are drawn.
+        """The answer to the next message, in pieces as they are sampled.
 
         Closed early, it leaves what was answered so far in the conversation.
 
@@ -173,13 +172,13 @@ class Chat:
             self.messages = [*messages, {"role": "assistant", "content": spelled.text}]
 
     def begins_thinking(self) -> bool:
-        """Whether the template opens the thinking part before the model says a word."""
+        """Whether the template opens the thinking part before the model writes anything."""
         prompt = self.renderer.prompt("a test", [{"role": "user", "content": "1"}], answer="")
         return prompt.text.rstrip().endswith("<think>")
 
 
 class Detokenizer:
-    """Tokens become text as they come: a piece ends where a character ends, and all pieces together
+    """Text of tokens as they arrive: a piece ends where a character ends, and all pieces together
     are the text of all tokens.
 
     Source: the two offsets of ``detokenize_incrementally`` in vLLM, since a tokenizer may spell a
@@ -197,16 +196,16 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """Of all tokens."""
+        """Text of all tokens."""
         return self._spell(self.token_ids)
 
     def add(self, token: int) -> str:
-        """What can be shown now."""
+        """Text that is complete after this token."""
         self.token_ids.append(token)
         return self._piece(last=len(self.token_ids) - self._shown > self.LONGEST)
 
     def rest(self) -> str:
-        """What was held back."""
+        """Text that is left at the end."""
         return self._piece(last=True)
 
     def _piece(self, last: bool) -> str:
@@ -222,7 +221,7 @@ class Detokenizer:
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
-    """The run's options, with those that were given in their places.
+    """The run's options, overridden by those that were given.
 
     Raises:
         ConfigError: a value is none for its option.
@@ -235,7 +234,7 @@ def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
 
 
 def parse_option(options: Options, name: str, value: str) -> Options:
-    """``options`` with one of them set from text, ``null`` for none.
+    """``options`` with one of them set from text; ``null`` unsets it.
 
     Raises:
         ConfigError: the value is none for it.

@@ -52,7 +52,7 @@ class AnswerWriter:
             self._style(DIM)
 
     def write(self, piece: str) -> None:
-        """Show a piece, but for an end that may turn out to be a tag or a secret."""
+        """Show a piece, except an end that may become a tag or a secret."""
         text = without_secrets(self._held + piece, self._secrets)
         while (at := text.find(self._tag)) >= 0:
             end = at + len(self._tag)
@@ -70,7 +70,7 @@ class AnswerWriter:
         self._out.flush()
 
     def end(self) -> None:
-        """Show what was held back; the style is the terminal's own again."""
+        """Show the rest and restore the terminal's own style."""
         self._show(self._held)
         self._held = ""
         self._style(PLAIN)
@@ -89,13 +89,13 @@ class AnswerWriter:
 
 
 def _begun(text: str, word: str) -> int:
-    """How many characters at the end of the text may be the beginning of a word."""
+    """Number of characters at the end of the text that may begin a word."""
     longest = min(len(word) - 1, len(text))
     return next(n for n in range(longest, -1, -1) if text.endswith(word[:n]))
 
 
 class ChatTerminal:
-    """The loop of messages and answers, over standard input and output."""
+    """Loop of messages and answers over standard input and output."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -115,7 +115,7 @@ class ChatTerminal:
         self._ended = False
 
     def talk(self) -> None:
-        """Until Ctrl-D or ``/quit``."""
+        """Answer messages until Ctrl-D or ``/quit``."""
         import readline  # line editing and history, for input()
 
         # Which Python turns off for its own prompt: pasted lines are one message.
@@ -143,7 +143,7 @@ class ChatTerminal:
                 self._say(printable(str(error)))
 
     def answer_once(self, message: str) -> None:
-        """One message, one answer, nothing else."""
+        """Answer one message and end."""
         writer = AnswerWriter(self._out, self._styled, self._thinking)
         try:
             for piece in self.chat.answer(message):
@@ -225,7 +225,7 @@ class ChatTerminal:
 
 
 def read_message(prompt: str) -> str:
-    """A message from the terminal: one line, or several joined by backslashes or between quotes.
+    """One message from the terminal: one line, or several joined by backslashes or between quotes.
 
     Raises:
         EOFError: Ctrl-D.

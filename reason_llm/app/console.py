@@ -1,5 +1,5 @@
-"""What a run shows: lines, and below them on a terminal a live part that ends with the run. The one
-place where logging is set up.
+"""Output of a run: lines and, on a terminal, a live part below them. The only place where logging
+is set up.
 
 What is shown holds words of others: file names, prompts, errors of rewards. All of it is made
 printable, so that no terminal acts on it, and the environment's secrets are left out.
@@ -44,7 +44,7 @@ def restored_output() -> Iterator[None]:
 
 
 class Console:
-    """Lines, and the live part.
+    """Lines and the live part of a run.
 
     Args:
         mode: ``auto`` (live on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
@@ -67,13 +67,14 @@ class Console:
         logger.setLevel(logging.WARNING if self._quiet else logging.INFO)
 
     def line(self, text: str) -> None:
-        """One line, unless quiet."""
+        """Print one line, unless quiet."""
         if not self._quiet:
             self._rich.print(without_secrets(printable(text)))
 
     @contextmanager
     def run(self, begun: Begun) -> Iterator[None]:
-        """Within: the live part, if there is one. What is printed and warned of goes above it."""
+        """Show the live part, if there is one, while the block runs; lines and warnings go above
+        it."""
         self._last_step = begun.last_step
         with self._shown(Screen(begun.name, begun.last_step, begun.step)):
             if self._screen is not None:
@@ -82,7 +83,7 @@ class Console:
             yield
 
     def step(self, record: Record, group: Group | None) -> None:
-        """The line of a step, and what the live part shows of it.
+        """Print the line of a step and update the live part.
 
         Args:
             group: whose last completion is shown; None before training.
@@ -149,20 +150,21 @@ class Console:
 
 
 class _Output(RichConsole):
-    """Standard output, whose reader may go away: the run goes on, with its warnings on standard
-    error."""
+    """Standard output that survives the end of its reader: the run continues, with its warnings on
+    standard error."""
 
     is_closed = False
 
     def on_broken_pipe(self) -> None:
-        """Say so once on standard error; what is printed from here on goes nowhere."""
+        """Report it once on standard error and discard all further output."""
         self.quiet = self.is_closed = True
         discard_output()
         sys.stderr.write("standard output was closed; what is running goes on\n")
 
 
 class _Lines(logging.Handler):
-    """Records as printable lines, never broken to a width: pipes are searched for them."""
+    """Log records as printable lines. They are never wrapped, because scripts search pipes for
+    them."""
 
     def __init__(self, console: RichConsole) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
-"""``--data-check``: everything that a config's data section names is read, and what it holds is
-told. The rewards say which columns are needed; no weight is read, no program is run.
-"""
+"""Report on all data that a config names (``--data-check``). The rewards say which columns are
+needed; no weight is read and no program is run."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ NUM_ERRORS_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What was found."""
+    """Lines and number of errors of a data check."""
 
     lines: list[str]
     """For the terminal; escape sequences in the data are spelled out."""
@@ -79,7 +78,7 @@ def _spread(lengths_tokens: Sequence[int]) -> str:
 
 
 def _shown_prompts(data: Data) -> list[str]:
-    """The first, the middle and the last prompt to train on, as the model reads them."""
+    """The first, the middle and the last training prompt, as the model reads them."""
     prompts = data.prompts
     lines = []
     for index in sorted({0, len(prompts) // 2, len(prompts) - 1} if prompts else set()):

@@ -1,4 +1,4 @@
-"""Lines on a run for its user, made from its records and its summary alone."""
+"""Console lines of a run, made from its records and its summary."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ def of_step(record: Record, last_step: int) -> str:
 
 
 def accuracy(record: Record) -> str:
-    """The held-out accuracy, and that of each named set."""
+    """Held-out accuracy, and that of each named set."""
     named = ", ".join(f"{name} {value:.1%}" for name, value in metrics.accuracies(record).items())
     return f"held-out accuracy {record['eval/accuracy']:.1%}" + (f" ({named})" if named else "")
 
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
-    """What a run came to: accuracy, memory beside its plan, seconds."""
+    """Result of a run: accuracy, memory beside its plan, seconds."""
     found = []
     if summary["accuracy_before"] is not None:
         found.append(

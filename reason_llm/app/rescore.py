@@ -1,5 +1,5 @@
-"""Saved rollouts get new rewards and advantages: two rewards, or two algorithms, on the very same
-rollouts."""
+"""New rewards and advantages for saved rollouts, so that two rewards or two algorithms can be
+compared on the same rollouts."""
 
 import os
 import uuid
@@ -19,7 +19,7 @@ from reason_llm.train import with_advantages, without_learner_logprobs
 
 def rescore(document: Document, config: Config, source: Path) -> Document:
     """The rollouts of ``document`` with the rewards of ``config.score`` and the advantages of
-    ``config.algorithm``; all else in it as it was.
+    ``config.algorithm``; everything else unchanged.
 
     Args:
         source: where it was read, for errors.
@@ -41,7 +41,7 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
 
 
 def rescore_file(source: Path, target: Path, config: Config) -> Document:
-    """``rescore`` from a file into a new one.
+    """``rescore`` of a file into a new file.
 
     Raises:
         WriteError: ``target`` exists or cannot be written.
@@ -54,8 +54,8 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
 
 
 def accept_edited(path: Path) -> bool:
-    """Write a new digest into a buffer that was edited on purpose, in place; nothing else of it
-    changes. Whether there was anything to write: False, if its digest is right.
+    """Write a new digest into a buffer that was edited on purpose and change nothing else. Returns
+    whether it was needed: False if the digest is right.
 
     Raises:
         RolloutBufferError: it cannot be read, or holds no rollouts in this format.

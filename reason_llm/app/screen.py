@@ -1,4 +1,4 @@
-"""What the live part of a terminal shows of a run: a few lines, made of numbers and the clock.
+"""The live part of a terminal: a few lines, made of numbers and the clock.
 
 No terminal here: ``console`` owns it. Model text is data: cut first, then spelled out.
 """
@@ -26,7 +26,7 @@ _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 
 @dataclass(slots=True)
 class Phase:
-    """What is under way."""
+    """The current phase."""
 
     name: str
     total: int
@@ -38,7 +38,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Screen:
-    """The state of the live part. Times are of ``time.perf_counter``."""
+    """State of the live part. Times are of ``time.perf_counter``."""
 
     name: str
     last_step: int
@@ -56,17 +56,17 @@ class Screen:
     _phase_seconds: dict[str, "Mean"] = field(default_factory=dict)
 
     def begin_phase(self, name: str, total: int) -> Phase:
-        """Another phase is under way."""
+        """Start another phase."""
         self.phase = Phase(name, total, time.perf_counter())
         return self.phase
 
     def end_phase(self) -> None:
-        """It took as long as it took."""
+        """End the phase and record its seconds."""
         took = time.perf_counter() - self.phase.started
         self._phase_seconds.setdefault(self.phase.name, Mean()).add(took)
 
     def take(self, record: Record) -> None:
-        """A record of metrics.jsonl, those of a run that goes on included."""
+        """Take a record of metrics.jsonl, including those from before a resumption."""
         self.record = self.record | record
         for key, curve in self._curves.items():
             if (value := record.get(key)) is not None and math.isfinite(value):
@@ -75,13 +75,14 @@ class Screen:
             self._step_seconds.add(record["time/total_seconds"])
 
     def end_step(self, record: Record, rollout: Completion) -> None:
-        """A step is done, and on record."""
+        """End a step that is on record."""
         self.take(record)
         self.rollout = rollout
         self.step, self.step_started = int(record["step"]), time.perf_counter()
 
     def phase_seconds_left(self, now: float) -> float | None:
-        """By the mean of the phase's earlier times, the first time by what is done of it."""
+        """Remaining seconds of the phase, from the mean of its earlier times, or from its progress
+        the first time."""
         phase = self.phase
         elapsed = now - phase.started
         if before := self._phase_seconds.get(phase.name):
@@ -91,14 +92,14 @@ class Screen:
         return None
 
     def run_seconds_left(self, now: float) -> float | None:
-        """By the mean of the past steps, evaluations and all."""
+        """Remaining seconds of the run, from the mean of the past steps, including evaluations."""
         if not self._step_seconds.count:
             return None
         left = (self.last_step - self.step) * self._step_seconds.value
         return max(0.0, left - (now - self.step_started))
 
     def lines(self, width: int, now: float, plain: bool = False, ascii_only: bool = False) -> Text:
-        """Everything, cut to ``width`` cells.
+        """All lines, cut to ``width`` cells.
 
         Args:
             plain: without colours, so that a bar's rest must be empty.
@@ -173,7 +174,7 @@ class Screen:
 
 @dataclass(slots=True)
 class Mean:
-    """Of what was added."""
+    """Running mean."""
 
     count: int = 0
     value: float = 0.0
@@ -186,7 +187,7 @@ class Mean:
 
 @dataclass(slots=True)
 class Curve:
-    """A series of any length in at most ``MOST`` means of equally many values each."""
+    """A series of any length, as at most ``MOST`` means of equally many values each."""
 
     MOST: ClassVar[int] = 1024
     values: list[float] = field(default_factory=list)
@@ -206,7 +207,7 @@ class Curve:
 
 
 def cut(text: str, limit: int = 1000) -> str:
-    """The beginning and the end of a model's text on one line, as a terminal may show it."""
+    """Beginning and end of a model's text on one line, safe for a terminal."""
     text = without_secrets(text)
     if len(text) > 2 * limit:
         text = f"{text[:limit]} ... {text[-limit:]}"
@@ -214,8 +215,8 @@ def cut(text: str, limit: int = 1000) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
-    """The values from the first to the last in at most ``width`` bars, each the mean of its share;
-    empty without room."""
+    """Bars of the values, at most ``width`` of them, each the mean of its share; empty without
+    room."""
     if width < 1 or not values:
         return ""
     count = min(width, len(values))

@@ -1,4 +1,4 @@
-"""``python -m reason_llm.app.tracker_process NAME RUN_FOLDER RUN_ID``: one tracker's own process.
+"""Process of one tracker: ``python -m reason_llm.app.tracker_process NAME RUN_FOLDER RUN_ID``.
 
 It follows ``metrics.jsonl`` until its standard input ends, which is when the run does, and gives
 each record to the tracker once, also when the run was killed and goes on: each tracker says itself
@@ -35,7 +35,7 @@ Values = dict[str, float]
 
 
 class Tracker(Protocol):
-    """Where records go."""
+    """A destination of records."""
 
     last_step: int
     """Of the last record that is there already; -1 for none."""
@@ -45,12 +45,12 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Write out what is held back."""
+        """Write what is buffered."""
         ...
 
 
 class TensorBoard:
-    """Event files in ``<run>/tensorboard``, made anew from the records by each process.
+    """Event files in ``<run>/tensorboard``, written again from the records by each process.
 
     So they hold what metrics.jsonl holds. Wall times are the run's own seconds, and the first
     records of a process end now.
@@ -85,7 +85,7 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=self._now, step=0, summary=summary))
 
     def write(self, step: int, values: Values) -> None:
-        """One event with all values, whole or not there."""
+        """Write one event with all values, whole or not at all."""
         self._now += values.get("time/total_seconds", 0.0)
         scalars = [self._summary.Value(tag=key, simple_value=v) for key, v in values.items()]
         summary = self._summary(value=scalars)
@@ -164,7 +164,7 @@ TRACKERS: dict[str, Callable[[Path, str, dict[str, Any]], Tracker]] = {
 
 
 def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
-    """Give the tracker every record once, until the run has ended and the file too."""
+    """Give the tracker every record once, until the run and its file have ended."""
     while True:
         is_last = ended.is_set()  # asked first, so that nothing is written after the last look
         for record in tail.read():
@@ -177,8 +177,8 @@ def follow(tracker: Tracker, tail: "Tail", ended: threading.Event) -> None:
 
 
 class Tail:
-    """The records of a run as they come, from the first that is kept, over the change from a full
-    file to the next."""
+    """New records of a run, from the first that is kept, also when a full file gives way to the
+    next."""
 
     def __init__(self, run_folder: Path) -> None:
         self._path, self._older = metrics.files(run_folder)
@@ -186,11 +186,11 @@ class Tail:
         self._rest = b""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Those since the last call."""
+        """Records since the last call."""
         while True:
             # Asked first: a file that is the older one by now grows no more.
             is_older = self._is_older()
@@ -202,7 +202,8 @@ class Tail:
             self._file, self._rest = open_regular(self._path), b""
 
     def _is_older(self) -> bool:
-        """By its inode: not when another run has taken the folder."""
+        """Whether the file is the older one, by its inode: False when another run has taken the
+        folder."""
         try:
             return os.path.samestat(self._older.stat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:
@@ -276,7 +277,7 @@ def _await_end(ended: threading.Event) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """A lock that the process of a run that was killed may hold a while longer."""
+    """Hold a lock that the process of a killed run may still hold for a while."""
     deadline = time.monotonic() + 2 * GRACE_SECONDS
     with ExitStack() as stack:
         while True:

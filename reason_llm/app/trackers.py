@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and trackio beside a run: a process each, which follows
+"""Trackers beside a run (TensorBoard, Weights & Biases, trackio): one process each, which follows
 metrics.jsonl.
 
 The file is the truth and the only way to a tracker: the run writes its records as ever and knows
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Whether there is a package for each tracker.
+    """Check that the package of each tracker is installed.
 
     Raises:
         ConfigError: with the command that installs it.
@@ -57,7 +57,7 @@ class Trackers:
         self._given_up: set[str] = set()
 
     def start(self, run_folder: Path, run_id: str) -> None:
-        """Begin to follow ``<run_folder>/metrics.jsonl``, from its first record on."""
+        """Start to follow ``<run_folder>/metrics.jsonl``, from its first record."""
         for name in self._names:
             command = [sys.executable, "-m", "reason_llm.app.tracker_process", name]
             try:
@@ -86,7 +86,7 @@ class Trackers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let them write what they have not written yet, within ``GRACE_SECONDS``."""
+        """Let the trackers write the rest, within ``GRACE_SECONDS``."""
         deadline = time.monotonic() + self.GRACE_SECONDS
         try:
             for process in self._processes.values():
@@ -103,7 +103,7 @@ class Trackers:
                 self._watchers[name].join()
 
     def _watch(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Wait for the end of a tracker's process; what it says is why it failed."""
+        """Wait for the end of a tracker's process; its output is the reason of a failure."""
         with process:
             problem = process.stdout.read() if process.stdout is not None else ""
             code = process.wait()

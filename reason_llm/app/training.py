@@ -1,5 +1,4 @@
-"""A training run with all who look on: the console, the trackers, and the curves and the report at
-its end."""
+"""A training run with console, trackers, curves and report."""
 
 import logging
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_training(config: Config, console: Console) -> dict[str, Any]:
-    """``loop.train`` as the command line shows it; the summary.
+    """Run ``loop.train`` as the command line does, and return its summary.
 
     Raises:
         ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
@@ -74,8 +73,7 @@ def _write_curves(config: Config, folder: Path) -> None:
 
 
 def _write_report(folder: Path, console: Console) -> None:
-    """Write report.html when all else is written: nothing that is wrong with it may end the run as
-    a failed one."""
+    """Write report.html after everything else. Nothing wrong with it may fail the run."""
     try:
         alarms = write_report([folder], folder / "report.html")
     except Exception as error:  # noqa: BLE001

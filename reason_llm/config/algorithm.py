@@ -30,18 +30,18 @@ class AlgorithmSection(Section):
     """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
     gspo, gspo_token, luspo, cispo, sapo, gmpo or vespo."""
     baseline: Baseline | None = None
-    """What is taken off each reward: the group's mean, the mean of its others (leave_one_out), or
+    """Subtracted from each reward: the group's mean, the mean of its others (leave_one_out), or
     nothing."""
     scale: Scale | None = None
-    """group, batch: advantages are divided by that one's standard deviation; whiten: by their own
-    over the step, their mean taken off; none: they are not."""
+    """Divisor of the advantages. group, batch: standard deviation of the group or the step; whiten:
+    their own over the step, after their mean is subtracted; none: 1."""
     normalization: Normalization | None = None
     """total: of the weighted sum of rewards; per_reward: of each reward by itself (GDPO)."""
     keep: Keep | None = None
     """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
     each group with the highest rewards."""
     top_k: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """How many of a group, for keep: top_k."""
+    """Completions kept of each group, for keep: top_k."""
     ratio: Ratio | None = None
     """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
     that value with each token's gradient (sequence_token)."""
@@ -69,38 +69,39 @@ class AlgorithmSection(Section):
     kl_coefficient: NonNegative | None = None
     """Weight of that KL (beta)."""
     kl_place: KLPlace | None = None
-    """loss: added to it; reward: taken off the completion's; token_reward: off each token's."""
+    """loss: added to it; reward: subtracted from the completion's; token_reward: from each
+    token's."""
     entropy_coefficient: NonNegative | None = None
-    """Weight of the entropy bonus: the mean entropy of the trained tokens, taken off the loss. 0:
-    none."""
+    """Weight of the entropy bonus: the mean entropy of the trained tokens, subtracted from the
+    loss. 0: none."""
     top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only this part of each optimizer batch's tokens, those with the highest entropy before
-    the step. 1: all. Source: arXiv:2506.01939."""
+    """Train only this fraction of each optimizer batch's tokens, those with the highest entropy
+    before the step. 1: all. Source: arXiv:2506.01939."""
     off_policy_threshold: NonNegative | None = None
-    """Leave out completions with a negative advantage whose mean log-ratio to the sampler is above
-    this. 0: none. Source: arXiv:2512.02556 eq. 9."""
+    """Completions with a negative advantage whose mean log-ratio to the sampler is above this are
+    masked. 0: none. Source: arXiv:2512.02556 eq. 9."""
     max_ratio: NonNegative | None = None
-    """Leave out completions with a token whose probability ratio is above this, which is at least
-    1, where a step has several optimizer steps. 0: none."""
+    """Completions with a token whose probability ratio is above this are masked; at least 1, for
+    several optimizer steps per step. 0: none."""
     correction: Correction | None = None
-    """Importance weights for rollouts that another policy sampled, or a sampler that is not quite
-    the policy, from the log-probs in the buffer: token_truncate, token_mask, sequence_truncate,
+    """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
+    sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
     sequence_mask or none. auto: token_truncate with run.from_buffer and with vllm; else none, as
     the log-probs of transformers are the learner's."""
     correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Largest weight; above it, it is cut down to it (truncate) or to 0 (mask)."""
+    """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative | None = None
-    """Smallest weight; below it, it is raised to it (truncate) or set to 0 (mask). 0: none."""
+    """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""
     dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] | None = None
     """Groups without signal are dropped and others sampled until the step is full, from up to this
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
     success_range: tuple[Fraction, Fraction] | None = None
-    """With dynamic sampling, keep only groups whose part of completions with a positive first
-    reward lies in this range, ends included, such as [0.2, 0.8]. A step for which none was found is
-    taken with the last ones that were sampled."""
+    """With dynamic sampling, keep only groups whose fraction of completions with a positive first
+    reward is in this range, ends included, such as [0.2, 0.8]. A step without any such group takes
+    the last ones that were sampled."""
     truncated: Truncated | None = None
-    """Completions cut off by max_new_tokens: train, or leave_out of the loss (DAPO's overlong
-    filtering)."""
+    """Completions cut off by max_new_tokens: train, or leave_out, masked in the loss (DAPO's
+    overlong filtering)."""
 
     @field_validator("name")
     @classmethod

@@ -1,4 +1,4 @@
-"""Every algorithm is one row of this table; adding one is a row and a test.
+"""The table of algorithms, one row each. Adding one is a row and a test.
 
 Standard library only, so that the config can check names and columns without torch. What each
 column does is in ``advantages.py`` (baseline, scale, normalisation, KL in the reward) and
@@ -69,7 +69,7 @@ class Algorithm:
 
     @property
     def needs_group(self) -> bool:
-        """Whether a single completion of a prompt would teach nothing."""
+        """Whether a single completion of a prompt has no advantage."""
         return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
 
 
@@ -196,7 +196,7 @@ def columns() -> list[str]:
 
 
 def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, str, str]]:
-    """(column, the option that makes it useless, what to do) for each that would do nothing."""
+    """(column, the option that makes it useless, the fix) for each override without effect."""
     found = []
     for column, surrogates in _USED_BY.items():
         if column in overrides and row.surrogate not in surrogates:
@@ -223,7 +223,7 @@ def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, st
 
 
 def _check_meaning(row: Algorithm) -> None:
-    """Combinations that contradict each other.
+    """Refuse combinations that contradict each other.
 
     Raises:
         ValueError: naming both options.

@@ -1,5 +1,5 @@
-"""What stands on a command line: ``--section.key value`` for any option of the config, and what a
-script adds; ``--help`` lists everything."""
+"""The command line: ``--section.key value`` for any option of the config, and a script's own
+options; ``--help`` lists all."""
 
 import argparse
 import sys
@@ -34,16 +34,16 @@ def command(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Whose errors are one line, and the caller's to print."""
+    """An argument parser whose errors are one line, printed by the caller."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what a wrong command line is."""
+        """Raise a usage error."""
         raise ConfigError(f"{message}; see --help")
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An option of a script's own, beside those of the config."""
+    """An option of a script, beside those of the config."""
 
     metavar: str
     text: str
@@ -56,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line that was read and not judged yet."""
+    """A command line, read and not yet checked."""
 
     what: str | None
     """The positional argument."""

@@ -1,4 +1,4 @@
-"""The data section: what is trained and evaluated on, what is left out, how it is asked."""
+"""The data section: training and evaluation sets, filters, prompts."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -9,7 +9,7 @@ from reason_llm.config.types import Count, Section
 
 
 class ColumnsSection(Section):
-    """Which columns of the data hold what. null: found by their usual names."""
+    """Column names of the data. null: found by their usual names."""
 
     prompt: str | None = None
     """Column of the question: text, one message or a list of messages. null: messages, question,
@@ -20,15 +20,15 @@ class ColumnsSection(Section):
 
 
 class PassRateSection(Section):
-    """Training on problems of a certain difficulty, by a number that stands in each row."""
+    """Range of difficulty for training problems, by a number in each row."""
 
     column: str | None = None
     """Column with the share of earlier attempts that were right, or any other measure. null: all
     rows are taken."""
     min: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """Rows below are left out, in the column's own unit."""
+    """Rows below are dropped, in the column's own unit."""
     max: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Rows above are left out, in the column's own unit."""
+    """Rows above are dropped, in the column's own unit."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -72,7 +72,7 @@ Sources = Annotated[
 
 
 class DataSection(Section):
-    """What is trained and evaluated on."""
+    """Training and evaluation sets, filters, prompts."""
 
     train: Sources
     """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight} with several
@@ -89,22 +89,21 @@ class DataSection(Section):
     """auto (by the first reward), a name in reason_llm/data/templates.yaml (boxed,
     think_answer_tags, think_boxed, code), none, or any other text, which is taken as it is."""
     template: str = "auto"
-    """How messages become text. auto: the model's own chat template. A name in
-    reason_llm/data/templates.yaml (plain_chat, r1_zero, question_only), for models that have none.
-    Or a .jinja file."""
+    """Chat template. auto: the model's own. A name in reason_llm/data/templates.yaml (plain_chat,
+    r1_zero, question_only), for models that have none. Or a .jinja file."""
     eval: str | None = None
     """Held-out set of problems. null: none but those of eval.sets."""
     max_prompt_tokens: Count | None = None
-    """Training rows with a longer prompt are left out and counted. null: a prompt that the context
-    has no room for is an error."""
+    """Training rows with a longer prompt are dropped and counted. null: a prompt that does not fit
+    into the context is an error."""
     pass_rate: PassRateSection = PassRateSection()
     """Difficulty."""
     deduplicate: bool = False
-    """Leave out training rows whose question stood before, in any of the training sets; letter
-    case, white space, punctuation and LaTeX's layout make no difference."""
+    """Drop training rows whose question came before in any of the training sets, ignoring letter
+    case, white space, punctuation and LaTeX's layout."""
     contamination: Literal["warn", "drop", "ignore"] = "warn"
-    """What is done about training rows whose question stands in an evaluation set, compared as for
-    deduplicate. warn: tell how many; drop: leave them out."""
+    """Treatment of training rows whose question is in an evaluation set, compared as for
+    deduplicate. warn: count them; drop: drop and count them; ignore: keep them."""
 
     @property
     def sources(self) -> list[WeightedSource]:

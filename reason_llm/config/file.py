@@ -1,4 +1,4 @@
-"""The config as a file: read, overridden, written, compared; every mistake in it as one line."""
+"""The config file: read, overridden, written, compared; every mistake in it is one line."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -60,7 +60,8 @@ def to_yaml(config: Config) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """``["train.learning_rate: 0.001 -> 0.002", ...]`` between two dumped configs."""
+    """Differences between two dumped configs, such as ``["train.learning_rate: 0.001 -> 0.002",
+    ...]``."""
 
     refused: list[str]
     """They would make it another run."""
@@ -69,7 +70,7 @@ class Changes:
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
-    """What differs, by the table ``CHANGES``; what may change freely is left out.
+    """Differences by the table ``CHANGES``, without those that may change freely.
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
@@ -100,7 +101,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"config file {path} is not valid YAML: {one_line(error)}; mend that line"
+            f"config file {path} is not valid YAML: {one_line(error)}; fix that line"
         ) from error
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -164,7 +165,7 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
-    """The first problem of a failed validation: where, key, value, fix."""
+    """First problem of a failed validation: where, key, value, fix."""
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     # Parts such as "constrained-int" name a branch of a union, not a key.
     key = ".".join(
@@ -201,7 +202,7 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
-    """``problem``, with the option that ``key`` may have meant.
+    """``problem`` with the option closest to ``key``.
 
     Args:
         others: what may be meant beside the config's options.

@@ -25,7 +25,7 @@ class RewardSpec(Section):
 
     @property
     def label(self) -> str:
-        """What it is called in the buffer and the metrics: its name, or the function's."""
+        """Name in the buffer and the metrics: the reward's or the function's."""
         return self.name if self.name is not None else str(self.custom).rpartition(":")[2]
 
     @model_validator(mode="after")

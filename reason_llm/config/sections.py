@@ -1,7 +1,7 @@
 """Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
 
-Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config_file``
-turns that into one line. Reward names are checked in ``score``, prompts in ``prompts``.
+Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config.file``
+turns that into one line. Reward names are checked in ``score``, templates in ``data``.
 """
 
 import re
@@ -125,7 +125,7 @@ class ModelSection(Section):
 
 
 class SampleSection(Section):
-    """How completions are drawn."""
+    """Sampling of completions."""
 
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """vllm: vLLM samples and holds the base weights, the learner views them. transformers: nothing
@@ -155,7 +155,7 @@ class SampleSection(Section):
 
 
 class TrainSection(Section):
-    """How the adapter learns from the buffer."""
+    """Learning from the buffer."""
 
     learning_rate: NonNegative = 1e-5
     """Peak learning rate. 0 trains nothing, as a control."""
@@ -187,7 +187,7 @@ class TrainSection(Section):
 
 
 class EvalSection(Section):
-    """When and how the held-out set is judged: greedy decoding, scored by the first reward."""
+    """Evaluation on the held-out set: greedy decoding, scored by the first reward."""
 
     every: Annotated[int, Field(ge=0, strict=True)] = 10
     """Steps between evaluations, besides the first and the last. 0: only those two."""
@@ -211,7 +211,7 @@ class EvalSection(Section):
 
 
 class MemorySection(Section):
-    """What may be used."""
+    """Memory limits."""
 
     budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
     """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
@@ -221,7 +221,7 @@ class MemorySection(Section):
 
 
 class LogSection(Section):
-    """What is shown."""
+    """Console and trackers."""
 
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
@@ -280,8 +280,8 @@ class Config(Section):
 
     @property
     def learned_row(self) -> Algorithm:
-        """The algorithm's row, ``correction: auto`` resolved: saved rollouts are another policy's,
-        and vLLM's log-probs are not quite the learner's own."""
+        """The algorithm's row with ``correction: auto`` resolved. Saved rollouts come from another
+        policy, and vLLM's log-probs differ slightly from the learner's."""
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row

@@ -1,4 +1,4 @@
-"""What every section of the config is made of: its base and the kinds of numbers."""
+"""Base class and number types of the config's sections."""
 
 from typing import Annotated, get_args
 
@@ -10,7 +10,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """What every section shares: frozen, no unknown keys, docstrings as descriptions."""
+    """Base of every section: frozen, no unknown keys, docstrings as descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -1,6 +1,5 @@
-"""YAML that others wrote becomes plain values: no objects, no key twice, no alias that unfolds to
-more than a config can hold, nothing that JSON could not hold as well.
-"""
+"""YAML of unknown origin as plain values: no objects, no duplicate keys, no alias that unfolds
+beyond a config's size, nothing that JSON cannot hold."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,10 +47,10 @@ def parse(text: str) -> Any:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML that refuses a key that stands twice in one mapping."""
+    """Safe YAML loader that refuses duplicate keys in a mapping."""
 
     def construct_yaml_int(self, node: Any) -> int:
-        """As SafeLoader's, but for what YAML 1.1 reads in base 8 or 60, such as 010 and 1:30."""
+        """As SafeLoader's, without YAML 1.1's base 8 and base 60, such as 010 and 1:30."""
         digits = node.value.lstrip("+-").replace("_", "")
         if ":" in digits or (len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()):
             kind = "base 60" if ":" in digits else "base 8"
@@ -62,7 +61,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_yaml_int(node)
 
     def construct_yaml_float(self, node: Any) -> float:
-        """As SafeLoader's, but for base 60, such as 1:30.5."""
+        """As SafeLoader's, without base 60, such as 1:30.5."""
         if ":" in node.value:
             raise yaml.YAMLError(
                 f"line {node.start_mark.line + 1}: {node.value!r:.60} would be read in base 60; "
@@ -71,7 +70,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_yaml_float(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's, after the check."""
+        """As SafeLoader's, after the check for duplicate keys."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:

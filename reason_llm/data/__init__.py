@@ -1,4 +1,4 @@
-"""Data files and Hub sets become rows, and rows become prompts."""
+"""Prompts from data files and Hub sets."""
 
 from reason_llm.data.box import BOX, has_box, last_boxed
 from reason_llm.data.code_cases import (

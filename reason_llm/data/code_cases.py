@@ -1,4 +1,4 @@
-"""The tests of a programming problem: read from a data row, and compared with what came out.
+"""Tests of a programming problem: read from a data row, and compared with a program's results.
 
 Three forms, each a frozen record: whole programs with standard input and output, calls of one
 function, and source text with assertions. A row's tests travel as a JSON string in
@@ -61,8 +61,8 @@ Tests = ProgramTests | CallTests | AssertTests
 
 
 def read_tests(text: str) -> Tests:
-    """The tests in a JSON string: of any of the forms that ``tests_of_row`` takes, or an object
-    with ``test_cases`` and what stands beside it in a row.
+    """Tests in a JSON string, in any form of ``tests_of_row``, or as an object with ``test_cases``
+    and the columns beside it.
 
     Raises:
         ValueError: one line that names what is wrong.
@@ -86,7 +86,7 @@ BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
 
 
 def answer_of_row(row: Mapping[str, Any]) -> str:
-    """What ``Prompt.answer`` holds for a row with tests: those columns of it, as JSON.
+    """``Prompt.answer`` of a row with tests: the row's test columns as JSON.
 
     Raises:
         ValueError: as ``tests_of_row``, so that a run stops before it starts.
@@ -133,7 +133,7 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
 
 
 def _parsed(value: Any, column: str) -> Any:
-    """What a string holds: an object or list as JSON where it starts like one, else source."""
+    """Content of a string: an object or list if it is JSON, else source."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -174,7 +174,7 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
 
 
 def _function_name(case: Mapping[str, Any]) -> str | None:
-    """``fn_name``, or where rLLM's data has it."""
+    """Function name from ``fn_name`` or from the place of rLLM's data."""
     metadata = case.get("metadata")
     name = case.get("fn_name") or (isinstance(metadata, dict) and metadata.get("func_name"))
     return str(name) if name else None

@@ -1,4 +1,4 @@
-"""What a row means: a problem with its gold answer, a demonstration, or a preference.
+"""Meaning of a row: a problem with its gold answer, a demonstration, or a preference.
 
 Every form has a prompt: text, one message or a list of messages that ends with the user's. Columns
 have their usual names, or those that ``data.columns`` gives. A row that is of another form is an
@@ -23,7 +23,8 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``{"question", "answer"}`` and its kin; of ``{"prompt"}`` alone the answer is empty."""
+    """A problem, ``{"question", "answer"}`` and similar; for ``{"prompt"}`` alone the answer is
+    empty."""
 
     where: str
     """File and line, or row."""
@@ -36,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """``{"prompt", "completion"}``: what to imitate."""
+    """A demonstration to imitate, ``{"prompt", "completion"}``."""
 
     where: str
     messages: Messages
@@ -45,7 +46,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """``{"prompt", "chosen", "rejected"}``: which of two completions is better."""
+    """A preference between two completions, ``{"prompt", "chosen", "rejected"}``."""
 
     where: str
     messages: Messages
@@ -98,8 +99,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Preference
 
 
 def gold_answer(text: str) -> str:
-    """The final answer in a gold text: after GSM8K's ``####`` where there is one, else in MATH's
-    last ``\\boxed{}`` where there is one, else the whole. Empty where the mark is and no answer.
+    """Final answer in a gold text: what follows GSM8K's ``####``, else MATH's last ``\boxed{}``,
+    else the whole text. Empty if the mark is there without an answer.
 
     Example: ``"9 * 2 = 18\\n#### 1,018" -> "1018"``
     """
@@ -123,7 +124,7 @@ def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text or a number that is the "
             "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
-            '{"ground_truth": …}; mend the row or set data.columns.answer'
+            '{"ground_truth": …}; fix the row or set data.columns.answer'
         )
     return answer
 
@@ -137,7 +138,7 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
         return code_cases.answer_of_row(row)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
         raise DataError(
-            f"{where}: {error}; mend the row, or set data.columns.answer to the column of the tests"
+            f"{where}: {error}; fix the row, or set data.columns.answer to the column of the tests"
         ) from error
 
 
@@ -157,7 +158,7 @@ def _prompt(where: str, row: Row, columns: ColumnsSection) -> Messages:
 
 
 def _completion(where: str, row: Row, column: str) -> str:
-    """Text, or the one message of an assistant."""
+    """Completion text, from a string or from the one message of an assistant."""
     value = row[_column(where, row, None, (column,), "data.form")]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -166,7 +167,7 @@ def _completion(where: str, row: Row, column: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text or one message of the "
-            "assistant; mend the row"
+            "assistant; fix the row"
         )
     return value
 

@@ -1,5 +1,5 @@
-"""All that a config's data section names, read and filtered: the training sets, side by side, and
-the held-out sets by name.
+"""All sets of a config's data section, read and filtered: the training sets in order, and the
+held-out sets by name.
 
 Filters are for training rows only: a held-out set is judged whole. They act in this order: pass
 rate, length, duplicates, contamination. What they leave out is counted; everything else that cannot
@@ -68,7 +68,7 @@ class LoadedSet:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a run learns from and is judged by."""
+    """Training and evaluation prompts of a run."""
 
     training: list[LoadedSet]
     weights: list[float]
@@ -79,7 +79,7 @@ class Data:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Those of all training sets, one set after the other."""
+        """Prompts of all training sets, one set after the other."""
         return [prompt for each in self.training for prompt in each.prompts]
 
     @property
@@ -89,15 +89,15 @@ class Data:
 
     @property
     def held_out_prompts(self) -> list[Prompt]:
-        """Those of all held-out sets."""
+        """Prompts of all held-out sets."""
         return [prompt for each in self.held_out for prompt in each.prompts]
 
     def notes(self) -> list[str]:
-        """A line for each training set that the filters left something out of."""
+        """A line for each training set from which the filters dropped rows."""
         return [f"{each.source}: {each.left_out}" for each in self.training if each.dropped]
 
     def contamination_warning(self) -> str | None:
-        """One line on the evaluation problems in the training sets; None if none is left in."""
+        """Warning about evaluation problems in the training sets; None without any."""
         if not self.contamination or any(e.dropped["data.contamination"] for e in self.training):
             return None
         ours, theirs = self.contamination[0]
@@ -146,7 +146,7 @@ def load_evaluation(
     extra_columns: Collection[str] = (),
     with_answers: bool = True,
 ) -> list[LoadedSet]:
-    """The held-out sets alone, as ``load_data`` reads them; nothing is trained on.
+    """The held-out sets alone, read as by ``load_data``.
 
     Args:
         with_answers: False for rows that need no more than a prompt.
@@ -186,9 +186,9 @@ def _held_out(loader: "_Loader", config: Config, context_tokens: int) -> list[Lo
 
 
 def question_key(example: Example) -> str:
-    """What two examples share that ask the same: the text of their messages, without a system
-    message, letter case, Unicode's variants of a character, and layout: white space, what makes
-    LaTeX an inline or a displayed formula, braces, and punctuation but within numbers."""
+    """Key of a question, equal for two examples that ask the same: the text of their messages,
+    without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
+    formula marks, braces, punctuation outside of numbers)."""
     text = "\n".join(
         message["content"] for message in example.messages if message["role"] != "system"
     )
@@ -198,7 +198,7 @@ def question_key(example: Example) -> str:
 
 @dataclass(slots=True)
 class _Loader:
-    """One reading of all sets, and what has to be known of the sets before."""
+    """State of one reading of all sets: what is known of the sets before."""
 
     section: DataSection
     renderer: Renderer
@@ -223,7 +223,7 @@ class _Loader:
         return loaded
 
     def training(self, source: str, room: int) -> LoadedSet:
-        """What the filters leave of a training set."""
+        """Rows of a training set that pass the filters."""
         loaded, section = LoadedSet("", source), self.section
 
         def read(where: str, row: Row) -> Example | None:
@@ -257,7 +257,7 @@ class _Loader:
         read: Callable[[str, Row], Example | None],
         limit: int | None = None,
     ) -> Iterator[Example]:
-        """The rows of a set as what they mean, as many as ``read`` does not leave out."""
+        """Rows of a set as examples, without those that ``read`` drops."""
         faults = 0
 
         def fault(error: DataError) -> None:
@@ -291,7 +291,7 @@ class _Loader:
         if missing:
             raise DataError(
                 f"{problem.where}: lacks column {missing[0]!r}, which a custom reward asks for; it "
-                f"has {', '.join(map(str, row))}; add it, or mend the reward"
+                f"has {', '.join(map(str, row))}; add it, or fix the reward"
             )
         extra = {name: row[name] for name in self.extra_columns}
         for name, value in extra.items():
@@ -315,7 +315,7 @@ class _Loader:
                 return read_preference(where, row, columns)
 
     def _prompt(self, example: Example, room: int | None) -> Prompt | None:
-        """The example as a Prompt; None after a fault, such as being longer than ``room``."""
+        """Prompt of the example; None after a fault, such as more tokens than ``room``."""
         answer, extra = "", {}
         if isinstance(example, Problem):
             answer, extra = example.answer, dict(example.extra)
@@ -389,7 +389,7 @@ def _passes(where: str, row: Row, wanted: PassRateSection) -> bool:
 
 
 def _is_kept_by_json(value: object) -> bool:
-    """Whether it comes back as it was: neither a date, bytes, a NaN, nor beyond 64 bits."""
+    """Whether JSON returns the value unchanged: no date, bytes, NaN or integer beyond 64 bits."""
     try:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except (TypeError, ValueError):

@@ -1,4 +1,5 @@
-"""Messages become Prompts, by a chat template and the tokenizer; and the order they are drawn in.
+"""Rendering of messages as Prompts, by a chat template and the tokenizer, and the order of the
+prompts.
 
 The order is a pure function of the seed and the position, so resuming needs only a number. No torch
 here.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """What turns messages into what the model reads."""
+    """Renderer of messages as the text that the model reads."""
 
     tokenizer: "PreTrainedTokenizerBase"
     template: ChatTemplate
@@ -51,7 +52,7 @@ class Renderer:
         return Prompt(where, text, tuple(self.token_ids(text)), answer)
 
     def token_ids(self, text: str) -> list[int]:
-        """The tokens of a text, with no others added."""
+        """Token ids of a text, without special tokens added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _text(self, where: str, messages: Messages) -> str:
@@ -79,18 +80,18 @@ class Renderer:
             raise  # some are ValueErrors, too
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"{source}, line {error.lineno}: {one_line(error)}; mend that line"
+                f"{source}, line {error.lineno}: {one_line(error)}; fix that line"
             ) from error
         except (
             *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
             *(LookupError, AttributeError, RecursionError, MemoryError),
         ) as error:
             raise DataError(
-                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); mend the "
+                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); fix the "
                 "template, or set data.system_prompt=none if it takes no system message"
             ) from error
         if not str(text).strip():
-            raise DataError(f"{where}: {source} makes nothing of it; mend it")
+            raise DataError(f"{where}: {source} makes nothing of it; fix it")
         return str(text)
 
 
@@ -132,7 +133,7 @@ def order(
 
 
 def _turn(weights: Sequence[float], position: int) -> tuple[int, int]:
-    """Which set has its turn at this position, and how many turns it had before.
+    """Index of the set at this position, and number of its earlier turns.
 
     Of the first ``p`` positions, the first set has ``floor(p * share)``: a number that grows by 0
     or 1, so that it can be told for any ``p`` alone. What it leaves is shared out among the others

@@ -1,5 +1,4 @@
-"""Files and Hub sets become rows, each with the place it stands at. What a row means is in
-``row_forms``.
+"""Rows of files and Hub sets, each with its place. Their meaning is in ``forms``.
 
 A line that is no row goes to ``fault``, and reading goes on after it where the format allows; a
 training run's ``fault`` raises, the data check's takes notes.
@@ -28,7 +27,7 @@ PARQUET_BATCH_ROWS = 1024
 
 
 def raise_fault(error: DataError) -> None:
-    """The ``Fault`` that ends everything with the first error."""
+    """A ``Fault`` that raises the first error."""
     raise error
 
 
@@ -128,14 +127,14 @@ def _csv_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
                     fault(
                         DataError(
                             f"{where}: not {len(reader.fieldnames or [])} fields as in the header; "
-                            "mend the row"
+                            "fix the row"
                         )
                     )
                     continue
                 yield where, row
         except csv.Error as error:
             raise DataError(
-                f"{path}:{reader.line_num}: not valid CSV ({error}); mend the row"
+                f"{path}:{reader.line_num}: not valid CSV ({error}); fix the row"
             ) from error
 
 
@@ -176,8 +175,8 @@ def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
 
 
 def _parsed(text: str) -> Any:
-    """Strict JSON, and integers of any length: tests of programs have them, and orjson, which is
-    faster, rounds or refuses those beyond 64 bits.
+    """Strict JSON with integers of any length, which tests of programs contain; orjson is faster
+    and rounds or refuses those beyond 64 bits.
 
     Raises:
         ValueError: it is not, holds half a character that no tokenizer takes, a key twice, or lists
@@ -204,7 +203,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
-    """The lines of a file, as it would give them itself, none longer than the bound."""
+    """Lines of a file as Python iterates over them, each within the bound."""
     number = 0
     while line := file.readline(MOST_LINE_CHARACTERS + 1):
         number += 1

@@ -1,6 +1,6 @@
-"""How a model is asked: the system prompts and chat templates of ``templates.yaml``, by name.
+"""System prompts and chat templates of ``templates.yaml``, by name.
 
-Applying a template is ``prompts``' matter.
+Templates are applied in ``render``.
 """
 
 import difflib
@@ -19,7 +19,7 @@ MOST_TEMPLATE_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """What ``templates.yaml`` holds."""
+    """Content of ``templates.yaml``."""
 
     system_prompts: Mapping[str, str | None]
     system_prompt_of_reward: Mapping[str, str]
@@ -52,7 +52,7 @@ def system_prompt(name: str, first_reward: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """How messages become text."""
+    """A chat template and where it comes from."""
 
     source: str
     """What to call it in an error."""
@@ -61,7 +61,7 @@ class ChatTemplate:
 
 
 def chat_template(name: str, model_path: str, model_has_one: bool) -> ChatTemplate:
-    """What ``data.template`` names.
+    """The chat template that ``data.template`` names.
 
     Args:
         model_has_one: whether the tokenizer has a template of its own.

@@ -1,4 +1,4 @@
-"""A time limit on a call into what others wrote, and on a search by their regular expression.
+"""Time limit on calls into code and patterns of unknown origin.
 
 The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
 an exception at its next line of Python, so that an endless loop does not slow down all that comes
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class _Ended(BaseException):
-    """Raised in a thread whose result nobody waits for any more."""
+    """Raised in a thread whose result is no longer awaited."""
 
 
 class _Worker:
-    """A thread that makes one call after another; starting one for each call takes 0.1 ms."""
+    """A thread that makes one call after another, since starting one for each call takes 0.1 ms."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -29,7 +29,7 @@ class _Worker:
         self.thread.start()
 
     def end(self) -> None:
-        """Let it go no further than its next line of Python, unless that catches everything."""
+        """Stop the call at its next line of Python, unless the call catches every exception."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(_Ended)
         )
@@ -53,7 +53,7 @@ _idle: list[_Worker] = []
 
 
 def within(seconds: float, what: str, call: Callable[[], T]) -> T:
-    """What ``call`` gives; it raises what that raises.
+    """Result of ``call`` within the limit; its exceptions are raised.
 
     Raises:
         TimeoutError: ``what`` took longer.

@@ -1,4 +1,4 @@
-"""The outcomes of an evaluation become scores with intervals, comparisons, and a table.
+"""Scores of an evaluation with intervals, comparisons, and a table.
 
 Scores, each a mean over problems: ``greedy``; ``mean@k`` of k samples; ``pass@j``, the chance that
 one of j is right, estimated from all k; ``maj@k``, whether the answer that most of the k gave is
@@ -26,7 +26,7 @@ Values = dict[str, list[float]]
 
 
 def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -> Values:
-    """The value of each problem for every score that can be had.
+    """Value of each problem for every score that the outcomes allow.
 
     Args:
         num_samples: k; 0 for greedy alone.
@@ -62,7 +62,8 @@ def estimates(values: Values, num_samples: int) -> dict[str, Estimate]:
 
 
 def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Comparison]:
-    """Ours minus theirs, for each score that both have, on the same problems in the same order."""
+    """Differences of two models, for each score that both have, on the same problems in the same
+    order."""
     found = {}
     for name in (name for name in ours if name in theirs):
         unit = 1 / num_samples if name.startswith("mean@") else 1.0
@@ -75,8 +76,8 @@ def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Com
 def summarize(
     outcomes: Sequence[Outcome], num_samples: int, with_majority: bool, compared: bool
 ) -> dict[str, Any]:
-    """What ``summary.json`` tells: ``results`` by model and set, and of two models the
-    ``comparisons`` by set, the first model minus the second."""
+    """Content of ``summary.json``: ``results`` by model and set, and for two models ``comparisons``
+    by set, the first model minus the second."""
     grouped: dict[str, dict[str, list[Outcome]]] = {}
     for each in outcomes:
         grouped.setdefault(each["model"], {}).setdefault(each["set"], []).append(each)
@@ -143,13 +144,13 @@ def _is_binary(values: Sequence[float]) -> bool:
 
 
 def _ladder(most: int) -> list[int]:
-    """2, 4, 8 and so on up to ``most``, which is among them; of 1 sample there is none."""
+    """Powers of 2 up to ``most``, and ``most`` itself; empty for 1 sample."""
     powers = [2**i for i in range(1, most.bit_length()) if 2**i < most]
     return [*powers, most] if most > 1 else []
 
 
 def _majority_reward(outcome: Outcome) -> float:
-    """What the reward gave for the majority's answer, in the spelling that came first."""
+    """Reward of the most frequent answer, in its first spelling."""
     answers = [sample["answer"] for sample in outcome["samples"]]
     chosen = majority(answers)
     if chosen is None:

@@ -1,4 +1,4 @@
-"""An evaluation on its own, beside training: models, sets, waves; on disk after each wave.
+"""An evaluation without training: models, sets, waves; on disk after each wave.
 
 Everything is checked before a weight is read. Each wave's seed is a function of the run's seed, the
 set and the wave's place in it, so an evaluation that was killed goes on to the same file, and two
@@ -57,7 +57,8 @@ class _Stage:
     plan: Plan
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
-        """Fixed by the config and the plan, so that a resumed evaluation has the same ones."""
+        """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
+        same ones."""
         size = self.config.sample.prompts_per_wave or self._wave_prompts
         for target in self.targets:
             for each in self.sets:
@@ -77,7 +78,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     all.
 
     Raises:
-        ReasonError: anything that the user can mend; whole waves are kept.
+        ReasonError: anything that the user can fix; whole waves are kept.
     """
     quiet_libraries()
     scoring = request.config.score
@@ -166,7 +167,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
 
 
 def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
-    """The log, its folder made; everything before this leaves the disk as it was.
+    """The log, in its new folder; nothing is written before this.
 
     Raises:
         ConfigError: the folder holds another evaluation.
@@ -191,7 +192,7 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
 
 
 def _check_finished(summary: Path, log: OutcomeLog) -> None:
-    """The lines of a finished evaluation are those that its summary was made of.
+    """Check that the lines of a finished evaluation are those of its summary.
 
     Raises:
         DataError: they are not, or the summary cannot be read.
@@ -214,7 +215,7 @@ def _holds(file: Path, content: bytes) -> bool:
 
 
 def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
-    """All that the lines depend on."""
+    """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
     judge = request.config.score.rewards[0].custom

@@ -1,4 +1,4 @@
-"""problems.jsonl: what became of each problem of an evaluation, one line each, in a planned order.
+"""problems.jsonl: the outcome of each problem of an evaluation, one line each, in a planned order.
 
 A wave of problems is appended whole and synced. After a kill what follows the last whole wave is
 cut off, so that every wave is sampled as it would have been. Knows nothing of models.
@@ -38,12 +38,12 @@ class Wave:
 
     @property
     def keys(self) -> list[tuple[str, str, str]]:
-        """What tells its lines in the file."""
+        """Key of each line of the wave in the file."""
         return [(self.model, self.set, prompt.id) for prompt in self.prompts]
 
 
 class OutcomeLog:
-    """The lines in ``path`` that belong to the waves, and those to come.
+    """Log of outcomes in ``path``, read back by waves.
 
     Args:
         num_samples: of each problem, beside the greedy answer.
@@ -57,7 +57,7 @@ class OutcomeLog:
         self.outcomes: list[Outcome] = []
 
     def resume(self, waves: Sequence[Wave]) -> int:
-        """Read the whole waves that are there, and cut off what follows; how many there are.
+        """Read the whole waves in the file, cut off the rest, and return their number.
 
         Raises:
             DataError: a line is of another evaluation, or the file cannot be read.
@@ -81,7 +81,7 @@ class OutcomeLog:
         return done
 
     def append(self, outcomes: Sequence[Outcome]) -> None:
-        """Add a wave; on disk when it returns.
+        """Append a wave; on disk on return.
 
         Raises:
             WriteError: the disk is full or read-only.
@@ -106,7 +106,7 @@ class OutcomeLog:
         return sha256(self.path, MOST_BYTES)
 
     def check(self, digest: str) -> None:
-        """Whether the file of a finished evaluation is the one that was written.
+        """Check that the file of a finished evaluation is the one that was written.
 
         Raises:
             DataError: it is not.
@@ -133,7 +133,7 @@ class OutcomeLog:
             ) from error
 
     def _parsed(self, number: int, line: bytes) -> Outcome | None:
-        """None for a last line that was cut off."""
+        """A line's JSON; None for a last line that was cut off."""
         if not line.endswith(b"\n"):
             return None
         try:
@@ -158,7 +158,7 @@ class OutcomeLog:
 
 
 def answer_of(completion: Completion, final: str | None) -> dict[str, Any]:
-    """A completion as it stands in the file."""
+    """A completion as it is stored in the file."""
     return {
         "text": completion.text,
         "tokens": len(completion.token_ids),

@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do: the command line of ``evaluate``, made out.
+"""Command line of ``scripts/evaluate.py``, parsed.
 
 A run's folder, a config, a model or an adapter says how problems are asked and judged; ``--model``
 and ``--compare`` say of whom, ``--sets`` which problems.
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An evaluation, not checked against models and data yet."""
+    """An evaluation, not yet checked against models and data."""
 
     config: Config
     """Its ``eval.sets`` are the sets, and nothing else of it says what is evaluated."""
@@ -57,7 +57,7 @@ class Request:
 
 
 def make_request(line: CommandLine) -> Request:
-    """Make out a command line.
+    """Parse a command line.
 
     Raises:
         ConfigError: nothing to evaluate, unknown sets, options that contradict one another.
@@ -97,7 +97,7 @@ def make_request(line: CommandLine) -> Request:
 
 
 def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
-    """The config that ``what`` brings along, and the model that it is."""
+    """Config and model that ``what`` names."""
     path = Path(what)
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides)
@@ -119,7 +119,7 @@ def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
 
 
 def _target(name: str, config: Config, own: Target) -> Target:
-    """What ``--model`` and ``--compare`` name."""
+    """Model that ``--model`` or ``--compare`` names."""
     if name == own.label:
         return own
     if name == "base":
@@ -135,7 +135,7 @@ def _target(name: str, config: Config, own: Target) -> Target:
 
 
 def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
-    """Sources by name."""
+    """Sources of the sets by name."""
     own = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
     if names is None:
         if not own:

@@ -1,4 +1,4 @@
-"""How far can a score be trusted, and is one model better than another? Numbers in, numbers out.
+"""Intervals of scores and paired comparison of models: numbers in, numbers out.
 
 A score is a mean over problems of a value of each problem: 0 or 1 (greedy, maj@k), the part of its
 k samples that is right (mean@k), or the chance that one of k is right (pass@k). Problems are drawn
@@ -22,7 +22,7 @@ FLIPS = 9_999
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its 95 % interval; nan where a single problem says nothing of the spread."""
+    """A mean and its 95 % interval; nan for a single problem, which has no spread."""
 
     value: float
     low: float
@@ -42,7 +42,7 @@ class Comparison:
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """The chance that at least one of k samples is right, estimated without bias from n >= k.
+    """Probability that at least one of k samples is right, estimated without bias from n >= k.
 
     ``1 - C(n - c, k) / C(n, k)``, as the product of 1 - k / i for i from n - c + 1 to n, in which
     nothing overflows. Source: arXiv:2107.03374 eq. 1.
@@ -99,7 +99,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], unit: float, seed: int) -> Comparison:
-    """Ours minus theirs on the same problems, in the same order.
+    """Difference of two models on the same problems, in the same order.
 
     The interval is that of the mean of the paired differences (arXiv:2411.00640, paired standard
     errors). The p-value is that of the sign-flip test.
@@ -119,8 +119,8 @@ def compare(ours: Sequence[float], theirs: Sequence[float], unit: float, seed: i
 
 
 def exact_sign_flip(differences: Sequence[int]) -> float:
-    """The chance that the differences, each with a random sign, add up to as much in size as they
-    do: the two-sided paired permutation test, all sign assignments counted.
+    """Two-sided p-value of the paired permutation test, over all sign assignments of the
+    differences.
 
     With differences of -1, 0 and 1 it is McNemar's exact test. The distribution of the sum is built
     one difference at a time. Source: Fisher, The Design of Experiments, 1935; McNemar, Note on the

@@ -1,4 +1,4 @@
-"""The one base copy and the adapters over it."""
+"""The one copy of the base and the adapters over it."""
 
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.base import Model, default_device, load_tokenizer, meta_model

@@ -80,8 +80,8 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """Within: PEFT warns neither of a head that is tied to the embedding, which stays as it is and
-    which merging unties, nor of a transposed weight, of which it takes care."""
+    """Silence two warnings of PEFT: of a head tied to the embedding, which stays unchanged and is
+    untied by merging, and of a transposed weight, which PEFT handles."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")
@@ -90,8 +90,8 @@ def _quiet_peft() -> Iterator[None]:
 
 
 def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
-    """``all-linear`` or a list of names, each of a linear layer of the model. A regular expression
-    becomes the names that it matches, so PEFT is given none.
+    """Targets for PEFT: ``all-linear`` or a list of names, each of a linear layer. A regular
+    expression is replaced by the names that it matches, so PEFT gets none.
 
     Raises:
         ModelError: one is no layer, or a regular expression matches none.
@@ -105,7 +105,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
         except ValueError as error:
             raise ModelError(
                 f"model.adapter.targets={targets!r} is no regular expression that can be searched "
-                f"for ({error}); mend it, or list the names"
+                f"for ({error}); fix it, or list the names"
             ) from error
         bad = [] if found else [targets]
     else:
@@ -121,14 +121,14 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
 
 @contextmanager
 def reference(policy: PeftModel) -> Iterator[None]:
-    """Within: the base alone, without its adapter and without gradients."""
+    """Context in which the model is the base alone, without adapter and without gradients."""
     with policy.disable_adapter(), torch.no_grad():
         yield
 
 
 def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What the adapter adds to a layer's outputs, as (N, R) and (outputs, R), scaled; None without
-    an adapter, or while it is off."""
+    """Factors (N, R) and (outputs, R), scaled, of what the adapter adds to a layer's outputs; None
+    without an adapter or while it is off."""
     if not isinstance(layer, LoraLayer) or layer.disable_adapters:
         return None
     low_NR = layer.lora_A["default"](layer.lora_dropout["default"](inputs_ND))
@@ -136,33 +136,32 @@ def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def state(policy: PeftModel) -> dict[str, Tensor]:
-    """The adapter's tensors by PEFT's names; not the base's head, which PEFT would add to an
+    """The adapter's tensors by PEFT's names, without the base's head, which PEFT would add to an
     adapter on it."""
     found: dict[str, Tensor] = get_peft_model_state_dict(policy, save_embedding_layers=False)
     return found
 
 
 def save(policy: PeftModel, folder: Path) -> None:
-    """Write the adapter in PEFT's own form, as ``PeftModel.from_pretrained(base, folder)`` reads
-    it."""
+    """Write it in PEFT's format, as ``PeftModel.from_pretrained(base, folder)`` reads it."""
     policy.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The adapter as it was at one moment, in host memory."""
+    """Copy of the adapter at one moment, in host memory."""
 
     tensors: dict[str, torch.Tensor]
     config: LoraConfig
 
     def write(self, folder: Path) -> None:
-        """As ``save`` does, but for the model card."""
+        """Write as ``save`` does, without the model card."""
         save_file(self.tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
         self.config.save_pretrained(str(folder))
 
 
 def snapshot(policy: PeftModel) -> Snapshot:
-    """A copy that the next optimizer step does not touch."""
+    """Copy of the adapter that the next optimizer step does not change."""
     config = copy.deepcopy(policy.peft_config["default"])
     config.inference_mode = True
     copies = {name: each.detach().to("cpu", copy=True) for name, each in state(policy).items()}
@@ -170,7 +169,7 @@ def snapshot(policy: PeftModel) -> Snapshot:
 
 
 def load(policy: PeftModel, folder: Path) -> None:
-    """Take the adapter's values from a folder that ``save`` or a snapshot wrote.
+    """Load the adapter's values from a folder that ``save`` or a snapshot wrote.
 
     Raises:
         CheckpointError: tensors are missing or of other shapes.
@@ -185,7 +184,7 @@ def load(policy: PeftModel, folder: Path) -> None:
 
 
 def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
-    """Whether ``load_as_is`` will succeed, by the names and shapes alone.
+    """Check by names and shapes that ``load_as_is`` will succeed.
 
     Args:
         policy: may be on the meta device.
@@ -205,7 +204,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
 
 
 def load_as_is(policy: PeftModel, folder: Path, base: str) -> None:
-    """``load`` of an adapter from anywhere.
+    """``load`` of an adapter of any origin.
 
     Raises:
         ModelError: it does not fit the model in ``base``.
@@ -224,8 +223,7 @@ def _misfit(folder: Path, base: str) -> ModelError:
 
 
 def over(base: Any, folder: Path) -> PeftModel:
-    """The base (not copied) with the adapter in ``folder``, as PEFT itself puts it there; whatever
-    layers it adapts.
+    """The base (not copied) with the adapter in ``folder``, built by PEFT, on any layers.
 
     Raises:
         ModelError: it does not fit.
@@ -241,7 +239,7 @@ def over(base: Any, folder: Path) -> PeftModel:
 
 
 def clear(policy: PeftModel) -> None:
-    """Make the adapter change nothing: with B = 0 the policy is the base, to the last bit."""
+    """Reset the adapter: with B = 0 the policy equals the base to the last bit."""
     for name, parameter in policy.named_parameters():
         if ".lora_B." in name:
             parameter.data.zero_()
@@ -310,7 +308,7 @@ def _has_plain_targets(config: LoraConfig) -> bool:
 
 
 def _adapted_modules(folder: Path) -> list[str]:
-    """Names of the layers that the adapter's file has both factors of."""
+    """Names of the layers with both factors in the adapter's file."""
     with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
         names = [ADAPTED.fullmatch(name) for name in opened.keys()]  # noqa: SIM118
     found = sorted({name[1] for name in names if name is not None})
@@ -320,7 +318,7 @@ def _adapted_modules(folder: Path) -> list[str]:
 
 
 def base_of(folder: Path) -> str:
-    """The model that an adapter says it was trained on.
+    """Name of the base model in an adapter's config.
 
     Raises:
         ModelError: as ``read_config``, or it does not say.
@@ -334,7 +332,7 @@ def base_of(folder: Path) -> str:
 
 
 def section_of(folder: Path) -> AdapterSection:
-    """The adapter in ``folder`` as the config would describe it.
+    """Config section that describes the adapter in ``folder``.
 
     With rank-stabilised LoRA the scale is alpha / sqrt(r): arXiv:2312.03732.
 

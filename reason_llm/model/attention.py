@@ -1,5 +1,5 @@
-"""Attention over rows that lie end to end in one ("varlen"), each of which sees only itself, and
-the prompt that it shares with others.
+"""Attention over rows that lie end to end in one ("varlen"): each row sees only itself and the
+prompt that it shares with others.
 
 A prompt that several completions begin with stands once: its keys and values are gathered for each
 of them, so that each completion is a segment whose keys are the prompt's and its own. Its queries
@@ -32,7 +32,7 @@ MOST_KEYS_PER_TOKEN = 4
 
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the rows of this model cannot lie end to end here; None if they can."""
+    """Reason why the rows of this model cannot lie end to end here; None if they can."""
     if text.model_type not in FAMILIES:
         return f"it is known to hold for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":
@@ -51,7 +51,7 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which queries see which keys: those of segment s, the s-th part of each, end together."""
+    """Query and key ranges of the segments: the queries and the keys of segment s end together."""
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
@@ -71,7 +71,7 @@ class Segments:
         key_index: list[int] | None,
         device: torch.device,
     ) -> "Segments":
-        """Segments from lengths in tokens; the sums are made here."""
+        """Segments from lengths in tokens, with their cumulative sums."""
 
         def ends(lengths: list[int]) -> Tensor:
             summed = torch.tensor([0, *lengths]).cumsum(0)
@@ -147,7 +147,7 @@ def _flash(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """torch's FlashAttention, whose window counts the keys before a query's own."""
+    """torch's FlashAttention; its window counts the keys before a query's own."""
     from torch.nn.attention.varlen import varlen_attn
 
     query_NHD, key_MKD, value_MKD = (
@@ -170,7 +170,7 @@ def _flash(
 
 @cache
 def _asks_for_grouped_heads(operator: Callable[..., Any]) -> bool:
-    """Whether fewer key heads than query heads must be announced with ``enable_gqa``.
+    """Whether torch needs ``enable_gqa`` when there are fewer key heads than query heads.
 
     torch 2.13 wants that; torch 2.11 has no such parameter and calls the same kernel without it.
     """

@@ -98,7 +98,7 @@ class Model:
     def _load(
         self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
     ) -> None:
-        """Weights, adapter and head; in a frame of its own, which is cleared where it fails."""
+        """Load weights, adapter and head, in a frame of its own that is cleared on failure."""
         dtype = weights_dtype(config, self.device)
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
@@ -134,11 +134,11 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the memory back; an error that ends the run is the one that is told."""
+        """Free the memory without hiding the error that ended the run."""
         self._give_back(error)
 
     def _give_back(self, error: BaseException | None) -> None:
-        """Every view of vLLM's storage first, then vLLM.
+        """Free every view of vLLM's storage first, then vLLM.
 
         Args:
             error: that this happens after. What its frames hold goes first, and what fails here is
@@ -209,20 +209,20 @@ class Model:
         return torch.tanh(logits_NV / self.softcap) * self.softcap
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What an adapter on the head adds to the logits of N positions, as two factors (N, R) and
-        (V, R); None without one, or while it is off."""
+        """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N
+        positions; None without one or while it is off."""
         with self._autocast():
             return adapters.factors(self.head, hidden_ND)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """A base in bfloat16 gets the float32 adapter's products in bfloat16, as vLLM computes
-        them."""
+        """Autocast to bfloat16 for a bfloat16 base, so that the float32 adapter's products are
+        computed as in vLLM."""
         reduced = self.head.weight.dtype == torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16) if reduced else nullcontext()
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """What ``logits`` gives must be the model's logits: some architectures scale them."""
+        """Refuse a model whose logits are not the head's output, such as scaled ones."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
         with self._autocast():
             theirs = self.policy(input_ids=ids_BT, use_cache=False).logits.float()
@@ -237,8 +237,7 @@ class Model:
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a Hub id. Whether it has a chat template is ``templates``'
-    matter.
+    """Tokenizer of a folder or a Hub id. Its chat template is checked in ``data.templates``.
 
     Args:
         trust_remote_code: as ``model.trust_remote_code``.
@@ -276,12 +275,12 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def default_device() -> torch.device:
-    """The GPU if there is one."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
-    """What the base computes in; ``auto`` is bfloat16 on a GPU and for NF4, else float32."""
+    """Compute type of the base; ``auto`` is bfloat16 on a GPU and for NF4, else float32."""
     automatic = "bfloat16" if device.type == "cuda" or config.quantize == "nf4" else "float32"
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[
         automatic if config.dtype == "auto" else config.dtype
@@ -312,7 +311,7 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
 
 
 def context_limit(config: ModelSection) -> int:
-    """Longest prompt plus completion: what the config asks for, within what the model was made for.
+    """Longest prompt plus completion in tokens: the config's, at most the model's own limit.
 
     Raises:
         ModelError: the model's config cannot be read, or is exceeded.
@@ -334,7 +333,7 @@ def context_limit(config: ModelSection) -> int:
 
 
 def meta_model(config: ModelSection) -> PeftModel:
-    """The model with its adapter, without storage: only its config is read.
+    """The model with its adapter and without storage; only its config is read.
 
     Raises:
         ModelError: no causal language model, a target that it lacks, or weights that are quantised
@@ -381,7 +380,7 @@ def _check_quantized(config: ModelSection, model: Any) -> None:
 
 
 def check_model(config: ModelSection) -> PeftModel:
-    """``meta_model``, against which the headers of the model's weights are held.
+    """``meta_model``, compared with the headers of the model's weights.
 
     Raises:
         ModelError: also weights that are missing, cut short or of other shapes. A Hub id's weights
@@ -436,8 +435,8 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
 
 
 def _disable_dropout(base: nn.Module) -> None:
-    """The base's own dropout, such as GPT-2's, would make the learner another policy than the
-    sampler. The adapter's is set by model.adapter.dropout."""
+    """Switch off the base's own dropout, such as GPT-2's, with which the learner would differ from
+    the sampler. The adapter's dropout is model.adapter.dropout."""
     for module in base.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -447,7 +446,7 @@ def _disable_dropout(base: nn.Module) -> None:
 
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends an answer: the tokenizer's, and those of generation_config.json.
+    """Ids of all tokens that end an answer: the tokenizer's and those of generation_config.json.
 
     Raises:
         ModelError: that file is damaged.

@@ -1,5 +1,5 @@
-"""Two proofs before anything is learned: rows end to end give what padded ones do, and what the
-sampler reports are the policy's log-probs."""
+"""Two checks before learning: rows end to end give the log-probs of padded rows, and the sampler's
+log-probs are the policy's."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 @torch.no_grad()
 def prove_packing(model: Model) -> None:
-    """Rows end to end must give what padded ones do: a few tokens, two rows with one prompt.
+    """Compare log-probs of rows end to end with padded ones, on a few tokens and two rows with one
+    prompt.
 
     Raises:
         ModelError: they do not.
@@ -98,8 +99,8 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
 
 
 def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple[float, float]:
-    """How far along the way from the policy's log-probs to the base's the reported ones lie, 0 to
-    1, by least squares, and its standard error; (0, inf) while the two are the same."""
+    """Position of the reported log-probs on the line from the policy's (0) to the base's (1), by
+    least squares, with its standard error; (0, inf) while the two are the same."""
     way_N, moved_N = base_N - policy_N, reported_N - policy_N
     length = float(way_N.norm())
     if length == 0 or len(way_N) < 2:

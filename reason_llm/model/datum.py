@@ -1,4 +1,4 @@
-"""What the learner sees of a rollout: tokens, which of them are trained, and numbers for each."""
+"""Data of the learner: tokens, which of them are trained, and numbers for each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ class Datum:
         is_truncated: bool = False,
         columns: Mapping[str, Sequence[float]] | None = None,
     ) -> Self:
-        """A prompt with one completion; ``columns`` hold a number for each of its tokens."""
+        """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens."""
         prompt = len(prompt_ids)
         return cls(
             name=name,
@@ -60,12 +60,12 @@ class Datum:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole row."""
+        """Number of tokens in the row."""
         return len(self.ids)
 
     @property
     def num_trained(self) -> int:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return sum(self.trained)
 
     @property
@@ -79,7 +79,7 @@ class Datum:
         return column[torch.tensor(self.trained, device=column.device)]
 
     def with_trained(self, name: str, values: Tensor) -> Self:
-        """The row with a column more, given for its trained tokens in order."""
+        """The row with an additional column, given for its trained tokens in order."""
         mask = torch.tensor(self.trained, device=values.device)
         column = torch.zeros(len(mask), dtype=values.dtype, device=values.device)
         return replace(self, columns={**self.columns, name: column.masked_scatter(mask, values)})

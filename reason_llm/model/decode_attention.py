@@ -1,9 +1,9 @@
-"""Attention of one new token a row, without copies of the keys and values.
+"""Attention of one new token per row without copies of keys and values.
 
 Where several query heads share a key head, Transformers' SDPA first copies the whole cache once for
 each query head if there is an attention mask. With a single query per row the query heads of a key
 head can stand in the place of queries instead, which is the same sum and reads the cache once:
-(B, H, 1, D) becomes (B, K, H / K, D). Rows that lie end to end go to ``packed_attention``, and
+(B, H, 1, D) becomes (B, K, H / K, D). Rows that lie end to end go to ``attention``, and
 everything else to Transformers' own SDPA.
 
 Measured on a CPU, 256 rows, 40 tokens, 4 query and 2 key heads: 0.6 ms instead of 5.1 ms.
@@ -26,7 +26,7 @@ NAME = "reason_llm_sdpa"
 
 
 def register() -> str:
-    """Make it known to Transformers; the name to ask for as ``attn_implementation``."""
+    """Register it with Transformers and return its name for ``attn_implementation``."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME

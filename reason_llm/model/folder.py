@@ -1,5 +1,5 @@
-"""A model's folder before anything of it is loaded: whether its files may be read, and what its
-weights' headers say.
+"""Checks of a model's folder before loading: which files may be read, and the headers of its
+weights.
 
 A model is somebody else's download. Weights are safetensors; pickled ones are read only with
 ``model.allow_pickle``, by torch's loader that makes tensors and no other objects. Python in the
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def check(path: str, name: str, what: str) -> None:
-    """A folder, if that is what ``path`` looks like, has the file ``name``.
+    """Check that ``path``, if it looks like a folder, has the file ``name``.
 
     Raises:
         ModelError: one line with what to give in its place.
@@ -59,7 +59,7 @@ def check(path: str, name: str, what: str) -> None:
 
 @cache
 def check_files(path: str) -> None:
-    """A folder holds neither FIFO nor device, and no JSON that is damaged, huge or absurd.
+    """Check that a folder holds no FIFO, no device and no JSON that is damaged, huge or absurd.
 
     Raises:
         ModelError: one line with the file.
@@ -85,7 +85,7 @@ def refuse_adapter(path: str) -> None:
 
 
 def code_allowed(path: str, asked: bool) -> bool:
-    """``asked``, said loudly if it is so."""
+    """``asked``, with a warning if true."""
     if asked:
         _say(
             f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
@@ -95,14 +95,14 @@ def code_allowed(path: str, asked: bool) -> bool:
 
 
 def is_pickled(config: ModelSection) -> bool:
-    """Whether a folder has pickled weights and no others. Of a Hub id it is not known: False."""
+    """Whether a folder has pickled weights and no others. False for a Hub id."""
     folder = Path(config.path)
     return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
 
 
 def use_safetensors(config: ModelSection) -> bool | None:
-    """What Transformers is told: True for nothing else, False for pickled weights, None for
-    whichever a Hub id has."""
+    """Argument of Transformers: True for safetensors only, False for pickled weights, None for
+    either in a Hub id."""
     if not config.allow_pickle:
         return True
     if Path(config.path).is_dir():
@@ -112,7 +112,7 @@ def use_safetensors(config: ModelSection) -> bool | None:
 
 
 def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[int]]]]:
-    """Each file of weights in the folder, with the shapes of its tensors by name.
+    """Shapes of the tensors by name, for each file of weights in the folder.
 
     Raises:
         ModelError: there are none, pickled ones that are not allowed, or one is damaged.
@@ -158,7 +158,8 @@ def _pickled_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def _check_json(file: Path) -> None:
-    """Whole, of no absurd size or depth; an index of weights names files of this folder only."""
+    """Check that the JSON is whole, of bounded size and depth, and that an index of weights names
+    only files of this folder."""
     try:
         # Not orjson: there are configs with Infinity.
         value = json.loads(read_bounded(file, MOST_JSON_BYTES))
@@ -191,7 +192,7 @@ def _check_counts(file: Path, value: dict[str, Any]) -> None:
         elif COUNT.search(name) and isinstance(each, int) and each > MOST_LAYERS:
             raise ModelError(
                 f"{file} has {name[:60]}={str(each)[:30]}, more than any model's {MOST_LAYERS}; "
-                "mend it"
+                "fix it"
             )
 
 

@@ -1,4 +1,4 @@
-"""How rows lie in a micro-batch: padded on the right, or end to end in one row ("varlen").
+"""Layout of rows in a micro-batch: padded on the right, or end to end in one row ("varlen").
 
 Right padding needs no attention mask: under causal attention no token sees what comes after it.
 End to end there is no padding, and a prompt stands once for all its completions in the micro-batch:
@@ -31,7 +31,7 @@ class Layout:
 
 
 def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
-    """Each row as a whole, or what follows its prompt where the prompt stands already."""
+    """Rows end to end: each row whole, or only the tokens after a prompt that is there already."""
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
@@ -74,7 +74,7 @@ def collate(data: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor
 
 
 def collate_columns(data: Sequence[Datum], device: torch.device) -> dict[str, Tensor]:
-    """Columns that every row has, as (B, T) in float32, 0 in the padding."""
+    """Columns that every row has, (B, T) float32, 0 in the padding."""
     names = set.intersection(*(set(datum.columns) for datum in data))
     return {
         name: torch.nn.utils.rnn.pad_sequence(

@@ -192,8 +192,8 @@ def _adapted_logprobs(
     low_NR: Tensor,
     up_VR: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient in up_VR is a sum over tokens weighted by what comes from above, so it cannot be
-    made on the way forward."""
+    """Log-probs with an adapter on the head. Its gradient in up_VR is a sum over tokens weighted by
+    the incoming gradient, so it cannot be made in the forward pass."""
 
     def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         linear = torch.nn.functional.linear
@@ -217,7 +217,7 @@ def _adapted_logprobs(
 
 
 def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
-    """Memory of a chunk at its largest, for each token in it: the logits and what is made of them.
+    """Peak memory of a chunk in bytes per token: the logits and their temporaries.
 
     Args:
         element_bytes: of a head's weight; below 4 there is a copy of the weights in it.

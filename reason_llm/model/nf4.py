@@ -1,4 +1,5 @@
-"""QLoRA's base: linear layers in 4-bit NormalFloat with double quantisation, by bitsandbytes.
+"""Base weights of QLoRA: linear layers in 4-bit NormalFloat with double quantisation, by
+bitsandbytes.
 
 Under vLLM its plugin (vllm-bnb-plugin) quantises while loading and owns the packed bytes; the
 layers here are views of them. Without vLLM, Transformers quantises. Embeddings, norms and the head
@@ -34,7 +35,7 @@ BLOCK_ELEMENTS = 64
 
 
 def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """What Transformers is told when it quantises."""
+    """Quantisation config for Transformers."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -44,7 +45,7 @@ def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def make_tables(device: torch.device) -> None:
-    """The table of the second quantisation, which bitsandbytes keeps for the whole process.
+    """Create the table of the second quantisation, which bitsandbytes keeps for the whole process.
 
     Made at its first use, it would lie in vLLM's pool of weights, and vLLM refuses to start again
     while anything is in there: so it is made before vLLM starts.
@@ -54,7 +55,7 @@ def make_tables(device: torch.device) -> None:
 
 
 def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) -> str | None:
-    """Why a checkpoint that is quantised already cannot be used, and what helps; None if it can.
+    """Reason why an already quantised checkpoint cannot be used, with the fix; None if it can.
 
     Args:
         quantized: ``quantization_config`` of its config.json.
@@ -88,7 +89,7 @@ def can_pack(module: nn.Module) -> bool:
 
 
 def check(model: Any, path: str) -> None:
-    """Whether a model on the meta device has layers to pack beside its head.
+    """Check that a model on the meta device has layers to pack beside its head.
 
     Raises:
         ModelError: it has none, so it would stay as it is.
@@ -143,21 +144,21 @@ def keep_layouts(model: nn.Module) -> None:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have every 4-bit layer compute in ``dtype``: a checkpoint may name another one."""
+    """Set the compute type of every 4-bit layer to ``dtype``; a checkpoint may name another one."""
     for module in model.modules():
         if isinstance(module, Linear4bit):
             module.compute_dtype = dtype
 
 
 def _keep_layout(layer: Linear4bit) -> None:
-    """On a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves a layer's bytes into new storage in its
-    first forward pass without gradient, and can no longer train afterwards. Ends when it does not.
-    """
+    """Stop a layer from repacking: on a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves a layer's
+    bytes into new storage in its first forward pass without gradient, and can no longer train
+    afterwards. To be removed when it no longer does."""
     layer.support_avx512bf16_for_cpu = False
 
 
 def matches(layer: Linear4bit, stored: Tensor, parts: Mapping[str, Tensor] | None = None) -> bool:
-    """Whether the layer holds exactly what quantising the checkpoint's tensor gives, bit by bit.
+    """Whether the layer equals the quantised tensor of the checkpoint, bit by bit.
 
     Args:
         stored: the checkpoint's (out, in) weight in its own dtype, or, where the checkpoint is
@@ -192,7 +193,7 @@ def matches(layer: Linear4bit, stored: Tensor, parts: Mapping[str, Tensor] | Non
 
 
 def _scales(state: QuantState) -> Tensor:
-    """The scale of each block in float32, the second quantisation undone."""
+    """Scales of all blocks in float32, with the second quantisation undone."""
     scales: Tensor = state.absmax
     if state.nested:
         scales = dequantize_blockwise(scales, state.state2) + state.offset
@@ -200,7 +201,7 @@ def _scales(state: QuantState) -> Tensor:
 
 
 def packed_bytes(elements: int, nested: bool) -> int:
-    """Memory of one packed layer: half a byte a weight, and its scales.
+    """Memory of one packed layer in bytes: half a byte per weight, and its scales.
 
     Args:
         nested: the scales are quantised themselves, in 8 bits with a float32 for each 256.

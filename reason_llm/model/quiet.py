@@ -1,4 +1,4 @@
-"""Libraries that print beside what the user is told."""
+"""Silencing of libraries that print beside the console."""
 
 import transformers
 

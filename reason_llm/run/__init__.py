@@ -1,4 +1,4 @@
-"""A run on disk and alive."""
+"""A run: its files, its phases, its checks, its resumption."""
 
 from reason_llm.run.buffer import (
     Document,

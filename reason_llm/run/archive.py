@@ -60,12 +60,12 @@ class Archive:
         self._entries: dict[int, Entry] | None = None
 
     def wants(self, step: int) -> bool:
-        """Whether this step's buffer is kept."""
+        """Whether this step's buffer is to be kept."""
         return self.keep == "all" or (self.keep != "none" and step % self.keep == 0)
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
-        """This step's document, if it is there and was sampled by this run with this config. A
-        damaged one, or one of another step, is named and passed over."""
+        """This step's document, if it exists and this run sampled it with this config. A damaged
+        one, or one of another step, is skipped with a warning."""
         file = self._file(step)
         if not file.exists():
             return None
@@ -79,7 +79,7 @@ class Archive:
         return None if changed.refused or changed.warned else document
 
     def add(self, document: Document, needed_from: int | None = None) -> None:
-        """Keep this document, in the place of another of its step.
+        """Keep this document, replacing one of the same step.
 
         Args:
             needed_from: the step of the oldest checkpoint that the run may go on from; the
@@ -122,7 +122,7 @@ class Archive:
             return None
 
     def _find(self) -> list[Entry]:
-        """What is there, whether or not a kill kept it out of the index."""
+        """Archived buffers in the folder, including those that a kill kept out of the index."""
         known = {entry.file: entry for entry in read_index(self.folder)}
         found = []
         for file in filter(Path.is_file, sorted(self.folder.glob(FILES))):

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Whose rollouts these are."""
+    """Identity of the run that sampled the rollouts."""
 
     id: str
     name: str
@@ -69,7 +69,7 @@ class RunIdentity:
 
 @dataclass(slots=True)
 class Document:
-    """What a buffer file holds."""
+    """Content of a buffer file."""
 
     run: RunIdentity
     step: int
@@ -141,7 +141,7 @@ class RolloutBuffer:
         self._lock.__exit__(kind, error, trace)
 
     def check(self) -> Document | None:
-        """What is on disk, if this run may go on from it or set it aside; writes nothing.
+        """The document on disk, if this run may continue from it or set it aside; writes nothing.
 
         Raises:
             RolloutBufferError: damaged, or of another, unfinished run or config.
@@ -178,30 +178,31 @@ class RolloutBuffer:
         return document
 
     def read(self, step: int) -> list[Group] | None:
-        """All groups of this step with their advantages, wherever on disk they are; None: the step
-        must be sampled, or sampled to its end."""
+        """All groups of this step with their advantages, from anywhere on disk; None if the step
+        must be sampled or sampled to its end."""
         if not self.holds(step) and (found := self._elsewhere(step)) is not None:
             self._take(step, found)
         return self.groups(step) if self.holds(step) else None
 
     def holds(self, step: int) -> bool:
-        """Whether every group of this step is here."""
+        """Whether the buffer holds every group of this step."""
         document = self.document(step)
         return document is not None and document.complete
 
     def groups(self, step: int) -> list[Group]:
-        """The groups of this step that were saved so far, in the order they were drawn; those that
-        are not scored yet, too."""
+        """Groups of this step that were saved so far, in the order they were drawn, including
+        unscored ones."""
         document = self.document(step)
         return list(document.groups) if document is not None else []
 
     def document(self, step: int) -> Document | None:
-        """What there is of this step."""
+        """The document of this step, if any."""
         found = (each for each in (self._taken, self._document) if each and each.step == step)
         return next(found, None)
 
     def drawn(self, step: int) -> int:
-        """How many prompts of this step were sampled and saved, dropped ones included."""
+        """Number of prompts of this step that were sampled and saved, including those of dropped
+        groups."""
         document = self.document(step)
         return document.drawn if document is not None else 0
 
@@ -212,7 +213,7 @@ class RolloutBuffer:
         drawn: int | None = None,
         counts: Mapping[str, float] = NO_COUNTS,
     ) -> None:
-        """The groups of a step so far, scored or not; on disk when it returns.
+        """Write the groups of a step so far, scored or not; on disk on return.
 
         Args:
             drawn: prompts sampled so far; None: as many as there are groups.
@@ -227,7 +228,7 @@ class RolloutBuffer:
         drawn: int | None = None,
         counts: Mapping[str, float] = NO_COUNTS,
     ) -> None:
-        """All groups of a step, with their advantages; on disk when it returns.
+        """Write all groups of a step, with their advantages; on disk on return.
 
         Args:
             drawn: prompts sampled in all; None: as many as there are groups.
@@ -236,7 +237,7 @@ class RolloutBuffer:
         self._write(self._made(step, groups, drawn, counts, complete=True))
 
     def _take(self, step: int, found: Document) -> None:
-        """All groups of a step, which are elsewhere on disk as well.
+        """Take over all groups of a step that are elsewhere on disk.
 
         They are written as by ``write``, but where the rollouts of a later step of this run are
         here: a run that goes on from an older checkpoint comes to those again, and needs them.
@@ -248,8 +249,8 @@ class RolloutBuffer:
             self._write(document)
 
     def finish(self) -> None:
-        """Say that the run is over and nobody waits for these rollouts, so that another run may set
-        them aside. A step that was sampled in part, before ``run.steps`` was lowered, stays so."""
+        """Mark the run as over, so that another run may set its rollouts aside. A step that was
+        sampled in part, before ``run.steps`` was lowered, stays so."""
         if self._document is not None and not self._document.trained:
             self._write(replace(self._document, trained=True))
 
@@ -308,7 +309,7 @@ def with_digest(content: bytes) -> bytes:
 
 
 def _is_as_written(content: bytes) -> bool:
-    """Whether ``with_digest`` made these bytes."""
+    """Whether the digest is that of these bytes."""
     start = len(DIGEST_BEGINS) + 64
     body = start + len(DIGEST_ENDS)
     if not content.startswith(DIGEST_BEGINS) or content[start:body] != DIGEST_ENDS:
@@ -411,7 +412,7 @@ def _document(value: dict[str, Any], *, has_digest: bool) -> Document:
 
 
 def identity_from_json(value: Any) -> RunIdentity:
-    """What stands at ``run`` in a buffer or a checkpoint.
+    """Run identity from the member ``run`` of a buffer or a checkpoint.
 
     Raises:
         ValueError, KeyError, TypeError: something is missing or of another kind.
@@ -426,7 +427,7 @@ def identity_from_json(value: Any) -> RunIdentity:
 
 
 def count_from_json(value: dict[str, Any], name: str) -> int:
-    """A whole number of 0 or more.
+    """Non-negative integer from JSON.
 
     Raises:
         ValueError, KeyError: it is something else, or missing.

@@ -1,5 +1,5 @@
-"""The state of a run on disk: adapter, optimizer, step, identity. Written beside and renamed, by a
-thread; the last n are kept.
+"""Checkpoints of a run: adapter, optimizer, step, identity. A thread writes each one beside its
+place and renames it; the last n are kept.
 
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands: ``step`` steps are learned."""
+    """State of a run in which ``step`` steps are learned."""
 
     run: RunIdentity
     step: int
@@ -59,8 +59,8 @@ class RunState:
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
-    """The newest whole state of the run in ``run_folder``, or the beginning of a new one. Writes
-    nothing; a damaged one is named and passed over.
+    """Newest whole state of the run in ``run_folder``, or the beginning of a new run. Writes
+    nothing; a damaged checkpoint is skipped with a warning.
 
     Raises:
         CheckpointError: the run there has another config, or none of its states is whole.
@@ -88,7 +88,7 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
 
 
 def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
-    """The beginning of a new run with the adapter and the optimizer of a checkpoint.
+    """Beginning of a new run with the adapter and the optimizer of a checkpoint.
 
     Its id follows from the checkpoint's run and step and from ``name``, so that the run can be told
     from others when it goes on.
@@ -131,20 +131,20 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
 
 
 def listing(run_folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; not what a user put beside them, such as copies."""
+    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
     found = _checkpoints(run_folder).glob("step-*")
     return sorted(each for each in found if re.fullmatch(r"step-\d{8}", each.name))
 
 
 def needed_from(run_folder: Path) -> int:
-    """The first step whose rollouts may be needed again: that of the checkpoint before the newest,
-    from which a run goes on where the newest is damaged."""
+    """First step whose rollouts may be needed again: that of the checkpoint before the newest,
+    which a run continues from if the newest is damaged."""
     whole = listing(run_folder)[-2:]
     return min((int(folder.name.removeprefix("step-")) for folder in whole), default=0)
 
 
 def read(folder: Path) -> RunState:
-    """The state in one checkpoint, its files compared with their checksums.
+    """State in one checkpoint, after comparing its files with their checksums.
 
     Raises:
         CheckpointError: a file is missing or is not what was written.
@@ -189,7 +189,7 @@ def _newest_whole(folders: list[Path]) -> RunState:
 
 
 def fresh(name: str, config: dict[str, Any]) -> RunState:
-    """The beginning of a new run."""
+    """Beginning of a new run."""
     return RunState(RunIdentity(uuid.uuid4().hex[:12], name, config), step=0, folder=None)
 
 
@@ -201,8 +201,8 @@ def save(
     keep: int,
     writer: BackgroundWriter,
 ) -> RunState:
-    """Have ``state`` written with the adapter and the optimizer as they are now; whole or not at
-    all. The state, with its folder.
+    """Save ``state`` with the current adapter and optimizer, whole or not at all, and return the
+    state with its folder.
 
     Args:
         keep: how many checkpoints are kept.
@@ -241,7 +241,7 @@ def save(
 
 
 def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put the checkpoint's values into the adapter and the optimizer; nothing for a run that has
+    """Load the checkpoint's values into the adapter and the optimizer; nothing for a run that has
     not begun.
 
     Raises:
@@ -261,7 +261,7 @@ def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """In host memory, and safe from the next optimizer step."""
+    """Copy in host memory, which the next optimizer step does not change."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -272,7 +272,7 @@ def _file_entry(file: Path, most_bytes: int) -> dict[str, Any]:
 
 
 def _remove(folder: Path) -> None:
-    """A link alone, never what it leads to.
+    """Remove a folder or a link, never a link's target.
 
     Raises:
         WriteError: it cannot be removed.

@@ -1,5 +1,5 @@
-"""The scored groups of a step: prompts drawn, sampled and scored wave by wave. A wave is saved when
-it is sampled, and scored while the next one is: whatever ends the run, what was sampled is there.
+"""Collection of a step's scored groups: prompts drawn, sampled and scored wave by wave. A wave is
+saved when it is sampled and scored while the next is sampled, so that nothing sampled is lost.
 
 With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped, and further
 prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
@@ -26,7 +26,7 @@ from reason_llm.train import with_advantages
 
 
 def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
-    """The groups to train on, with their advantages; all of them in the buffer when it returns.
+    """Groups to train on, with their advantages; all of them are in the buffer on return.
 
     Raises:
         Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
@@ -158,7 +158,7 @@ def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
 
 @dataclass(slots=True)
 class _Collected:
-    """The groups of a step so far: one thread samples them, another one scores them."""
+    """Groups of a step so far: one thread samples them, another scores them."""
 
     groups: list[Group]
     """Scored and kept."""
@@ -174,7 +174,7 @@ class _Collected:
 
     @classmethod
     def of(cls, buffer: RolloutBuffer, step: int) -> Self:
-        """What was saved before."""
+        """State that was saved before."""
         saved = buffer.groups(step)
         waiting = [group for group in saved if group.completions[0].reward is None]
         scored = [group for group in saved if group.completions[0].reward is not None]
@@ -183,26 +183,26 @@ class _Collected:
         return cls(scored, buffer.drawn(step) - len(waiting), waiting, counts)
 
     def add(self, sampled: list[Group]) -> None:
-        """A wave was sampled."""
+        """Add a sampled wave."""
         with self.lock:
             self.waiting = self.waiting + sampled
 
     def take(self, scored: list[Group], kept: list[Group], counts: dict[str, float]) -> None:
-        """The groups that wait longest are scored, and some of them kept."""
+        """Move the oldest waiting groups to the scored ones and keep some of them."""
         with self.lock:
             self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
             self.waiting, self.last = self.waiting[len(scored) :], scored
             self.counts = metrics.added(self.counts, counts)
 
     def together(self) -> tuple[list[Group], int, dict[str, float]]:
-        """All groups in the order they were drawn, how many prompts were sampled for them, and the
+        """All groups in the order they were drawn, the number of prompts sampled for them, and the
         counts."""
         with self.lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
 
 
 def sampling_params(config: Config) -> SamplingParams:
-    """How completions to train on are drawn."""
+    """Sampling parameters of training."""
     sample = config.sample
     return SamplingParams(
         sample.completions_per_prompt,
@@ -215,8 +215,7 @@ def sampling_params(config: Config) -> SamplingParams:
 
 
 def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
-    """Whether dynamic sampling leaves the group in: its rewards vary, and its success rate is in
-    range.
+    """Whether dynamic sampling keeps the group: its rewards vary, and its success rate is in range.
 
     Args:
         weights: of each reward; positive values of the first one are successes.

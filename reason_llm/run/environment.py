@@ -1,5 +1,4 @@
-"""What a run ran on and with: versions, machine, commit, data. Recorded where a run begins or goes
-on, for its report.
+"""Versions, machine, commit and data of a run, recorded at each start for its report.
 
     <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine",
     "data", "plan"}, ...]}
@@ -32,7 +31,7 @@ PACKAGES = (
 
 
 def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
-    """Add what there is now to the run's ``environment.json``.
+    """Add the current environment to the run's ``environment.json``.
 
     Args:
         step: steps learned so far; a start that this one goes back behind is forgotten.
@@ -51,7 +50,7 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The starts so far; none if the file is damaged: it is for reading, not for going on."""
+    """Starts so far; none if the file is damaged, since no run continues from it."""
     try:
         starts = read_object(path, 16 * MIB)["starts"]
         return [each for each in starts if type(each["step"]) is int]
@@ -64,7 +63,7 @@ def _without_time(start: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ourselves() -> dict[str, Any]:
-    """Version and git commit; ``dirty``: there were changes that are in no commit."""
+    """Version and git commit; ``dirty``: there were uncommitted changes."""
     root = Path(reason_llm.__file__).parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None

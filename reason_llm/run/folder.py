@@ -1,5 +1,4 @@
-"""What a run left behind, for those who come after it: its config, its adapter, what tells
-its weights."""
+"""Contents of a run's folder for other programs: config, adapter, number of learned steps."""
 
 import hashlib
 from pathlib import Path
@@ -33,8 +32,8 @@ def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
 
 
 def find_adapter(run: Path) -> Path:
-    """The folder of a run's adapter as far as it has come: the final one, or that of the newest
-    checkpoint while the run has not ended, or goes on from its end.
+    """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
+    run has not ended or continues from its end.
 
     Raises:
         CheckpointError: the run has neither.
@@ -52,12 +51,12 @@ def find_adapter(run: Path) -> Path:
 
 
 def learned_steps(run: Path, adapter: Path) -> int | None:
-    """How many steps an adapter that ``find_adapter`` gave has learned; None if nothing tells."""
+    """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
     return finished_steps(run) if adapter == run / "adapter" else int(_step_of(adapter))
 
 
 def finished_steps(run: Path) -> int | None:
-    """At which step the run ended, the last time that it did; None if it never did."""
+    """Step at which the run last ended; None if it never did."""
     try:
         steps = read_object(run / "summary.json").get("steps")
     except (OSError, ValueError):
@@ -66,7 +65,7 @@ def finished_steps(run: Path) -> int | None:
 
 
 def weights_digest(model: Path, adapter: Path | None) -> str:
-    """Of sizes, and of the beginning of each file; of a Hub id, of its name alone."""
+    """Digest of the sizes and the beginning of each file; for a Hub id, of its name alone."""
     digest = hashlib.sha256(str(model).encode())
     folders = [folder for folder in (model, adapter) if folder is not None and folder.is_dir()]
     for file in (file for folder in folders for file in sorted(folder.glob("*.safetensors"))):
@@ -76,5 +75,5 @@ def weights_digest(model: Path, adapter: Path | None) -> str:
 
 
 def _step_of(checkpoint: Path) -> float:
-    """Between two optimizer steps of a step it is no whole number."""
+    """Number of the checkpoint's step."""
     return float(checkpoint.name.removeprefix("step-"))

@@ -1,4 +1,4 @@
-"""How good is the policy on problems it does not train on: greedy accuracy on a held-out set.
+"""Greedy accuracy of the policy on a held-out set.
 
 And, before any of that counts: is what the sampler samples from the policy at all?
 """
@@ -17,7 +17,7 @@ def evaluate(
     max_new_tokens: int,
     progress: Progress,
 ) -> dict[str, float]:
-    """One greedy completion of each prompt, judged by the first reward.
+    """Accuracy from one greedy completion of each prompt, judged by the first reward.
 
     Returns:
         ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;

@@ -1,4 +1,4 @@
-"""metrics.jsonl, one record a step, and summary.json made from it alone.
+"""metrics.jsonl with one record per step, and summary.json made from it alone.
 
 Record ``step: s`` tells what led to the policy of s learned steps; ``step: 0`` is the untrained
 one. Keys are ``stage/name_unit``. On resuming, records after the checkpoint are cut off, so that
@@ -26,7 +26,7 @@ LARGEST = 1e100
 
 @contextmanager
 def timed(record: Record, name: str) -> Iterator[None]:
-    """Add the seconds within to ``time/<name>_seconds``."""
+    """Add the seconds of the block to ``time/<name>_seconds``."""
     started = time.perf_counter()
     yield
     key = f"time/{name}_seconds"
@@ -70,7 +70,7 @@ class MetricsLog:
         return record
 
     def sync(self) -> None:
-        """Make the records last through a power cut.
+        """Make the records survive a power cut.
 
         Raises:
             WriteError: the disk is full or fails.
@@ -86,11 +86,11 @@ class MetricsLog:
         )
 
     def records(self) -> list[Record]:
-        """All that are on disk."""
+        """All records on disk."""
         return read_all(self.path.parent)
 
     def seconds_since(self) -> float:
-        """Since the last record."""
+        """Seconds since the last record."""
         return time.perf_counter() - self._since
 
 
@@ -101,15 +101,15 @@ def read_all(run_folder: Path) -> list[Record]:
 
 
 def files(run_folder: Path) -> tuple[Path, Path]:
-    """Where the records of a run are: the newer ones, and the older ones if there are many."""
+    """Files with the records of a run: the newer ones, and the older ones if there are many."""
     path = run_folder / "metrics.jsonl"
     return path, _older(path)
 
 
 def read(path: Path) -> list[Record]:
-    """The records in ``path``. A last line without its end is a write that was cut off, and no
-    record. A number that was not finite stands there as null, and is left out, as is one so large
-    that sums of it are not finite.
+    """Records in ``path``. A last line without its end is an unfinished write and is ignored. A
+    null (a number that was not finite) is ignored, and so is a number so large that sums of it are
+    not finite.
 
     Raises:
         DataError: another line is no record, or the file cannot be read.
@@ -141,7 +141,7 @@ def _older(path: Path) -> Path:
 
 
 def describe(groups: list[Group]) -> Record:
-    """What the rollouts of a step were like, from the buffer alone."""
+    """Statistics of a step's rollouts, from the buffer alone."""
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
@@ -171,7 +171,8 @@ def added(one: Record, other: Record) -> Record:
 
 
 def by_name(values: Record, name: str) -> Record:
-    """``eval/accuracy`` and what stands beside it as ``eval/<name>/accuracy``."""
+    """The metrics of an evaluation with its set's name, ``eval/<name>/accuracy`` for
+    ``eval/accuracy``."""
     return {f"eval/{name}/{key.removeprefix('eval/')}": value for key, value in values.items()}
 
 
@@ -185,8 +186,7 @@ def accuracies(record: Record) -> dict[str, float]:
 
 
 def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[str, Any]:
-    """What a run came to: accuracies, steps, seconds by phase, peak memory, and where its adapter
-    lies."""
+    """Summary of a run: accuracies, steps, seconds by phase, peak memory, path of the adapter."""
 
     def total(key: str) -> float:
         return round(sum(record.get(key, 0.0) for record in records), 3)

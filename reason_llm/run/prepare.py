@@ -1,4 +1,4 @@
-"""A run before it is run: everything that can be checked before a weight is read, and its locks."""
+"""Preparation of a run: everything that can be checked before a weight is read, and its locks."""
 
 import hashlib
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run that was checked and has not loaded a weight yet."""
+    """A checked run that has not loaded a weight yet."""
 
     config: Config
     folder: Path
@@ -64,8 +64,8 @@ class Job:
 
     @contextmanager
     def held(self) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
-        """The run's buffer, with the run and the buffer locked against other processes, and the
-        thread that writes into the run's folder."""
+        """The run's buffer, with run and buffer locked against other processes, and the thread that
+        writes into the run's folder."""
         run, never = self.config.run, self.config.run.resume == "never"
         run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
         writer = BackgroundWriter()
@@ -79,9 +79,8 @@ class Job:
             yield buffer, writer
 
     def _saved(self, step: int) -> Document | None:
-        """The rollouts of this step that are on disk beside the buffer, as this run's algorithm
-        sees them: those to learn from without sampling, or those that a killed run had learned from
-        since its last checkpoint.
+        """Rollouts of this step on disk beside the buffer, with this run's advantages: those of
+        run.from_buffer, or those that a killed run had learned from since its last checkpoint.
 
         Raises:
             RolloutBufferError: they are damaged or do not fit the model.
@@ -98,7 +97,7 @@ class Job:
         return replace(found, groups=without_learner_logprobs(groups))
 
     def begin(self, started: float) -> MetricsLog:
-        """Make the first changes on disk, now that everything is known to be good.
+        """Make the first changes on disk, after all checks.
 
         Args:
             started: ``time.perf_counter()`` from which the first record's seconds count.
@@ -114,7 +113,7 @@ class Job:
         return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
-        """The summary of a run that is finished where it stands; a run writes it last."""
+        """Summary of the run if it is finished, else None; a run writes it last."""
         if self.state.step < self.config.run.steps:
             return None
         try:
@@ -185,7 +184,7 @@ def prepare(config: Config, watch: Watch) -> Job:
 
 
 def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
-    """The buffers that run.from_buffer names; the config then takes as many steps as there are, and
+    """Config and files of run.from_buffer: the config takes as many steps as there are files, and
     leaves data/buffer.json to the runs that sample.
 
     Raises:
@@ -210,7 +209,7 @@ def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path
 
 
 def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
-    """Where the run stands, by ``run.resume``.
+    """State of the run by ``run.resume``.
 
     Raises:
         CheckpointError: it cannot go on from there.
@@ -243,7 +242,7 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
 
 
 def _digest(data: Data) -> str:
-    """Changes with any prompt or gold answer, so that a run is not resumed on other data."""
+    """Digest of the prompts and gold answers, so that a run is not resumed on other data."""
     content = [
         [(prompt.token_ids, prompt.answer) for prompt in each.prompts] for each in data.training
     ]

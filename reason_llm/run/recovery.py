@@ -1,5 +1,5 @@
-"""Where a run stands that has no checkpoint in its folder, and whose rollouts are in
-data/buffer.json: the buffer alone, or with a checkpoint that lies elsewhere.
+"""Recovery of a run without a checkpoint in its folder, from data/buffer.json alone or with a
+checkpoint elsewhere.
 
 Rollouts of step 0 were sampled by the base, so that nothing else is needed. Those of a later step
 were sampled by the policy of a checkpoint. The buffer names it; ``run.resume`` may name a copy.
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
-    """Where the unfinished run ``name`` stands by its buffer; None if the buffer is not its.
+    """State of the unfinished run ``name`` by its buffer; None if the buffer belongs to another
+    run.
 
     Raises:
         RolloutBufferError: it is damaged, or was sampled with another config.
@@ -55,8 +56,8 @@ def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | Non
 
 
 def from_copy(begun: RunState, path: Path) -> RunState | None:
-    """Where the run stands whose checkpoint ``run.resume`` names and whose rollouts are in
-    ``path``; None if the two are not of one run.
+    """State of the run whose checkpoint is ``run.resume`` and whose rollouts are in ``path``; None
+    if the two belong to different runs.
 
     Args:
         begun: a new run that begins from that checkpoint.
@@ -85,7 +86,7 @@ def went_on_from(begun: RunState, found: RunState) -> bool:
 
 
 def _unfinished(path: Path, name: str) -> Document | None:
-    """The document in ``path``, if it is of a run of this name that is not finished."""
+    """The document in ``path``, if it belongs to an unfinished run of this name."""
     if not os.path.lexists(path):
         return None
     document = read_document(
@@ -95,7 +96,8 @@ def _unfinished(path: Path, name: str) -> Document | None:
 
 
 def _check_config(path: Path, document: Document, config: dict[str, Any]) -> None:
-    """Whether the run may go on with this config; warns of what makes it another experiment.
+    """Check that the run may continue with this config, with a warning for what makes it another
+    experiment.
 
     Raises:
         RolloutBufferError: it may not.
@@ -114,7 +116,7 @@ def _check_config(path: Path, document: Document, config: dict[str, Any]) -> Non
 
 
 def _named_checkpoint(document: Document) -> RunState | str:
-    """The checkpoint that the document names, or why the run cannot go on from it."""
+    """The checkpoint that the document names, or the reason why the run cannot continue from it."""
     if document.checkpoint is None:
         return "the buffer names none"
     folder = Path(document.checkpoint)
@@ -128,14 +130,14 @@ def _named_checkpoint(document: Document) -> RunState | str:
 
 
 def _begins_from_base(document: Document) -> bool:
-    """Whether the run had no other run's checkpoint to begin from."""
+    """Whether the run began from the base and not from another run's checkpoint."""
     section = document.run.config.get("run")
     resume = section.get("resume") if isinstance(section, dict) else None
     return resume in (None, "auto", "never")
 
 
 def _is_of(found: RunState, document: Document) -> bool:
-    """Whether the run of ``document`` can go on from this checkpoint to the document's step."""
+    """Whether the run of ``document`` can continue from this checkpoint to the document's step."""
     return found.run.id == document.run.id and found.step <= document.step
 
 

@@ -1,4 +1,4 @@
-"""A run that is under way: what it holds, its two memory phases, and what ends a step."""
+"""A running run: its resources, its two memory phases, and the end of each step."""
 
 import time
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
 
 
 def learning_settings(job: Job) -> LearningSettings:
-    """Of the run's learner."""
+    """Settings of the run's learner."""
     config, plan, train = job.config, job.plan, job.config.train
     halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
     objective = PolicyGradient(
@@ -77,7 +77,7 @@ def learning_settings(job: Job) -> LearningSettings:
 
 
 class Run:
-    """What a run has at hand from its first step to its last; made by ``open_run``."""
+    """State and resources of a run from its first step to its last; made by ``open_run``."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """With everything that was ``auto`` decided."""
+        """Config with every ``auto`` resolved."""
         return self.job.config
 
     def begun(self) -> Begun:
-        """For those who look on."""
+        """The run's start, for a ``Watch``."""
         run = self.config.run
         return Begun(
             self.job.folder, self.state.run.id, str(run.name), self.state.step, run.steps,
@@ -117,13 +117,13 @@ class Run:
         )  # fmt: skip
 
     def remaining(self) -> Iterator[int]:
-        """The steps that are not learned yet."""
+        """Steps that are not learned yet."""
         while self.state.step < self.config.run.steps:
             yield self.state.step
 
     @contextmanager
     def sampling(self) -> Iterator[Sampler]:
-        """The sampling phase, once the sampler has proved to be the policy."""
+        """Sampling phase, after the check that the sampler is the policy."""
         with self._saved_if_stopped():
             with (
                 sampling(self.model, self.job.plan.cache_tokens) as sampler,
@@ -138,7 +138,7 @@ class Run:
 
     @contextmanager
     def learning(self, rows: int) -> Iterator[tuple[Learner, Progress]]:
-        """The learning phase over so many rows."""
+        """Learning phase over this number of rows."""
         try:
             with (
                 timed(self.record, "learning"),
@@ -154,7 +154,7 @@ class Run:
         self.record["memory/learning_peak_gib"] = peak.gib
 
     def end(self, step: int, learned: Record) -> None:
-        """Archive, evaluate, log and save what a step came to.
+        """Archive, evaluate, log and save a step.
 
         Raises:
             Stopped: a signal asked for the end; everything is saved.
@@ -174,7 +174,7 @@ class Run:
             self.stop.check()  # a signal that comes later finds what to save
 
     def finish(self) -> dict[str, Any]:
-        """Write adapter/, let go of the buffer, and last of all write summary.json."""
+        """Write adapter/, release the buffer, and write summary.json last."""
         folder = self.job.folder
         self.writer.wait()
         with replacing_folder(folder / "adapter") as beside:
@@ -198,7 +198,7 @@ class Run:
 
     @contextmanager
     def _saved_if_stopped(self) -> Iterator[None]:
-        """If a signal ends the run in here, what ``run.save_every`` left unsaved is saved first."""
+        """Save what ``run.save_every`` left unsaved, if a signal ends the run in this block."""
         try:
             yield
         except Stopped:
@@ -207,7 +207,7 @@ class Run:
             raise
 
     def _archive(self, step: int) -> None:
-        """Keep the rollouts that were just learned from, with the learner's log-probs of them."""
+        """Archive the rollouts of the step, with the learner's log-probs."""
         document, archive = self.buffer.document(step), self.job.archive
         if document is None or not archive.wants(step):
             return

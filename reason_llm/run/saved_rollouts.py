@@ -1,4 +1,4 @@
-"""``run.from_buffer``: rollouts that were sampled before, learned from without sampling.
+"""Saved rollouts to learn from without sampling (``run.from_buffer``).
 
 Their rewards are as they stand there; advantages are computed anew, by this run's algorithm. The
 policy that sampled them is another one from the first update on, so that ``algorithm.correction:
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def rounding_nats(config: Config) -> float:
-    """Up to which log-ratio of policy and sampler a token counts as the policy's own.
+    """Largest log-ratio of policy to sampler that counts as rounding, in nats.
 
     A run that learns its own algorithm from its own rollouts again, in float32, then has weights of
     exactly 1, and the same adapter to the last bit.
@@ -34,8 +34,8 @@ def rounding_nats(config: Config) -> float:
 
 
 def files(source: Path) -> list[Path]:
-    """The buffers that ``source`` stands for, one for each step: itself, or those in a run's folder
-    ``buffers``, in order and without a gap.
+    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
+    order and without a gap.
 
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
@@ -58,7 +58,7 @@ def files(source: Path) -> list[Path]:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The archived buffers in ``folder`` by step; not what a user put beside them."""
+    """Archived buffers in ``folder`` by step, without other files beside them."""
     return sorted(path for path in folder.glob(FILES) if _step_of(path) is not None)
 
 
@@ -68,8 +68,8 @@ def _step_of(path: Path) -> int | None:
 
 
 def _check_no_gap(source: Path, found: list[Path]) -> None:
-    """Whether every file follows the one before it as ``run.keep_buffers`` of its run says, by the
-    names: behind a file that was removed, each step would learn from the next one's rollouts.
+    """Check that every file follows the one before it as ``run.keep_buffers`` of its run says, by
+    the names. After a missing file, each step would learn from the next one's rollouts.
 
     Raises:
         RolloutBufferError: one is missing.
@@ -92,19 +92,19 @@ def _check_no_gap(source: Path, found: list[Path]) -> None:
 
 
 def _kept_every(path: Path) -> int:
-    """Every how many steps the run kept the rollouts when it wrote these."""
+    """Interval in steps at which the run kept the rollouts."""
     section = read_document(path, "name another buffer").run.config.get("run")
     keep = section.get("keep_buffers") if isinstance(section, dict) else None
     return keep if type(keep) is int and keep > 0 else 1
 
 
 def _step_before(step: int, every: int) -> int:
-    """The last step before this one whose rollouts are kept."""
+    """Last step before this one whose rollouts are kept."""
     return (step - 1) // every * every
 
 
 def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Document:
-    """The rollouts in ``path``, fit to be learned from under ``config``.
+    """Rollouts in ``path``, checked for learning under ``config``.
 
     Args:
         context_tokens: the longest prompt plus completion.
@@ -183,7 +183,7 @@ def check_context(path: Path, document: Document, context_tokens: int) -> None:
 
 
 def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
-    """Whether the model has all token ids of the document, which was read from ``path``.
+    """Check that the model has all token ids of the document, which was read from ``path``.
 
     Raises:
         RolloutBufferError: it was sampled by another model.
@@ -200,6 +200,7 @@ def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
 
 
 def default_target(source: Path) -> Path:
-    """``buffer.json`` becomes ``buffer.rescored.json``, ``x.json.gz`` ``x.rescored.json.gz``."""
+    """Output path of rescoring: ``buffer.rescored.json`` for ``buffer.json``,
+    ``x.rescored.json.gz`` for ``x.json.gz``."""
     suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
     return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: once, to finish what is under way and save; twice, to end at once."""
+"""Handling of Ctrl-C and SIGTERM: the first one finishes the wave or the learning phase and saves,
+the second one ends at once."""
 
 import logging
 import os
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """``with StopSignal() as stop``: a first signal is noted, and a second one ends the process.
+    """Signal handler of a run: the first signal is noted, the second one ends the process.
 
     Ending at once loses no more than kill -9 does. Outside the main thread signals are left alone.
     """
@@ -40,11 +41,11 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal was received."""
         return self._received is not None
 
     def check(self) -> None:
-        """Where everything is on disk.
+        """Stop here if a signal was received; everything is on disk.
 
         Raises:
             Stopped: a signal came.

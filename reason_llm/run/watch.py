@@ -1,5 +1,5 @@
-"""Who looks on while a run is under way: all that the loop knows of consoles, trackers and
-notebooks. Nothing that a watch does changes a run."""
+"""Interface between a run and its observers: consoles, trackers and notebooks. A watch cannot
+change a run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +16,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A run that is under way."""
+    """Data of a run that begins."""
 
     folder: Path
     id: str
@@ -29,22 +29,22 @@ class Begun:
 
 
 class Watch(Protocol):
-    """Told of a run's lines, phases and steps, in the thread that runs it."""
+    """Observer of a run's lines, phases and steps, called in the thread that runs it."""
 
     def line(self, text: str) -> None:
-        """Something that the user may want to read."""
+        """A line for the user."""
         ...
 
     def run(self, begun: Begun) -> AbstractContextManager[None]:
-        """Around the steps of a run; its records are in ``metrics.jsonl`` as they come."""
+        """Context of the run's steps; its records are in ``metrics.jsonl`` as they are written."""
         ...
 
     def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
-        """Around a phase of ``total`` items; what it yields is called as they are done."""
+        """Context of a phase with ``total`` items; what it yields is called with the progress."""
         ...
 
     def step(self, record: Record, group: Group | None) -> None:
-        """A step is on record.
+        """A step was recorded.
 
         Args:
             record: that of step 0 tells of the policy before training.

@@ -1,6 +1,6 @@
-"""A thread that writes what the loop need not wait for, in the order it was given. After one that
-could not be written, nothing further is: a checkpoint says that what came before it is on disk.
-"""
+"""Background writer: a thread that writes in the given order what the loop need not wait for. After
+a failed write nothing further is written, because a checkpoint says that everything before it is on
+disk."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from reason_llm.errors import Stopped
 
 
 class BackgroundWriter:
-    """``with BackgroundWriter() as writer``: what was given is written when the block ends.
+    """Writer thread; everything given to it is written when the ``with`` block ends.
 
     Where it ends as it should, or because a signal asked for it, ``WriteError`` tells of what could
     not be written.
@@ -38,7 +38,7 @@ class BackgroundWriter:
             self.wait()
 
     def submit(self, write: Callable[[], object]) -> None:
-        """Have ``write`` called once what was given before has been."""
+        """Call ``write`` after all earlier calls."""
 
         def timed() -> None:
             if self._has_failed:
@@ -54,7 +54,7 @@ class BackgroundWriter:
         self._pending.append(self._pool.submit(timed))
 
     def wait(self) -> None:
-        """Until all is written.
+        """Wait until everything is written.
 
         Raises:
             WriteError: the first that could not be; and whatever else it raised.
@@ -66,6 +66,6 @@ class BackgroundWriter:
                 raise error
 
     def take_seconds(self) -> float:
-        """Spent on writing since the last call."""
+        """Seconds spent on writing since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

@@ -1,4 +1,4 @@
-"""Prompts become completions, with vLLM or Transformers, from the base copy and its adapter."""
+"""Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams

@@ -1,4 +1,4 @@
-"""The sampling phase, and the proof that its sampler samples from the policy."""
+"""The sampling phase, and the check that the sampler samples from the policy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,8 @@ CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
 
 @contextmanager
 def sampling(model: Model, cache_tokens: int) -> Iterator[Sampler]:
-    """The sampling phase: within it the policy is in evaluation mode and the GPU is the sampler's.
+    """Context of the sampling phase: the policy is in evaluation mode and the GPU belongs to the
+    sampler.
 
     With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's.
 

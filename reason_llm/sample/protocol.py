@@ -1,4 +1,4 @@
-"""What a sampler takes and gives. The engines are beside this file."""
+"""Interface of the samplers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from reason_llm.rollout import Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw. Applied in this order: temperature, top-k, top-p, min-p."""
+    """Sampling parameters, applied in this order: temperature, top-k, top-p, min-p."""
 
     num_completions: int
     max_new_tokens: int
@@ -40,6 +40,6 @@ class Sampler(Protocol):
         ...
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """How many of these prompts fit into memory together with all their completions; at least
-        1."""
+        """Number of these prompts that fit into memory together with all their completions; at
+        least 1."""
         ...

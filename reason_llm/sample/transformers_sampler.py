@@ -1,4 +1,4 @@
-"""Sampling with the Transformers model itself: no second engine, any machine.
+"""Sampling with the Transformers model itself, on any machine, without a second engine.
 
 Each prompt is read once and its KV cache copied to its completions; finished completions leave the
 batch, so a wave costs what its tokens cost. Every token is drawn by inverting the cumulative
@@ -61,8 +61,8 @@ class TransformersSampler:
         ]
 
     def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-        """The numbers in [0, 1) that every token of every row is drawn with, (N, L): the whole of
-        the sampler's randomness."""
+        """Random numbers in [0, 1) of every token of every row, (N, L): the only randomness of the
+        sampler."""
         return torch.rand(num_rows, num_tokens, generator=torch.Generator().manual_seed(seed))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
@@ -111,7 +111,7 @@ class TransformersSampler:
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows still being decoded: their KV cache and the last hidden state of each."""
+    """Rows that are still being decoded: their KV cache and the last hidden state of each."""
 
     model: Model
     rows: torch.Tensor
@@ -125,8 +125,7 @@ class _Batch:
 
     @classmethod
     def prefill(cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int]) -> "_Batch":
-        """Read each prompt once, padded on the left, and give each row a copy of its prompt's
-        cache."""
+        """Read each prompt once, padded on the left, and copy its cache to each of its rows."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         longest = max(lengths)
         ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -155,8 +154,8 @@ class _Batch:
         )
 
     def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Forget the stopped rows once they are an eighth of the batch; the tokens (B,) of the rows
-        that stay.
+        """Drop the stopped rows once they are an eighth of the batch, and return the tokens (B,) of
+        the others.
 
         Copying the cache costs about as much as decoding one token, hence not for every single row.
         """
@@ -171,7 +170,7 @@ class _Batch:
         return tokens[index]
 
     def extend(self, tokens: torch.Tensor) -> None:
-        """Feed the sampled tokens (B,) and hold the hidden states that predict the next ones."""
+        """Feed the sampled tokens (B,) and store the hidden states that predict the next ones."""
         if self.mask_BT is not None:
             self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(tokens), 1)], dim=-1)
         hidden_B1D = self.model.hidden_states(
@@ -186,8 +185,8 @@ class _Batch:
 
 @torch.inference_mode()
 def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
-    """The tokens of one completion, each as soon as it is drawn: those that ``sample`` gives for
-    one prompt and ``num_completions=1``, the end-of-sequence token included."""
+    """Tokens of one completion as they are drawn, the same as from ``sample`` for one prompt and
+    ``num_completions=1``, including the end-of-sequence token."""
     batch = _Batch.prefill(model, [prompt], [0])
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
     for uniform in uniforms_L.to(model.device):
@@ -232,7 +231,7 @@ def draw(
 
 
 def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Normalised log-probs (B, V) of what top-k, top-p and min-p leave; -inf elsewhere."""
+    """Normalised log-probs (B, V) after top-k, top-p and min-p; -inf for filtered tokens."""
     if 0 < params.top_k < logits_BV.shape[-1]:
         kth_B1 = logits_BV.topk(params.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)

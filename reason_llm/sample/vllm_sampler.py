@@ -66,7 +66,7 @@ class VllmSampler:
         ]
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """All of them: vLLM queues what does not fit."""
+        """Number of all prompts: vLLM queues what does not fit."""
         return len(prompts)
 
     def _vllm_params(self, params: SamplingParams) -> Any:

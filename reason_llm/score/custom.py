@@ -123,7 +123,7 @@ def _load(where: str) -> Callable[..., Any]:
     except (Exception, SystemExit, GeneratorExit) as error:
         raise ConfigError(
             f"score.rewards: custom={where}: {path} cannot be imported "
-            f"({type(error).__name__}: {one_line(error)}); mend it"
+            f"({type(error).__name__}: {one_line(error)}); fix it"
         ) from error
     found: Callable[..., Any] | None = vars(module).get(function)
     if not callable(found):

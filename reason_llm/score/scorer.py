@@ -179,7 +179,7 @@ class Scorer:
                 if self.config.on_error == "stop":
                     raise RewardError(
                         f"the reward {name} failed on {rollout} ({type(error).__name__}: "
-                        f"{one_line(error)[:200]}); mend it, or set score.on_error to zero"
+                        f"{one_line(error)[:200]}); fix it, or set score.on_error to zero"
                     ) from error
                 self._errors += 1
                 log.warning("the reward %s failed on %s and counts 0: %s", name, rollout, error)

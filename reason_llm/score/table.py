@@ -129,7 +129,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
         known = ", ".join(model.model_fields) or "none"
         raise ConfigError(
             f"score.rewards: option {key!r} of {spec.name}: {first['msg'].lower()} (its options: "
-            f"{known}); mend score.rewards"
+            f"{known}); fix score.rewards"
         ) from error
     return make(options, context)
 
@@ -214,7 +214,7 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
     except regex.error as error:
         raise ConfigError(
             f"score.rewards: regex's pattern {options.pattern!r} is no regular expression "
-            f"({error}); mend it"
+            f"({error}); fix it"
         ) from error
 
     def of_one(prompt: Prompt, completion: Completion) -> float:

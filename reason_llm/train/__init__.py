@@ -1,4 +1,4 @@
-"""The buffer's rollouts become a new adapter: the phase, and the maths it is made of."""
+"""Learning of a new adapter from the buffer's rollouts: the phase and its maths."""
 
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient

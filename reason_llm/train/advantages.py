@@ -1,4 +1,4 @@
-"""Rewards become advantages. Pure functions of numbers.
+"""Advantages from rewards. Pure functions of numbers.
 
 Shapes: P groups of G completions, N = P * G, grouped: completion i belongs to group i // G; R
 rewards; T tokens.
@@ -18,7 +18,7 @@ def group_advantages(
     ddof: int = 1,
     epsilon: float = 1e-4,
 ) -> Tensor:
-    """How much better each completion is than its baseline, over a standard deviation + epsilon.
+    """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon.
 
     Args:
         rewards_N: total rewards; NaN where there is none, which counts in no mean and no deviation.
@@ -58,7 +58,7 @@ def group_advantages(
 
 
 def _are_equal(values_PG: Tensor) -> Tensor:
-    """(P, 1): whether a group's known values are all the same."""
+    """(P, 1) bool: all known values of the group are equal."""
     known_PG = ~values_PG.isnan()
     least_P1 = values_PG.masked_fill(~known_PG, torch.inf).amin(dim=1, keepdim=True)
     most_P1 = values_PG.masked_fill(~known_PG, -torch.inf).amax(dim=1, keepdim=True)
@@ -66,7 +66,7 @@ def _are_equal(values_PG: Tensor) -> Tensor:
 
 
 def _deviation(values_PG: Tensor, ddof: int) -> Tensor:
-    """(P, 1): the standard deviation of a group's known values."""
+    """(P, 1): standard deviation of the group's known values."""
     counts_P1 = (~values_PG.isnan()).sum(dim=1, keepdim=True)
     squares_PG = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).square()
     return (squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - ddof).clamp(min=1)).sqrt()
@@ -92,7 +92,7 @@ def per_reward_advantages(
 
 
 def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
-    """What is still to come at each token: ``G_t = r_t + gamma G_{t+1}``, 0 outside the mask.
+    """Return at each token: ``G_t = r_t + gamma G_{t+1}``, 0 outside the mask.
 
     Source: arXiv:2501.03262 (v9) eq. 4 (gamma = 1).
     """
@@ -106,7 +106,7 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
 
 
 def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
-    """Mean 0 and standard deviation 1 over the masked values, 0 elsewhere; 0 if all are equal."""
+    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal."""
     chosen = values[mask]
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
         return torch.zeros_like(values)

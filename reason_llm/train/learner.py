@@ -1,4 +1,4 @@
-"""The learning phase: rows become gradient steps of the policy adapter.
+"""The learning phase: gradient steps of the policy adapter on rows.
 
 Owns the optimizer and the order of things; what makes a loss is in ``objectives``, the maths in
 ``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
@@ -44,7 +44,7 @@ optimizer step begins again."""
 
 @dataclass(frozen=True, slots=True)
 class LearningSettings:
-    """What the learner needs to know beyond its rows."""
+    """Settings of the learner."""
 
     objective: Objective
     train: TrainSection
@@ -58,7 +58,7 @@ class LearningSettings:
 
 
 class Learner:
-    """The policy adapter's optimizer, and what one step of the loop does with it."""
+    """Optimizer of the policy adapter, and the learning of one step."""
 
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
@@ -85,7 +85,7 @@ class Learner:
                 model.policy.enable_input_require_grads()  # or it would see nothing to train
 
     def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
-        """All epochs and optimizer steps over these rows; the step's metrics.
+        """Take all epochs and optimizer steps over these rows and return the step's metrics.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
@@ -128,7 +128,7 @@ class Learner:
         }
 
     def _prepared(self, data: Sequence[Datum], updates: int) -> list[Datum]:
-        """The rows with the columns that stay as they are over the step."""
+        """Rows with the columns that stay constant over the step."""
         objective, data = self.settings.objective, list(data)
         chosen, names = objective.measured(data, updates)
         found: dict[str, list[Tensor]] = {}
@@ -162,7 +162,7 @@ class Learner:
     def _passed(
         self, data: Sequence[Datum], entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """A micro-batch through the model: mask, log-probs and entropies (B, T); tokens it took."""
+        """Mask, log-probs and entropies (B, T) of a micro-batch, and its number of tokens."""
         ids_BT, mask_BT = collate(data, self.model.device)
         layout = lay_out(data, self.model.device) if self.is_packed else None
         logprobs_BT, entropies_BT = policy_logprobs(
@@ -181,7 +181,7 @@ class Learner:
         tally: Tally,
         progress: Progress,
     ) -> None:
-        """The gradient of one optimizer batch; again from its beginning when memory ends."""
+        """Accumulate the gradient of an optimizer batch; out of memory, from the start again."""
         states, here, done = micro_batches.rng_states(), Tally(), 0
 
         def restart() -> None:
@@ -262,7 +262,7 @@ class Learner:
 
 
 def split(count: int, parts: int, seed: str) -> list[list[int]]:
-    """``0 .. count`` shuffled and cut into ``parts`` of nearly equal size."""
+    """``0 .. count``, shuffled and cut into ``parts`` of nearly equal size."""
     indices = list(range(count))
     if parts > 1:
         random.Random(seed).shuffle(indices)
@@ -271,7 +271,8 @@ def split(count: int, parts: int, seed: str) -> list[list[int]]:
 
 @contextmanager
 def learning(learner: Learner) -> Iterator[Learner]:
-    """The learning phase: within it the policy is in training mode and the GPU is the learner's."""
+    """Context of the learning phase: the policy is in training mode and the GPU belongs to the
+    learner."""
     model = learner.model
     if model.engine is not None:
         model.engine.release()

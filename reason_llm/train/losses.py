@@ -1,4 +1,4 @@
-"""The policy-gradient losses: pure functions of tensors and numbers.
+"""Policy-gradient losses: pure functions of tensors and numbers.
 
 Every loss is a masked sum; the caller divides once by ``denominator`` over the whole optimizer
 batch, so that no split into micro-batches changes the gradient. Losses are minimised.
@@ -25,7 +25,7 @@ VESPO_LOG_RATIO = (-18.420680743952367, 20.0)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a surrogate is a function of: tensors (B, T), entry t of token t."""
+    """Inputs of a surrogate: tensors (B, T), entry t of token t."""
 
     logprobs_BT: Tensor
     """Of the policy as it is now, with gradient."""
@@ -40,7 +40,7 @@ class Terms:
 
 
 def policy_loss(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
-    """The surrogate of the algorithm's row, token by token, importance weights included.
+    """Loss of each token by the row's surrogate, importance weights included.
 
     Returns:
         loss_BT, and clipped_BT: True where a clip took the token's gradient away.
@@ -165,7 +165,7 @@ def clipped_surrogate(
 
 
 def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
-    """``4 / tau * sigmoid(tau (r - 1))``: slope 1 at r = 1, ever flatter away from it.
+    """``4 / tau * sigmoid(tau (r - 1))``: slope 1 at r = 1, flatter away from it.
 
     Source: arXiv:2511.20347; tau by the advantage's sign.
     """
@@ -202,8 +202,8 @@ def vespo_weights(
     correction_BT: Tensor | None,
     is_whole: bool = False,
 ) -> Tensor:
-    """``w^k e^{lambda (1 - w)}``, w the whole completion's ratio: 1 on policy; k and lambda by the
-    advantage's sign.
+    """``w^k e^{lambda (1 - w)}`` with the whole completion's ratio w: 1 on policy; k and lambda
+    depend on the advantage's sign.
 
     Args:
         correction_BT: weights of the sampler's tokens, which belong to w; None: all 1.
@@ -258,8 +258,8 @@ def importance_weights(
     floor: float = 0.0,
     rounding: float = 0.0,
 ) -> Tensor:
-    """Importance weights for tokens drawn by another policy, or by a sampler that is not quite the
-    old policy.
+    """Importance weights for tokens drawn by another policy, or by a sampler that differs slightly
+    from the old policy.
 
     ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
     is cut down to it (truncate) or the weight is 0 (mask); below ``floor`` it is raised to it, or 0
@@ -293,8 +293,8 @@ def is_near_policy(
     mask_BT: Tensor,
     threshold: float,
 ) -> Tensor:
-    """True where a token is trained: its advantage is not negative, or its completion's mean of
-    ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
+    """Mask of tokens to train: those with a non-negative advantage, or in a completion whose mean
+    of ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
     """  # fmt: skip
@@ -303,8 +303,8 @@ def is_near_policy(
 
 
 def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
-    """The entropy from which on a token belongs to the ``fraction`` of highest entropy; infinite
-    where there is none.
+    """Smallest entropy among the ``fraction`` of tokens with the highest entropy; infinite if there
+    are none.
 
     Source: arXiv:2506.01939; the quantile is interpolated linearly, as TRL does.
     """
@@ -319,7 +319,7 @@ def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """The rows' losses added up; with ``sequence_mean`` each row is first divided by its number of
+    """Sum of the masked losses; with ``sequence_mean`` each row is first divided by its number of
     trained tokens.
 
     Divide by ``denominator`` of the optimizer batch to get the loss. A row with no trained token
@@ -332,7 +332,7 @@ def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Te
 
 
 def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_tokens: int) -> float:
-    """What the masked sums of a whole optimizer batch are divided by.
+    """Denominator of the masked sums of a whole optimizer batch.
 
     Args:
         lengths_N: trained tokens of each completion, those whose advantage is 0 included.
@@ -351,6 +351,6 @@ def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_toke
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, 1): the mean over each row's trained tokens; 0 for a row without."""
+    """(B, 1): mean over each row's trained tokens; 0 for a row without any."""
     counts_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
     return (values_BT * mask_BT).sum(dim=1, keepdim=True) / counts_B1

@@ -1,5 +1,4 @@
-"""Micro-batches within a token budget; out of memory is an event, not an end: the work begins again
-in smaller ones."""
+"""Micro-batches within a token budget. Out of memory, the work begins again in smaller ones."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class MicroBatches:
-    """Work in micro-batches whose size is halved, for good, when memory does not suffice.
+    """Micro-batches whose size is halved for the rest of the run when memory does not suffice.
 
     Args:
         tokens: of a micro-batch to begin with.
@@ -36,7 +35,8 @@ class MicroBatches:
         work: Callable[[list[int]], None],
         restart: Callable[[], None],
     ) -> None:
-        """``work`` on the indices of every micro-batch; out of memory, ``restart`` and all again.
+        """Call ``work`` on the indices of every micro-batch; out of memory, call ``restart`` and
+        begin again.
 
         Raises:
             OutOfMemory: a rollout alone in its micro-batch is too much.
@@ -77,7 +77,7 @@ class MicroBatches:
 
 @contextmanager
 def ending_out_of_memory(doing: str) -> Iterator[None]:
-    """What smaller micro-batches would not help ends with one line.
+    """Turn an out-of-memory error that smaller micro-batches cannot fix into one line.
 
     Raises:
         OutOfMemory: in the allocator's place.
@@ -95,13 +95,13 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
 
 
 def rng_states() -> list[Tensor]:
-    """Of the CPU's generator and each GPU's."""
+    """Generator states of the CPU and of each GPU."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *on_gpus]
 
 
 def set_rng_states(states: list[Tensor]) -> None:
-    """Take back what ``rng_states`` gave."""
+    """Restore the generator states from ``rng_states``."""
     torch.set_rng_state(states[0])
     if states[1:]:
         torch.cuda.set_rng_state_all(states[1:])
@@ -112,8 +112,8 @@ MOST_PADDING = 0.05
 
 
 def padded_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget, longest rows first, and no more than
-    ``MOST_PADDING`` of all is padding.
+    """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
+    padding, longest rows first.
 
     A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
     suffice, it shows at once.
@@ -135,8 +135,8 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]
 
 
 def packed_batches(data: Sequence[Datum], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that all tokens together are within the budget, those of a prompt counted
-    once; completions of a prompt side by side, the group with the longest row first.
+    """Indices grouped so that all tokens together are within the budget, a prompt's counted once;
+    completions of a prompt are side by side, the group with the longest row first.
 
     A row longer than the budget is a micro-batch of its own.
     """

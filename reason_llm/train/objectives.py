@@ -1,5 +1,5 @@
-"""What makes a loss, in one place: which rows count, what is measured of them before the first
-update, the loss of a micro-batch, and what an optimizer batch divides by.
+"""Objectives: the rows that count, the columns measured before the first update, the loss of a
+micro-batch, and the denominator of an optimizer batch.
 
 The policy gradient serves every row of the algorithm table. Adding a surrogate is a function in
 ``losses.py``; adding an objective is a record here that has what ``Objective`` asks for.
@@ -22,7 +22,7 @@ from reason_llm.train import advantages, losses
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a whole optimizer batch, whatever its micro-batches are."""
+    """Counts over a whole optimizer batch, independent of its micro-batches."""
 
     denominator: float
     """What the sum of the losses is divided by."""
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch after its pass through the model; every tensor (B, T), entry t of token t."""
+    """A micro-batch after its forward pass; every tensor is (B, T), entry t of token t."""
 
     mask_BT: Tensor
     """True where a token is trained."""
@@ -46,13 +46,13 @@ class Batch:
 
     @property
     def old_BT(self) -> Tensor:
-        """The policy's log-probs before the step; while it has not moved, those of now."""
+        """The policy's log-probs before the step; the current ones while it has not moved."""
         return self.columns.get("old_logprobs", self.logprobs_BT.detach())
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of a micro-batch."""
+    """Loss of a micro-batch, with its metrics."""
 
     total: Tensor
     """The masked sum, to be divided by the optimizer batch's denominator."""
@@ -63,11 +63,11 @@ class Loss:
 
 
 class Objective(Protocol):
-    """One way to learn from rows."""
+    """Interface of an objective."""
 
     @property
     def unit(self) -> Literal["sequence", "pair"]:
-        """What a micro-batch may not split."""
+        """Unit that a micro-batch may not split."""
         ...
 
     @property
@@ -76,11 +76,11 @@ class Objective(Protocol):
         ...
 
     def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
-        """The rows, and the columns, that are measured before the first of ``updates`` updates."""
+        """Rows and columns that are measured before the first of ``updates`` updates."""
         ...
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
-        """The rows with what follows from the measured columns."""
+        """Rows with the columns that follow from the measured ones."""
         ...
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
@@ -96,13 +96,13 @@ class Objective(Protocol):
         ...
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
-        """The masked sum of a micro-batch, and what is told of it."""
+        """Masked sum of a micro-batch, with its metrics."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradient:
-    """The objective of an algorithm's row."""
+    """Objective of an algorithm's row."""
 
     row: Algorithm
     """Its correction is resolved: not ``auto``."""
@@ -204,7 +204,7 @@ class PolicyGradient:
 
     @property
     def _is_shaped(self) -> bool:
-        """Whether the KL belongs to the reward."""
+        """Whether the KL is in the reward."""
         return self.row.kl_place != "loss"
 
     def _weights(self, batch: Batch) -> Tensor | None:
@@ -217,7 +217,8 @@ class PolicyGradient:
         )  # fmt: skip
 
     def _kept(self, batch: Batch) -> Tensor:
-        """The masked tokens that are near enough to the policy; the others still count."""
+        """Mask of the tokens that are near enough to the policy; the others still count in the
+        denominator."""
         row, kept_BT = self.row, batch.mask_BT
         if row.off_policy_threshold:
             kept_BT = kept_BT & losses.is_near_policy(
@@ -232,13 +233,13 @@ class PolicyGradient:
 
 
 def mean_advantage(datum: Datum) -> float:
-    """Over the row's trained tokens; 0 without any."""
+    """Mean advantage of the row's trained tokens; 0 without any."""
     values = datum.on_trained("advantages").double()
     return float(values.mean()) if len(values) else 0.0
 
 
 def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
-    """Advantages of each row's trained tokens, with the KL to the base taken off the reward.
+    """Advantages of each row's trained tokens, with the KL to the base subtracted from the reward.
 
     ``reward``: ``r - beta sum_t k``, then baseline and scale as always, where k is the row's
     estimator of the KL; k1 is ``log pi_old - log pi_ref``. ``token_reward``: the term of each token

@@ -1,5 +1,4 @@
-"""The optimizer and its schedule; its state as plain tensors, so that no pickle is ever written or
-read."""
+"""Optimizer and schedule. The state is plain tensors, so no pickle is written or read."""
 
 import math
 from collections.abc import Iterable
@@ -32,8 +31,8 @@ def make_optimizer(
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the moments now, which the first step would make: where memory does not suffice for
-    them, nothing was sampled or learned yet.
+    """Allocate the moments now instead of in the first step, so that too little memory is noticed
+    before anything is sampled.
 
     The names and types are those of torch 2.13's fused AdamW and bitsandbytes 0.50.
     """
@@ -52,8 +51,8 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
-    """The rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then the
-    schedule.
+    """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
+    the schedule.
 
     linear and cosine reach 0 just after the last step.
     """
@@ -82,7 +81,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Take back what ``state_tensors`` gave.
+    """Load what ``state_tensors`` returned.
 
     bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
 

@@ -1,4 +1,4 @@
-"""Scored groups and what learning adds to them: advantages, and the learner's own log-probs."""
+"""Scored groups with what learning adds: advantages, and the learner's own log-probs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

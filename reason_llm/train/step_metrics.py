@@ -1,4 +1,4 @@
-"""What a step's optimizer steps came to: sums over micro-batches, kept as tensors until read."""
+"""Metrics of a step: sums over micro-batches, kept as tensors until read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over micro-batches; whole ones are added up with ``merge``."""
+    """Sums over micro-batches; ``merge`` adds whole tallies."""
 
     tokens: int = 0
     """Trained ones."""
@@ -36,7 +36,7 @@ class Tally:
         log_ratio_BT: Tensor,
         mismatch_BT: Tensor | None,
     ) -> None:
-        """Count a micro-batch in.
+        """Add a micro-batch.
 
         Args:
             passed: tokens of the micro-batch.
@@ -61,13 +61,13 @@ class Tally:
             self._add("sampler_tokens", float(len(mismatch_N)))
 
     def add_update(self, norm: float, rate: float) -> None:
-        """Count an optimizer step in."""
+        """Add an optimizer step."""
         self._add("grad_norm", norm)
         self.updates += 1
         self.rate = rate
 
     def merge(self, other: "Tally") -> None:
-        """Count in what another tally counted."""
+        """Add another tally."""
         self.tokens += other.tokens
         self.passed += other.passed
         self.padding += other.padding
@@ -79,12 +79,12 @@ class Tally:
 
     @property
     def largest_log_ratio(self) -> float:
-        """By its absolute value; 0 where no token was passed."""
+        """Largest log-ratio by absolute value; 0 if no token was passed."""
         return max((float(part.abs().max()) for part in self.log_ratios if len(part)), default=0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens for what tokens have, over optimizer steps for loss and gradient norm.
-        What was measured of no token is left out, as is the KL where none is taken."""
+        """Means over tokens, or over optimizer steps for loss and gradient norm. A metric without
+        tokens is omitted, and so is the KL if none is computed."""
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
         per_update = ("loss", "grad_norm")

@@ -74,7 +74,7 @@ def test_a_template_of_my_own(tokenizer: Any, tmp_path: Path) -> None:
     path.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     assert rendered(tokenizer, str(path), TALK) == "[Q?][A.][R?]"
     path.write_text("[\n{% for m in messages %}\n]")
-    with pytest.raises(ConfigError, match=r"mine\.jinja, line 3: .*endfor.*; mend") as caught:
+    with pytest.raises(ConfigError, match=r"mine\.jinja, line 3: .*endfor.*; fix") as caught:
         rendered(tokenizer, str(path), ASKED)
     assert "\n" not in str(caught.value)
     for text, named in (

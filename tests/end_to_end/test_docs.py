@@ -120,7 +120,9 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows(folder / f"{name}.jsonl", tests)
     for name in ("my_problems", "my_held_out", "aime2025"):
         rows(folder / f"{name}.jsonl", *sums(question="{q}", answer="{a}"))
-    (config,) = (b for b in blocks(ROOT / "README.md") if "path: model/my_model" in b.text)
+    (config,) = (
+        b for b in blocks(ROOT / "docs" / "configs.md") if "path: model/my_model" in b.text
+    )
     (folder / "my_config.yaml").write_text(config.text)
     rewards = [b.text for b in blocks(ROOT / "docs" / "rewards.md") if b.language == "python"]
     own = (text for text in rewards if "from reason_llm" not in text)

@@ -1,4 +1,4 @@
-"""A trained adapter as a model for others."""
+"""Export of a trained adapter, alone or merged into its base."""
 
 from reason_llm.app.export.export import Request, dtype_name, export, shard_bytes
 

@@ -1,5 +1,5 @@
-"""A run's adapter becomes something to take home: the adapter alone, or merged into the unquantised
-base, with tokenizer, generation config and card; checked before it takes its place.
+"""Export of a run's adapter, alone or merged into the unquantised base, with tokenizer, generation
+config and card; checked before it takes its place.
 
 The folder is made beside its place and renamed when everything is right; a failed parity check
 leaves nothing. Not here: the merge (``model/merging``), the check (``parity``), the card
@@ -49,7 +49,7 @@ ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for."""
+    """Options of an export."""
 
     source: Path
     """A run's folder or an adapter's."""
@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request that was checked."""
+    """A checked request."""
 
     adapter: Path
     base: str
@@ -84,10 +84,10 @@ class _Job:
 
 
 def export(request: Request, console: Console) -> Parity | None:
-    """Write the folder; what the parity check found, None for an adapter alone.
+    """Write the folder and return the result of the parity check; None for an adapter alone.
 
     Raises:
-        ReasonError: anything that the user can mend. Unless it says otherwise nothing was written.
+        ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
     """
     quiet_libraries()
     job = _prepare(request)
@@ -111,7 +111,7 @@ def export(request: Request, console: Console) -> Parity | None:
 
 
 def _prepare(request: Request) -> _Job:
-    """Everything that can be checked before anything is written."""
+    """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
     if run_folder.is_run(source):
         run, config, adapter = (
@@ -178,7 +178,8 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
 
 
 def _write_generation_config(job: _Job, beside: Path) -> None:
-    """The base's, with every token that ended an answer in training, the tokenizer's included."""
+    """Write the base's generation config with every token that ended an answer in training,
+    including the tokenizer's."""
     file = job.base_folder / "generation_config.json"
     if file.is_file():
         config = merging.read_json(file)
@@ -294,7 +295,7 @@ def _convert(converter: Path, request: Request) -> Path:
 
 
 def _check_login(repo: str) -> None:
-    """Whether the Hub knows who asks, before anything is made for it."""
+    """Check the login to the Hub before anything is made for it."""
     try:
         HfApi().whoami()
     except PUSH_ERRORS as error:
@@ -305,7 +306,8 @@ def _check_login(repo: str) -> None:
 
 
 def _push(folder: Path, repo: str) -> str:
-    """Upload the folder to a repository on the Hub, made private if there is none; its address."""
+    """Upload the folder to a repository on the Hub, made private if it is new, and return its
+    address."""
     api = HfApi()
     try:
         url = api.create_repo(repo, private=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An adapter merged into the weights it was trained on: W + scale * B A, tensor by tensor.
+"""Merging of an adapter into its base weights: W + scale * B A, tensor by tensor.
 
 The checkpoint's files are read one tensor at a time and written shard by shard, so that the host
 holds a shard and never a model. Names and shapes are the checkpoint's own; an adapted layer that
@@ -39,7 +39,7 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an adapter adds to one weight."""
+    """The change of one weight by an adapter."""
 
     a_RI: Tensor
     """(rank, in) the first factor."""
@@ -53,7 +53,7 @@ class Update:
         return [self.b_OR.shape[0], self.a_RI.shape[1]]
 
     def added_to(self, weight_OI: Tensor) -> Tensor:
-        """The merged weight, in float32."""
+        """The merged weight in float32."""
         return weight_OI.float().addmm_(self.b_OR.float(), self.a_RI.float(), alpha=self.scale)
 
     def transposed(self) -> "Update":
@@ -63,7 +63,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a model's checkpoint may name and store its weights, read from the model itself."""
+    """Names and layout of the weights in a model's checkpoint, read from the model itself."""
 
     prefix: str
     """That a checkpoint may leave out, such as ``transformer.`` in GPT-2's own."""
@@ -74,7 +74,7 @@ class _Layout:
 
     @classmethod
     def of(cls, base: Path) -> "_Layout":
-        """By the model that its config makes, on the meta device.
+        """Layout of the model that a config makes, on the meta device.
 
         Raises:
             ModelError: it cannot be read.
@@ -92,14 +92,14 @@ class _Layout:
         )
 
     def stored(self, name: str, found: Collection[str]) -> str:
-        """The name of a weight among those that a checkpoint holds."""
+        """Name of a weight among those in a checkpoint."""
         short = name.removeprefix(self.prefix)
         return short if name not in found and short in found else name
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a tensor of the result comes from."""
+    """Origin of a tensor of the result."""
 
     file: Path
     name: str
@@ -110,7 +110,7 @@ class _Source:
 
 
 def base_folder(path: str) -> Path:
-    """The folder of a base model; a Hub id is fetched first.
+    """Folder of a base model; a Hub id is downloaded first.
 
     Raises:
         ModelError: it is neither, or its weights are quantised already.
@@ -133,7 +133,7 @@ def base_folder(path: str) -> Path:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A model's JSON file.
+    """Content of a model's JSON file.
 
     Raises:
         ModelError: it is missing or damaged.
@@ -147,7 +147,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def updates(adapter: Path) -> dict[str, Update]:
-    """What a plain LoRA adapter adds to which weight, by the weight's name.
+    """Changes by a plain LoRA adapter, by the weight's name.
 
     Raises:
         ModelError: it is damaged, or of another kind.
@@ -173,7 +173,7 @@ def updates(adapter: Path) -> dict[str, Update]:
 
 
 def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
-    """How large the merged weights will be. Checks that every update has its weight.
+    """Size of the merged weights in bytes. Checks that every update has its weight.
 
     Raises:
         ModelError: as ``merge``.
@@ -235,8 +235,7 @@ def _merged(
 def _plan(
     base: Path, adapter: Path, dtype: torch.dtype
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
-    """What is added to which tensors; embeddings that the adapter brings along must be the base's
-    own."""
+    """Changes of each tensor by name; embeddings in the adapter must be the base's own."""
     layout = _Layout.of(base)
     added = updates(adapter)
     for name in layout.transposed & added.keys():
@@ -292,7 +291,7 @@ def _sources(
 
 
 def _files(base: Path) -> list[Path]:
-    """Those that Transformers reads, in its order; there may be others beside them."""
+    """Weight files of a folder in the order of Transformers, which ignores other files."""
     whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]

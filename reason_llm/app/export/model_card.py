@@ -1,4 +1,4 @@
-"""README.md of an exported model: what it is, how it was made, how good it is, as far as is known.
+"""README.md of an exported model: what it is, how it was trained, how good it is.
 
 Only what the run's files say; what they do not say is called unknown.
 """
@@ -28,7 +28,7 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card is made of."""
+    """Contents of a card."""
 
     name: str
     """Of the exported folder."""
@@ -84,7 +84,7 @@ def render(card: Card) -> str:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a source is a name on the Hub and no file."""
+    """Whether a source is a name on the Hub and not a file."""
     is_file = source.lower().endswith(_FILE_SUFFIXES) or Path(source).exists()
     return bool(_HUB_ID.fullmatch(source)) and not is_file
 
@@ -215,5 +215,5 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def training_config(run: Path) -> bytes:
-    """The run's whole config as its file has it, but for the environment's secrets."""
+    """The run's whole config as in its file, without the environment's secrets."""
     return shown_config(run / run_folder.CONFIG).encode()

@@ -1,4 +1,5 @@
-"""Does an exported model say what base and adapter say? Told by the log-probs of rollouts.
+"""Parity check of an exported model: log-probs of rollouts, with base plus adapter and with the
+export.
 
 Reference and export are loaded by Transformers and PEFT themselves, one after the other, and not by
 the code that merged. In float32 any difference is rounding. In bfloat16 the merged weights are
@@ -37,7 +38,7 @@ MOST_ROLLOUTS, MOST_TOKENS = 32, 16384
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far two models' log-probs of the same tokens are apart, in nats."""
+    """Difference of two models' log-probs on the same tokens, in nats."""
 
     tokens: int
     largest: float
@@ -45,7 +46,7 @@ class Gap:
 
     @classmethod
     def between(cls, ours_N: Tensor, theirs_N: Tensor) -> "Gap":
-        """Of two vectors of log-probs."""
+        """Gap between two vectors of log-probs."""
         difference_N = (ours_N - theirs_N).abs()
         return cls(len(ours_N), float(difference_N.max()), float(difference_N.mean()))
 
@@ -55,7 +56,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What the check found."""
+    """Result of the check."""
 
     gap: Gap
     """Between the export and base with adapter."""
@@ -117,7 +118,7 @@ def check_parity(
     dtype: torch.dtype,
     temperature: float,
 ) -> Parity:
-    """Score the rollouts with base, base and adapter, and the export; judge nothing yet.
+    """Gaps between base, base plus adapter, and export on the rollouts, not yet judged.
 
     Args:
         temperature: that the rollouts were drawn at.
@@ -154,7 +155,7 @@ def gap_to_nf4(
     dtype: torch.dtype,
     temperature: float,
 ) -> Gap:
-    """Between the export and the policy that was trained: the adapter over the base in NF4."""
+    """Gap between the export and the policy that was trained: the adapter over the base in NF4."""
     packed = load(base, dtype, nf4.config_for(dtype))
     nf4.keep_layouts(packed)
     policy_N = logprobs(adapters.over(packed, adapter), rollouts, temperature)
@@ -164,7 +165,7 @@ def gap_to_nf4(
 
 
 def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
-    """A model as anybody would load it.
+    """A model loaded by Transformers or PEFT, as any user loads it.
 
     Raises:
         ModelError: it cannot be.
@@ -177,7 +178,7 @@ def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, too
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be loaded ({one_line(error)[:300]}); mend it") from error
+        raise ModelError(f"{path} cannot be loaded ({one_line(error)[:300]}); fix it") from error
 
 
 @torch.no_grad()
@@ -194,7 +195,7 @@ def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tenso
 
 
 def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
-    """As many as are scored, spread over all of them.
+    """The rollouts that are scored, spread evenly over all of them.
 
     Raises:
         ModelError: they are of another tokenizer.
@@ -219,7 +220,8 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
 @torch.no_grad()
 @_fitting()
 def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Datum]:
-    """Rollouts where there are none: continuations of a few lines, drawn from base and adapter."""
+    """Rollouts for a run that kept none: continuations of a few lines, sampled from base plus
+    adapter."""
     model = adapters.over(load(base, dtype), adapter)
     torch.manual_seed(0)
     found = []

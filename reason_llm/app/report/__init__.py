@@ -1,4 +1,4 @@
-"""A run's folder becomes a picture (``curves``) and one self-contained HTML page (``page``)."""
+"""Report of a run's folder: a picture (``curves``) and one self-contained HTML page (``page``)."""
 
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import serve

@@ -1,4 +1,4 @@
-"""What may be going wrong in a run, with the evidence: pure functions of its records and rollouts.
+"""Checks for faults of a run, each with its evidence: pure functions of records and rollouts.
 
 Each check is ``clear``, an ``alarm``, or ``unknown`` where what it needs is not there, and says why
 in a sentence with numbers. The bounds were chosen by measuring: three honest quick starts raise
@@ -34,7 +34,7 @@ MOST_GROUPS = 12
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the checks look at."""
+    """Data that the checks look at."""
 
     records: Sequence[Record]
     groups: Sequence[GroupFacts]
@@ -50,13 +50,13 @@ class Evidence:
 
     @property
     def first(self) -> str:
-        """The reward that judges."""
+        """Name of the reward that judges."""
         return next(iter(self.weights))
 
     @property
     def trained(self) -> list[Record]:
-        """The records of steps, without that of the untrained policy and without what somebody
-        left incomplete: those that ``metrics.describe`` wrote."""
+        """Records of steps, without that of the untrained policy and without incomplete ones: those
+        that ``metrics.describe`` wrote."""
         counts = ("sample/tokens", "sample/completion_tokens")
         return [
             record
@@ -67,19 +67,19 @@ class Evidence:
         ]
 
     def is_right(self, value: float) -> bool:
-        """Whether the first reward's value is that of a right answer; of a reward that is not known
-        to be 1 for it, whether it is above 0."""
+        """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of
+        unknown range."""
         return value >= 1 if self.first in RIGHTNESS else value > 0
 
     def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
-        """Those of the last steps."""
+        """Groups of the last steps."""
         last = max((group.step for group in groups), default=0)
         return [group for group in groups if group.step > last - RECENT_STEPS]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check came to."""
+    """Result of a check."""
 
     state: State
     text: str
@@ -96,7 +96,8 @@ Check = Callable[[Evidence], Finding]
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
-    """The reward rises and held-out accuracy does not; or that falls and the reward does not."""
+    """Held-out accuracy does not follow the reward: the reward rises and accuracy does not, or
+    accuracy falls and the reward does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return Finding("unknown", "Not judged: there are fewer than two evaluations (data.eval).")
@@ -124,7 +125,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"(± {error:.1%})."
             )
             advice = (
-                "Read the rollouts that earn most: they show what is being paid for. Then mend the "
+                "Read the rollouts that earn most: they show what is being paid for. Then fix the "
                 "rewards, or take the checkpoint with the best accuracy."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
@@ -134,7 +135,8 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
 
 
 def length_drift(seen: Evidence) -> Finding:
-    """Within some steps completions became much longer or shorter, or more of them are cut off."""
+    """Length drift: within some steps completions became much longer or shorter, or more of them
+    are cut off."""
     trained, found = seen.trained, None
     for start in range(0, max(1, len(trained) - DRIFT_STEPS + 1), RECENT_STEPS):
         window = trained[start : start + DRIFT_STEPS]
@@ -177,7 +179,7 @@ def length_drift(seen: Evidence) -> Finding:
 
 
 def form_alone(seen: Evidence) -> Finding:
-    """The reward's rise comes from parts that do not say what is right, while the first is flat."""
+    """Rise of the reward by parts that do not judge correctness, while the first reward is flat."""
     changes = {
         name: change(series(seen.trained, f"score/{name}")[1]) for name in (*seen.weights, "reward")
     }
@@ -217,7 +219,7 @@ def form_alone(seen: Evidence) -> Finding:
 
 
 def repeating(seen: Evidence) -> Finding:
-    """Completions of the last steps that repeat themselves."""
+    """Fraction of the last steps' completions that repeat themselves."""
     recent = seen.recent(seen.groups)
     if not recent:
         return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
@@ -236,7 +238,7 @@ def repeating(seen: Evidence) -> Finding:
 
 
 def alike(seen: Evidence) -> Finding:
-    """Groups of the last steps whose completions are nearly the same, though not all are right."""
+    """Groups of the last steps whose completions are nearly the same although not all are right."""
     recent = seen.recent(seen.groups)
     if not recent:
         return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
@@ -260,7 +262,8 @@ def alike(seen: Evidence) -> Finding:
 
 
 def no_variance(seen: Evidence) -> Finding:
-    """In most groups all completions earn the same, so that they teach nothing."""
+    """Fraction of the last steps' groups whose completions all earn the same, so that they teach
+    nothing."""
     key = "score/groups_without_signal_fraction"
     last = seen.trained[-RECENT_STEPS:]
     if len(last) < 3:
@@ -290,7 +293,7 @@ def no_variance(seen: Evidence) -> Finding:
 
 
 def jump(seen: Evidence) -> Finding:
-    """KL or the mismatch of sampler and learner at a multiple of all the steps before."""
+    """Jump of the KL or the mismatch of sampler and learner, as a multiple of the steps before."""
     looked_at = []
     for key, floor in JUMP_FLOORS.items():
         steps, values = series(seen.trained, key)
@@ -314,7 +317,7 @@ def jump(seen: Evidence) -> Finding:
 
 
 def _about_jump(key: str, replayed: str | None) -> str:
-    """What a jump of this metric means, and what can be done."""
+    """Meaning of a jump of this metric, and what can be done."""
     if key == "train/kl":
         return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
     if replayed is None:
@@ -337,8 +340,8 @@ def _about_jump(key: str, replayed: str | None) -> str:
 
 
 def scoring_errors(seen: Evidence) -> Finding:
-    """Rewards that raised, or comparisons that took too long: they count 0 and teach what is
-    wrong."""
+    """Number of rewards that raised and of comparisons that took too long; each counts 0 and
+    teaches something wrong."""
     found: dict[str, list[int]] = {}
     counts = {}
     for key in ("score/errors", "score/timeouts"):
@@ -350,7 +353,7 @@ def scoring_errors(seen: Evidence) -> Finding:
     if not at:
         return Finding("clear", text)
     advice = (
-        "The console's warnings name the rollouts. Mend the reward, or raise "
+        "The console's warnings name the rollouts. Fix the reward, or raise "
         "score.timeout_seconds; each of them counted 0."
     )
     charts = tuple(key for key, steps in found.items() if steps)
@@ -373,14 +376,13 @@ CHECKS: dict[str, Check] = {
 
 
 def judge(seen: Evidence) -> dict[str, Finding]:
-    """Every check's finding, by its title."""
+    """Finding of every check, by its title."""
     return {title: check(seen) for title, check in CHECKS.items()}
 
 
 def _difference_error(before: float, after: float, count: int | None) -> float:
-    """The standard error of the difference of two accuracies over ``count`` problems, as if they
-    were not the same problems: too large rather than too small. 128 problems where nothing tells.
-    """
+    """Standard error of the difference of two accuracies over ``count`` problems, as if the
+    problems differed: too large rather than too small. The default is 128 problems."""
     mean = min(max((before + after) / 2, 0.02), 0.98)
     return float((2 * mean * (1 - mean) / (count or 128)) ** 0.5)
 
@@ -398,7 +400,7 @@ def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
 
 
 def _earning_most(seen: Evidence, from_step: int) -> tuple[GroupFacts, ...]:
-    """The groups that earned most since a step."""
+    """The groups with the highest rewards since a step."""
     late = [group for group in seen.groups if group.step + 1 > from_step]
     return tuple(sorted(late, key=lambda group: -fmean(group.rewards))[:MOST_GROUPS])
 

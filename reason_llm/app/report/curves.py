@@ -1,4 +1,4 @@
-"""The records of a run become a picture."""
+"""Curves of a run as a picture."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The equation that a run's algorithm row maximises, as MathML with the config's numbers.
+"""Equation that a run's algorithm row maximises, as MathML with the config's numbers.
 
 It is put together from the row's columns exactly as ``train.losses`` and ``train.advantages`` are,
 whose docstrings name the sources. Static text and numbers only: nothing of a run's words.
@@ -125,7 +125,7 @@ def _surrogate(row: Algorithm) -> str:
 
 
 def _advantage(row: Algorithm, config: Config) -> list[str]:
-    """Of a completion, from the group's or the step's rewards."""
+    """Advantage of a completion, from the rewards of the group or the step."""
     name = _advantage_name(row)
     reward = _sub(_i("R"), _i("i"))
     if row.normalization == "per_reward":
@@ -188,7 +188,7 @@ def _kl(row: Algorithm) -> str:
 
 
 def _notes(row: Algorithm) -> str:
-    """What the equations leave to words."""
+    """Notes on what the equations do not show."""
     notes = ["J is maximised over the N completions o of each optimizer step."]
     if row.scale == "whiten":
         notes.append("Advantages are then whitened: mean 0 and deviation 1 over the step.")

@@ -1,4 +1,4 @@
-"""The report: one HTML file that loads nothing, and shows words of others as words.
+"""The report: one HTML file that loads nothing and shows text of others as text.
 
 Two walls keep a completion from acting. The data are JSON in a script element that is no script,
 with every character escaped that HTML knows, and the page's own code makes text nodes of them. And
@@ -43,7 +43,7 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
 
 
 def page(examined: Sequence[Examined]) -> bytes:
-    """The file, with all data in it."""
+    """The file with all data in it."""
     packed = "\n".join(
         f'<script type="text/plain" id="rollouts-{run}-{step}">{base64.b64encode(blob).decode()}'
         "</script>"
@@ -55,7 +55,7 @@ def page(examined: Sequence[Examined]) -> bytes:
 
 
 def live_page(examined: Sequence[Examined]) -> bytes:
-    """The page without data, which asks its own server for them."""
+    """The page without data; it asks its own server for them."""
     return _filled(examined, "", connect="'self'")
 
 

@@ -1,4 +1,4 @@
-"""Runs become what the page shows: one JSON-ready value, and the blobs of rollouts beside it."""
+"""Data of the page: one JSON-ready value, and the compressed rollouts beside it."""
 
 import time
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
 
 
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
-    """All but the blobs."""
+    """All data except the rollouts."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
     value = {"live": False, "written": written, "runs": [_run(each) for each in examined]}
     shown: dict[str, Any] = tree_without_secrets(value)
@@ -69,7 +69,7 @@ def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
 
 
 def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
-    """The gzipped rollouts by run and step."""
+    """Gzipped rollouts by run and step."""
     return {
         (index, step.step): step.blob
         for index, each in enumerate(examined)
@@ -116,7 +116,7 @@ def _columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits, which is more than a chart shows. A number that is not finite is None on disk."""
+    """A number with six digits, more than a chart shows; None if it is not finite."""
     return None if value is None else float(f"{value:.6g}")
 
 
@@ -165,7 +165,7 @@ def _rollouts(examined: Examined) -> dict[str, Any]:
 
 
 def _part(group: GroupFacts, name: str) -> list[float]:
-    """One reward of a group's completions; a group that was scored by others has none of it."""
+    """One reward of a group's completions; zeros for a group without this reward."""
     return group.parts.get(name, [0.0] * len(group.rewards))
 
 
@@ -174,8 +174,8 @@ def _shorts(values: Sequence[float]) -> list[float]:
 
 
 def shown_config(path: Path) -> str:
-    """The config's text. With a secret in it, it is written anew: YAML may have broken the value
-    over lines, or spelled a character otherwise."""
+    """Text of the config. If it holds a secret, it is written again from its values, because YAML
+    may break or escape the secret."""
     text = read_bounded(path, MOST_CONFIG_BYTES).decode(errors="replace")
     value = yaml_text.parse(text)
     shown = tree_without_secrets(value)

@@ -1,4 +1,4 @@
-"""How much completions repeat themselves and one another: pure functions of token ids."""
+"""Repetition within completions and between them: pure functions of token ids."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -8,7 +8,7 @@ SHINGLE = 3
 
 
 def repeated_fraction(token_ids: Sequence[int], ngram: int = NGRAM) -> float:
-    """The part of n-grams that stood before in the same completion; 0 where there are none."""
+    """Fraction of n-grams that occurred before in the same completion; 0 without n-grams."""
     total = len(token_ids) - ngram + 1
     if total < 1:
         return 0.0
@@ -16,8 +16,8 @@ def repeated_fraction(token_ids: Sequence[int], ngram: int = NGRAM) -> float:
 
 
 def similarity(completions: Sequence[Sequence[int]], shingle: int = SHINGLE) -> float:
-    """How alike the completions of a group are, 0 to 1: the mean over all pairs of the n-grams they
-    share over those that either has (Jaccard); 1 for the same text, 0 for a single completion."""
+    """Similarity of a group's completions, 0 to 1: the mean Jaccard index of their n-grams over all
+    pairs; 1 for the same text, 0 for a single completion."""
     sets = [_ngrams(ids, min(shingle, len(ids))) for ids in completions]
     pairs = list(combinations(sets, 2))
     if not pairs:

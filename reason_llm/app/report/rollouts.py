@@ -1,5 +1,4 @@
-"""A run's archived rollouts, as much of them as a page can hold: read archive by archive, so that
-one step's are in memory at a time.
+"""Archived rollouts of a run, as many as a page can hold, read one archive at a time.
 
 Each step comes to facts about its groups, which the page lists and the alarms judge, and to a
 gzipped blob with all texts and numbers, which the page opens when it is asked for:
@@ -61,7 +60,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """What a page has of one archive."""
+    """Rollouts of one archive in a page."""
 
     step: int
     num_rollouts: int
@@ -77,7 +76,7 @@ class StepRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What a page has of a run's archives."""
+    """Rollouts of a run's archives in a page."""
 
     steps: list[StepRollouts]
     num_archives: int
@@ -85,12 +84,12 @@ class Rollouts:
 
     @property
     def groups(self) -> list[GroupFacts]:
-        """Of all steps, in order."""
+        """Groups of all steps, in order."""
         return [group for each in self.steps for group in each.groups]
 
     @property
     def num_rollouts(self) -> int:
-        """In the page."""
+        """Number of rollouts in the page."""
         return sum(len(group.rewards) for group in self.groups)
 
 
@@ -100,8 +99,8 @@ Reader = Callable[[Path, TokenTexts | None, int, int], StepRollouts]
 def read_rollouts(
     archives: Sequence[Path], tokens: TokenTexts | None, share: float, read: Reader | None = None
 ) -> Rollouts:
-    """Evenly chosen archives, and of each evenly chosen groups, within the bounds above. A damaged
-    archive is passed over with a notice.
+    """Rollouts of an even sample of archives and of groups, within the bounds above. A damaged
+    archive is skipped with a notice.
 
     Args:
         tokens: to tell tokens apart; None: they are not.
@@ -134,7 +133,7 @@ def _within(archives: Sequence[Path], most_bytes: int, most_steps: int) -> list[
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most ``most`` of them, the first and the last included."""
+    """At most ``most`` of the items, including the first and the last."""
     if len(items) <= most:
         return list(items)
     if most == 1:
@@ -145,7 +144,7 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 def read_step(
     path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
 ) -> StepRollouts:
-    """One archive: all its groups, or as many, evenly chosen, as the bounds allow.
+    """Rollouts of one archive: all its groups, or an even sample within the bounds.
 
     Raises:
         RolloutBufferError: it is damaged.
@@ -195,8 +194,8 @@ def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
 
 
 def _markers(prompts: Sequence[str]) -> tuple[int, int]:
-    """How many characters at the beginning and at the end of all prompts are the chat template's
-    and the system prompt's: what all share, cut back to the last line or tag that ends there."""
+    """Number of characters at the beginning and at the end of all prompts that belong to the chat
+    template and the system prompt: the common text up to the last line or tag that ends in it."""
     if len(set(prompts)) < 2:
         return 0, 0
     shared = os.path.commonprefix(prompts)  # noqa: RUF071, characters are meant
@@ -208,14 +207,14 @@ def _markers(prompts: Sequence[str]) -> tuple[int, int]:
 
 
 def _preview(text: str, begin: int, end: int) -> str:
-    """The question without what stands in every prompt."""
+    """The question without the text that all prompts share."""
     flat = " ".join(without_secrets(text[begin : len(text) - end]).split())
     return flat if len(flat) <= PREVIEW_CHARS else f"{flat[:PREVIEW_CHARS]}…"
 
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
-    """Of each completion the lengths of its tokens' texts; None where they cannot be told, or a
-    secret stands in it."""
+    """Lengths of the token texts of each completion; None if they are unknown or a secret is in the
+    text."""
     known = secrets()
 
     def lengths(completion: Completion) -> list[int] | None:
@@ -258,13 +257,12 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
 
 
 def _quantized_logprob(value: float) -> int:
-    """0 to ``NO_NUMBER - 1`` times the unit below 0."""
+    """Quantised log-prob: 0 to ``NO_NUMBER - 1`` times the unit below 0."""
     return min(NO_NUMBER - 1, max(0, round(-value / LOGPROB_UNIT)))
 
 
 def _quantized_log_ratios(completion: Completion) -> list[int]:
-    """Of the learner's over the sampler's probability, 0x8000 for 1; ``NO_NUMBER`` where none is
-    known."""
+    """Quantised log-ratios of learner to sampler, 0x8000 for ratio 1, ``NO_NUMBER`` if unknown."""
     if completion.learner_logprobs is None:
         return [NO_NUMBER] * len(completion.logprobs)
     return [

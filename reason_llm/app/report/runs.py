@@ -1,5 +1,5 @@
-"""A run's folder, read for its report: config, records, summary, environment, and what of it could
-not be read.
+"""Contents of a run's folder for its report: config, records, summary, environment, and which of
+them could not be read.
 
     <run>/resolved_config.yaml, metrics.jsonl, summary.json, environment.json, buffers/
 
@@ -21,7 +21,7 @@ from reason_llm.run import Record, archive, metrics
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a folder tells of its run."""
+    """Contents of a run's folder."""
 
     label: str
     """Its name; with more of them in a report, enough of its path to tell them apart."""
@@ -37,12 +37,12 @@ class Run:
 
     @property
     def archives(self) -> list[Path]:
-        """The archived rollouts by step."""
+        """Archived rollouts by step."""
         return sorted((self.folder / "buffers").glob(archive.FILES))
 
     @property
     def num_held_out(self) -> int | None:
-        """Problems that ``eval/accuracy`` is the mean over; None if nothing tells."""
+        """Number of problems that ``eval/accuracy`` is the mean of; None if unknown."""
         if not self.starts:
             return None
         sets = self.starts[-1].get("data", {}).get("held_out", [])
@@ -50,7 +50,7 @@ class Run:
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
-    """Each run, under a label of its own.
+    """The runs, each with a unique label.
 
     Raises:
         DataError: a folder is no run, or its records cannot be read; named twice.
@@ -112,7 +112,7 @@ class _Ourselves(_Plain):
 
 
 class _Start(_Plain):
-    """What the page shows of a start; anything else in it is passed on."""
+    """Data of a start that the page shows; anything else in it is passed on."""
 
     step: int
     time: str

@@ -1,4 +1,4 @@
-"""The report of runs that go on: a page on 127.0.0.1 that asks for what is new.
+"""Server of the report of running runs: a page on 127.0.0.1 that polls for new data.
 
 It answers GET for the page, its data and its rollouts, and nothing else, and only to a client that
 addressed it by its own name: another site whose name resolves to this machine gets nothing.
@@ -30,7 +30,7 @@ HTML, JSON, GZIP, TEXT = (
 
 
 def serve(folders: list[Path], port: int, ready: Callable[[str], None]) -> None:
-    """Follow the runs until interrupted.
+    """Serve the report of the runs until interrupted.
 
     Args:
         port: 0 for a free one.
@@ -45,7 +45,7 @@ def serve(folders: list[Path], port: int, ready: Callable[[str], None]) -> None:
 
 
 def make_server(folders: list[Path], port: int) -> "Server":
-    """A server that is bound and does not answer yet; raises as ``serve``."""
+    """A server that is bound and not yet answering; raises as ``serve``."""
     followed = Followed(folders)
     followed.refresh()
     try:
@@ -58,7 +58,7 @@ def make_server(folders: list[Path], port: int) -> "Server":
 
 
 class Followed:
-    """The runs as they are now, read again when a file of theirs has changed."""
+    """The current data of the runs, read again when one of their files has changed."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
@@ -68,7 +68,7 @@ class Followed:
         self._steps: dict[tuple[str, int, int], StepRollouts] = {}
 
     def refresh(self) -> None:
-        """Read what has changed.
+        """Read the files that have changed.
 
         Raises:
             ReasonError: as ``read_runs``.
@@ -95,7 +95,7 @@ class Followed:
     def _read(
         self, path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
     ) -> StepRollouts:
-        """An archive as it was read before, if it still is as it was and fits the bounds, which
+        """Rollouts of an archive, read again only if it has changed or exceeds the bounds, which
         fall with every further archive."""
         status = path.stat()
         key = (str(path), status.st_size, status.st_mtime_ns)
@@ -109,7 +109,7 @@ class Followed:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers for the runs it follows, ``MOST_CONNECTIONS`` at once and no longer than
+    """HTTP server of the followed runs, with at most ``MOST_CONNECTIONS`` at once of at most
     ``LONGEST_SECONDS`` each."""
 
     MOST_CONNECTIONS = 32
@@ -122,7 +122,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, or not at all."""
+        """Handle the request in its own thread, or refuse it."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -133,7 +133,7 @@ class Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Cut off after ``LONGEST_SECONDS``, however slowly the client writes or reads."""
+        """Handle the request for at most ``LONGEST_SECONDS``, however slow the client is."""
         timer = threading.Timer(self.LONGEST_SECONDS, _cut, (request,))
         timer.daemon = True
         timer.start()
@@ -144,7 +144,7 @@ class Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing of a client that went away, such as a tab that was closed."""
+        """Ignore errors of clients that went away, such as a closed tab."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -186,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is /, /data and /rollouts")
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """Log nothing: the terminal is the user's."""
 
     def _is_addressed_by_name(self) -> bool:
         port = self.server.server_address[1]

@@ -1,4 +1,4 @@
-"""Where each token of a completion begins and ends in its text.
+"""Position of each token of a completion in its text.
 
 With the model's ``tokenizer.json`` alone, from its folder or the Hub's cache on this machine; never
 from the network. Neither torch nor Transformers.
@@ -54,8 +54,8 @@ class TokenTexts:
         return cls(tokenizer, {id: token.content for id, token in added if token.special})
 
     def lengths(self, token_ids: Sequence[int], text: str) -> list[int] | None:
-        """How many UTF-16 units of ``text`` each token spells, as JavaScript counts them; 0 for a
-        special token, and for one whose bytes only the next one completes to a character.
+        """Number of UTF-16 units (as JavaScript counts) of ``text`` for each token; 0 for a special
+        token and for one whose bytes only the next token completes to a character.
 
         None if the tokens do not spell the text.
         """
@@ -76,6 +76,7 @@ class TokenTexts:
         return self._pieces[id]
 
     def _streamed(self, token_ids: Sequence[int]) -> list[str]:
-        """One after the other, as what a token spells may depend on those before it."""
+        """Texts of the tokens, decoded in order, because a token's text may depend on those before
+        it."""
         stream = DecodeStream(skip_special_tokens=True)
         return [stream.step(self.tokenizer, id) or "" for id in token_ids]

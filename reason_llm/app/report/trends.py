@@ -1,4 +1,4 @@
-"""Did a noisy series change? Pure functions of lists of numbers."""
+"""Changes of noisy series: pure functions of lists of numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SIGNIFICANT = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the mean of the first values to that of the last ones."""
+    """Means of the first and the last values of a series, with their noise."""
 
     before: float
     after: float
@@ -29,12 +29,12 @@ class Change:
 
     @property
     def is_up(self) -> bool:
-        """Risen beyond noise."""
+        """Whether the series rose beyond noise."""
         return self.rise > SIGNIFICANT * self.error
 
     @property
     def is_down(self) -> bool:
-        """Fallen beyond noise."""
+        """Whether the series fell beyond noise."""
         return -self.rise > SIGNIFICANT * self.error
 
 

@@ -1,4 +1,4 @@
-"""Bytes of each memory phase, before a weight is read."""
+"""Memory plan: bytes of each phase, before a weight is read."""
 
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan

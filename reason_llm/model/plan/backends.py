@@ -1,6 +1,5 @@
-"""Which engine samples, who shares the weights and how rollouts are packed: ``auto`` resolved by
-what is installed and what the model needs, with a line that says why. Nothing heavy is imported to
-find out."""
+"""Choice of engine, weight sharing and packing: ``auto`` resolved from what is installed and what
+the model needs, with one line of reason each. Nothing heavy is imported."""
 
 import importlib.util
 
@@ -91,7 +90,7 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
 
 
 def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
-    """Why this model is sampled with transformers; None if vLLM can."""
+    """Reason why this model is sampled with transformers; None if vLLM can."""
     if text_config.model_type in WITHOUT_VLLM:
         return f"model_type={text_config.model_type}"
     if config.model.trust_remote_code:

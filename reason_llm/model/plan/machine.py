@@ -1,4 +1,4 @@
-"""What memory there is to plan for: this machine's, or an imagined GPU's."""
+"""Memory to plan for: this machine's or an imagined GPU's."""
 
 import math
 import os
@@ -17,7 +17,7 @@ OTHERS_STEP_BYTES = GIB // 4
 
 
 def others_bytes(device: torch.device) -> int:
-    """What other programs hold of the GPU, such as a desktop, rounded up; 0 without one.
+    """Bytes of the GPU held by other programs, such as a desktop, rounded up; 0 without a GPU.
 
     All that the driver calls in use, without what this process has taken by now.
     """
@@ -30,7 +30,7 @@ def others_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to plan for."""
+    """Device and memory to plan for."""
 
     kind: Literal["cuda", "cpu"]
     budget_bytes: int
@@ -38,7 +38,7 @@ class Machine:
 
     @classmethod
     def here(cls, config: Config, device: torch.device) -> "Machine":
-        """This machine, within what the config allows.
+        """This machine, within the config's limits.
 
         ``budget_gib: auto`` is all that other programs leave of the GPU.
         """
@@ -58,8 +58,7 @@ class Machine:
 
     @classmethod
     def imagined(cls, config: Config, device: torch.device) -> "Machine":
-        """A GPU with ``memory.budget_gib``, wherever this is called; this machine if that is
-        auto."""
+        """A GPU with ``memory.budget_gib`` on any machine; this machine if that is auto."""
         here = cls.here(config, device)
         if config.memory.budget_gib == "auto":
             return here

@@ -1,4 +1,4 @@
-"""The byte plan: what each phase holds, before a weight is read. ``meter`` measures it.
+"""Memory plan: the bytes of each phase, before a weight is read. ``meter`` measures them.
 
 Sizes depend on the model's config, the run's config and ``memory.budget_gib``, so that a resumed
 run batches exactly as the first one did; without a budget, on the machine's memory, on a GPU less
@@ -115,7 +115,7 @@ def plan(
     longest_prompt: int | None = None,
     learns: bool = True,
 ) -> Plan:
-    """The largest KV cache and micro-batches that fit.
+    """Plan with the largest KV cache and micro-batches that fit.
 
     Args:
         config: its engine is chosen already.
@@ -152,7 +152,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A plan under way: everything but the two sizes that are chosen."""
+    """A plan without the two sizes that are still to be chosen."""
 
     config: Config
     shape: Shape
@@ -182,7 +182,7 @@ class _Draft:
 
     @property
     def sequences(self) -> int:
-        """Decoded at once; fewer where their logits would take a twentieth of the memory."""
+        """Sequences decoded at once; fewer if their logits would take a twentieth of the memory."""
         most = min(self.config.sample.rollouts_per_step, MOST_SEQUENCES)
         while most > 16 and most * self._logit_bytes > self.machine.budget_bytes / 20:
             most //= 2
@@ -190,18 +190,19 @@ class _Draft:
 
     @property
     def _logit_bytes(self) -> int:
-        """Of one sequence: four float32 copies while sampling, and vLLM's counts of tokens."""
+        """Bytes of one sequence: four float32 copies of the logits while sampling, and vLLM's token
+        counts."""
         return self.shape.vocabulary * 4 * (5 if self.under_vllm else 4)
 
     @property
     def _chunk_bytes(self) -> int:
-        """Of one token."""
+        """Bytes of the log-prob chunk per token."""
         shape, adapted = self.shape, self.config.model.adapter.adapts_head
         return chunk_bytes(shape.vocabulary, self.element_bytes, shape.has_softcap, adapted)
 
     @property
     def chunk_tokens(self) -> int:
-        """Whose logits exist at once while learning."""
+        """Tokens whose logits exist at once while learning."""
         most = CHUNK_ELEMENTS[self.machine.kind] // self.shape.vocabulary
         if self.machine.kind == "cuda":
             most = min(most, int(CHUNK_FRACTION * self.machine.budget_bytes) // self._chunk_bytes)
@@ -218,7 +219,7 @@ class _Draft:
         return min(self.context * self.sequences, 8192)
 
     def resident(self) -> list[Line]:
-        """What stays in both phases."""
+        """Bytes that stay in both phases."""
         model, shape = self.config.model, self.shape
         kind = "NF4" if model.quantize == "nf4" else {2: "bfloat16", 4: "float32"}
         name = kind if isinstance(kind, str) else kind[self.element_bytes]
@@ -240,7 +241,7 @@ class _Draft:
         return [Line(name, size, size) for name, size in both.items()]
 
     def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
-        """The whole ledger."""
+        """All lines of the ledger."""
         shape, size = self.shape, self.element_bytes
         tokens = max(micro_batch_tokens, self.context)  # a longer rollout is a batch of its own
         widest = max(shape.packable) * 2 * 2 if self.config.model.quantize == "nf4" else 0
@@ -270,7 +271,7 @@ class _Draft:
         return sum(line.learning for line in self.lines(0, micro_batch_tokens))
 
     def least(self) -> int:
-        """One sequence at a time, in both phases."""
+        """The smallest sizes: one sequence at a time in both phases."""
         return max(self.sampling_total(self.least_cache), self.learning_total(self.context))
 
     def largest(self, least: int, most: int, total: Callable[[int], int]) -> int:
@@ -332,7 +333,7 @@ def _check_host(draft: _Draft, micro_batch_tokens: int) -> None:
 
 
 def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
-    """What does not fit, and the nearest settings that do, each tried alone."""
+    """Error with what does not fit and the nearest settings that do, each tried alone."""
     config, machine = draft.config, draft.machine
     sampling, learning = (
         draft.sampling_total(draft.least_cache),
@@ -370,7 +371,7 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
 
 
 def _shorter(draft: _Draft) -> int | None:
-    """The largest context that fits, if 256 tokens do."""
+    """Largest context that fits, if 256 tokens do."""
 
     def total(context: int) -> int:
         return replace(draft, context=context).least()

@@ -1,4 +1,4 @@
-"""Measured memory, phase by phase, to stand beside the plan."""
+"""Measured peak memory of each phase, beside the plan."""
 
 import resource
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from reason_llm.model.plan.machine import GIB, others_bytes
 
 @dataclass(slots=True)
 class Peak:
-    """What a phase came to; 0 until it ends."""
+    """Peak of a phase; 0 until it ends."""
 
     gib: float = 0.0
 
@@ -34,7 +34,7 @@ class Meter:
 
     @contextmanager
     def phase(self) -> Iterator["Peak"]:
-        """The peak within; to be left before anything is given back."""
+        """Context that measures the peak; it ends before anything is freed."""
         peak = Peak()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

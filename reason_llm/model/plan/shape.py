@@ -1,4 +1,4 @@
-"""The sizes of a model and its adapter, counted on the model itself, built without storage."""
+"""Sizes of a model and its adapter, counted on the model itself, built without storage."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from reason_llm.model.vllm.shared_weights import attention_for
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What autograd holds of one token in one layer, fitted to what torch allocates."""
+    """Values that autograd keeps per token and layer, fitted to torch's allocations."""
 
     intermediate: float = 4.0
     """Vectors of the MLP's width."""
@@ -42,7 +42,7 @@ KEPT = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What memory depends on. Counts of elements unless said otherwise."""
+    """Sizes that memory depends on. Counts of elements unless said otherwise."""
 
     layers: int
     hidden: int
@@ -71,7 +71,7 @@ class Shape:
 
     @classmethod
     def of(cls, policy: PeftModel) -> "Shape":
-        """Count a model with its adapter, which may be on the meta device."""
+        """Shape of a model with its adapter, which may be on the meta device."""
         base: Any = policy.get_base_model()
         config = base.config.get_text_config(decoder=True)
         head = base.get_output_embeddings()
@@ -109,14 +109,14 @@ class Shape:
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
-        """The base as it lies in memory."""
+        """Bytes of the base weights in memory."""
         if quantize == "none":
             return (sum(self.packable) + self.dense) * element_bytes
         packed = sum(nf4.packed_bytes(count, nested=not under_vllm) for count in self.packable)
         return packed + self.dense * element_bytes
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Keys and values of one token in every layer."""
+        """Bytes of keys and values of one token in every layer."""
         return 2 * self.layers * self.key_value * element_bytes
 
     def activation_bytes(
@@ -128,7 +128,7 @@ class Shape:
         is_packed: bool = False,
         is_flash: bool = False,
     ) -> int:
-        """What a forward and backward pass over so many tokens holds at its largest.
+        """Peak bytes of a forward and backward pass over so many tokens.
 
         Fitted to what torch allocates for Qwen2, Llama, Gemma 2 and Phi-3 with LoRA on every linear
         layer (``tests/test_memory.py``).
@@ -174,12 +174,12 @@ class Shape:
         return int(tokens * (kept + passing))
 
     def kept_bytes_per_token(self, element_bytes: int) -> int:
-        """The input of each layer, which gradient checkpointing keeps."""
+        """Bytes per token of each layer's input, which gradient checkpointing keeps."""
         return self.layers * self.hidden * element_bytes
 
 
 def _widest_input(base: Any) -> int:
-    """Inputs of the widest linear layer of the decoder: the down projection's, in every family."""
+    """Inputs of the decoder's widest linear layer, which is the down projection in every family."""
     head = base.get_output_embeddings()
     weights = [
         (module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
@@ -190,7 +190,8 @@ def _widest_input(base: Any) -> int:
 
 
 def _cached_elements(base: Any, otherwise: int) -> int:
-    """Keys of one token in one layer, for a config that does not tell how many heads they have.
+    """Elements of the keys of one token in one layer, for a config that does not give the number of
+    heads.
 
     A pass over one token on the meta device tells; where the model cannot make it without values,
     there are as many key heads as query heads: ``otherwise``.

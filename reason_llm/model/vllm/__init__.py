@@ -1,4 +1,4 @@
-"""The base copy that vLLM owns and the learner shares."""
+"""The base copy, owned by vLLM and shared by the learner."""
 
 from reason_llm.model.vllm.engine import MAX_LORA_RANKS, is_out_of_memory, on_default_stream
 

@@ -1,4 +1,4 @@
-"""The policy's LoRA adapter, written in place into vLLM's adapter slot: no disk, no merge.
+"""Copying of the policy's LoRA adapter into vLLM's adapter slot, in place: no disk, no merge.
 
 vLLM reads the slot's tensors, whose addresses never change, so its CUDA graphs see the new values.
 
@@ -34,7 +34,7 @@ class AdapterSync:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Make vLLM's adapter the policy's; cached prefixes of the old one are forgotten."""
+        """Copy the policy's adapter into vLLM and drop cached prefixes of the old one."""
         for a, b, ours_a, ours_b, scaling in self._pairs:
             a.copy_(ours_a)
             b.copy_(ours_b * scaling)
@@ -42,12 +42,12 @@ class AdapterSync:
             raise ModelError("vLLM keeps cached prefixes of the old adapter: a request is running")
 
     def close(self) -> None:
-        """Let go of vLLM's slots."""
+        """Free vLLM's slots."""
         self._pairs.clear()
 
 
 def _register(manager: Any, policy: PeftModel) -> None:
-    """Give vLLM the adapter once, from memory, so that it has a slot."""
+    """Register the adapter with vLLM once, from memory, so that it has a slot."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 

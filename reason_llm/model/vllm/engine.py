@@ -37,7 +37,7 @@ GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What vLLM is told to hold."""
+    """Sizes that vLLM is given."""
 
     context_tokens: int
     kv_cache_bytes: int
@@ -54,7 +54,7 @@ class EngineSizes:
 
 
 class Engine:
-    """vLLM over one model, awake (KV cache there) or asleep (on a GPU, its memory given back).
+    """vLLM over one model, awake (with its KV cache) or asleep (without it on a GPU).
 
     Args:
         llm: a ``vllm.LLM`` in this process.
@@ -81,7 +81,7 @@ class Engine:
         return found
 
     def wake(self) -> None:
-        """Bring the KV cache back. Twice does nothing more.
+        """Restore the KV cache. A second call does nothing.
 
         Raises:
             OutOfMemory: there is no room for it, even with torch's own cache emptied.
@@ -118,7 +118,7 @@ class Engine:
         self.awake = True
 
     def release(self) -> None:
-        """Finish what is under way and give the KV cache's memory back. Twice does nothing more.
+        """Finish running work and free the KV cache's memory. A second call does nothing.
 
         Raises:
             ModelError: the memory did not come back.
@@ -243,7 +243,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
 
 
 def _too_little(sizes: EngineSizes, free: int, error: Exception) -> OutOfMemory:
-    """The error of an engine that found no room, with what it would have needed."""
+    """Error of an engine that found no room, with the bytes it would have needed."""
     needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
     return OutOfMemory(
         f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling takes "
@@ -268,21 +268,20 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc
 
 
 def _few_graphs(max_sequences: int) -> dict[str, Any]:
-    """CUDA graphs for decoding alone, at a few sizes: vLLM 0.31 would capture 172 of them, whose
-    memory stays while learning."""
+    """CUDA graphs for decoding only, at a few sizes: vLLM 0.31 would capture 172, whose memory
+    stays while learning."""
     sizes = [size for size in GRAPH_SIZES if size < max_sequences] + [max_sequences]
     return {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
 
 
 def free_gpu_bytes() -> int:
-    """What the driver calls free; vLLM unmaps its pool behind the back of torch's counters."""
+    """Free bytes by the driver, because torch's counters do not see vLLM's pool being unmapped."""
     torch.cuda.synchronize()
     return int(torch.cuda.mem_get_info()[0])
 
 
 def unmapped_bytes() -> int:
-    """Of vLLM's pools in this process, what its memory is given back of; nothing that another
-    program does changes it."""
+    """Bytes of vLLM's pools in this process that were freed; other programs do not change it."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     held = {} if CuMemAllocator.instance is None else CuMemAllocator.instance.pointer_to_data
@@ -304,7 +303,7 @@ def _forget_slots() -> None:
 
 @contextmanager
 def on_default_stream() -> Iterator[None]:
-    """Within: torch's default CUDA stream, where one is; what was under way comes first.
+    """Context of torch's default CUDA stream, if there is a GPU; earlier work ends first.
 
     vLLM's bitsandbytes plugin leaves the process on a stream of its own, and bitsandbytes 0.50.2
     quantises and steps its optimizers on the default stream without waiting for any other.
@@ -322,7 +321,7 @@ def on_default_stream() -> Iterator[None]:
 
 
 def _keep_linear_weights() -> None:
-    """On a CPU vLLM packs each linear layer for oneDNN and drops its weight: leave it as it is.
+    """Keep linear weights: on a CPU vLLM would pack each layer for oneDNN and drop its weight.
 
     vLLM 0.31 looks this function up at each call; it costs at most 8 % of the tokens per second.
     Ends when vLLM offers a switch for it.

@@ -1,4 +1,5 @@
-"""vLLM owns the base weights; the model that learns is made of views of them.
+"""Weight sharing with vLLM: vLLM owns the base weights, and the learner's model is made of views of
+them.
 
 vLLM keeps q, k and v (gate and up) of a layer in one fused tensor. A Transformers model is built
 without storage, and each of its parameters becomes a view of the right rows; 4-bit layers are
@@ -72,7 +73,7 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
 
 
 def attention_for(config: PretrainedConfig) -> str:
-    """Which attention to ask Transformers for: its SDPA with what is ours around it, or eager.
+    """Attention implementation for Transformers: its SDPA with our additions, or eager.
 
     SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with. Falcon,
     Bloom and GPT-J have an attention of their own, the latter two without SDPA.
@@ -89,7 +90,7 @@ def attention_for(config: PretrainedConfig) -> str:
 def find_owner(
     theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
 ) -> tuple[Any, int | None]:
-    """vLLM's module that holds parameter ``name`` of the Transformers model, and which part of it.
+    """vLLM's module that holds parameter ``name`` of the Transformers model, and the part of it.
 
     Args:
         theirs: vLLM's modules by name.
@@ -137,7 +138,7 @@ def shared_view(module: Any, part: int | None, name: str, shape: torch.Size) -> 
 
 
 def _replace_linear(model: Any, owner: str, weight: Any, part: int, dtype: torch.dtype) -> None:
-    """Put a 4-bit layer over vLLM's bytes in the place of a linear layer without storage."""
+    """Replace a linear layer without storage by a 4-bit layer over vLLM's bytes."""
     linear = model.get_submodule(owner)
     layer = nf4.linear_over(weight, part, linear.weight.shape, linear.bias, dtype)
     if layer is None:
@@ -149,7 +150,8 @@ def _replace_linear(model: Any, owner: str, weight: Any, part: int, dtype: torch
 
 
 def verify(model: nn.Module, path: str) -> int:
-    """Compare every parameter with the checkpoint, bit by bit; the number of tensors compared.
+    """Compare every parameter with the checkpoint, bit by bit, and return the number of tensors
+    compared.
 
     4-bit layers are compared with the checkpoint's tensor quantised once more.
 
@@ -196,7 +198,7 @@ def _is_stored(model: nn.Module, name: str, found: nn.Parameter, opened: Any) ->
 
 
 def checkpoint_files(path: str) -> list[Path]:
-    """The safetensors of a folder, or of a Hub id that was downloaded by now."""
+    """Safetensors of a folder, or of an already downloaded Hub id."""
     folder = Path(path)
     if not folder.is_dir():
         folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))

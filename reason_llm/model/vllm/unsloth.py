@@ -1,5 +1,5 @@
-"""Unsloth behind the interface of our own backend: its loader, its kernels, its checkpointing, its
-Standby. Through its public API only.
+"""Unsloth behind the interface of the native backend: its loader, kernels, checkpointing and
+Standby, through its public API only.
 
 ``FastLanguageModel.from_pretrained(fast_inference=True)`` starts vLLM and builds the learner over
 vLLM's storage; ``model.vllm_engine`` is an ordinary ``vllm.LLM``. Sampling, the adapter's slot and
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 
 
 def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -> tuple[str, str]:
-    """``model.backend`` with auto resolved, and one line that says what and why.
+    """``model.backend`` with auto resolved, and one line with choice and reason.
 
     auto is native: it serves every family that Unsloth serves here, and its sharing is tested.
 
@@ -66,7 +66,7 @@ def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -
 
 
 def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) -> str | None:
-    """Why Unsloth cannot serve this model here, and what would help; None if it can."""
+    """Reason why Unsloth cannot serve this model here, with the fix; None if it can."""
     if device.type != "cuda":
         return "there is no GPU, which Unsloth needs"
     if torch.cuda.get_device_capability(device)[0] < 8:  # [llama] would fall back to float16
@@ -161,7 +161,7 @@ def _adapted(
 
 
 def _import() -> Any:
-    """Unsloth's FastLanguageModel; what has to be set before the import is set here.
+    """Import Unsloth's FastLanguageModel, after the settings that it reads at import.
 
     Importing it patches torch, Transformers, PEFT, TRL and vLLM for the whole process. It warns
     that it should come first: its patches are of classes and modules, so models built afterwards
@@ -184,8 +184,8 @@ def _import() -> Any:
 
 
 def _utilisation(path: str, sizes: EngineSizes) -> float:
-    """The part of the free memory that weights, KV cache and workspace take: [zoo]
-    approximate_vllm_memory_usage multiplies by what is free, and takes no size in bytes."""
+    """Fraction of the free memory for weights, KV cache and workspace: [zoo]
+    approximate_vllm_memory_usage multiplies by what is free and takes no size in bytes."""
     needed, free = sizes.kv_cache_bytes + sizes.beside_kv_bytes, torch.cuda.mem_get_info()[0]
     if needed > 0.97 * free:
         raise ModelError(
@@ -196,7 +196,7 @@ def _utilisation(path: str, sizes: EngineSizes) -> float:
 
 
 def _engine_of(model: Any, path: str, sizes: EngineSizes) -> Engine:
-    """Our engine over ``model.vllm_engine``, once Unsloth has done what was asked of it."""
+    """Our engine over ``model.vllm_engine``, after the checks of Unsloth's work."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     llm = getattr(model, "vllm_engine", None)

@@ -249,7 +249,7 @@ class CodeTests:
         try:
             tests = read_tests(prompt.answer)
         except ValueError as error:
-            raise DataError(f"{prompt.id}: {error}; mend the row's tests") from error
+            raise DataError(f"{prompt.id}: {error}; fix the row's tests") from error
         program = last_code_block(completion.text)
         if program is None:
             return None
