@@ -370,7 +370,7 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
 
 def _check_quantized(config: ModelSection, model: Any) -> None:
     quantized = getattr(model.config, "quantization_config", None)
-    if not quantized:
+    if quantized is None:
         return
     fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
     head = model.get_output_embeddings()

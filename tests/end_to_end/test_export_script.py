@@ -128,7 +128,7 @@ def test_vllm_loads_the_export_and_says_the_same(call: Call, run: Path, tmp_path
             groups = sampler.sample(prompts, SamplingParams(2, 32), 0, lambda tokens, items: None)
         del sampler
     rollouts = to_data(groups)
-    theirs = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
+    theirs = torch.cat([rollout.on_trained("sampler_logprobs") for rollout in rollouts])
     ours = parity.logprobs(policy_of(run, torch.float32), rollouts, 1.0)
     assert len(ours) > 200
     assert parity.Gap.between(theirs, ours).largest < 1e-4

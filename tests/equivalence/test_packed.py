@@ -170,7 +170,7 @@ def test_every_family_gives_the_same_end_to_end(
         alone, _ = passed(model, [rows[1]], is_packed=True)
         assert torch.allclose(alone, padded[5:29], atol=1e-5)
         if options:
-            narrow = rows[1].prompt_ids[:2], rows[1].prompt_ids[2:] + rows[1].completion_ids
+            narrow = rows[1].prompt_ids[:2], rows[1].ids[2:]
             first = Datum.of(*narrow)
             wide, _ = passed(model, [first], is_packed=True)
             assert torch.allclose(wide[7:], padded[5:29], atol=1e-5)

@@ -33,7 +33,7 @@ def test_sampler_and_learner_agree(model: Model, tokenizer: Any, temperature: fl
     ids, mask = layouts.collate(rollouts, model.device)
     with torch.no_grad():
         logprobs, _ = policy_logprobs(model, ids, mask, temperature)
-    reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+    reported = torch.cat([r.on_trained("sampler_logprobs") for r in rollouts])
     assert (logprobs[mask] - reported).abs().max() < 1e-4
     assert reported.min() < -0.5, "nothing but certain tokens proves nothing"
 
@@ -57,7 +57,7 @@ def test_with_an_adapter_on_the_head_too(tokenizer: Any) -> None:
             with adapters.reference(model.policy):
                 base, _ = policy_logprobs(model, ids, mask, 0.8)
                 plain = model.policy.get_base_model()(input_ids=ids).logits / 0.8
-        reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+        reported = torch.cat([r.on_trained("sampler_logprobs") for r in rollouts])
         assert (logprobs[mask] - reported).abs().max() < 1e-4
         expected = plain.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
         assert torch.allclose(base[:, 1:][mask[:, 1:]], expected[mask[:, 1:]], atol=1e-5)
@@ -69,7 +69,7 @@ def test_a_sampler_without_the_adapter_would_be_noticed(model: Model, tokenizer:
     ids, mask = layouts.collate(rollouts, model.device)
     with adapters.reference(model.policy):
         logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
-    reported = torch.cat([torch.tensor(r.sampler_logprobs) for r in rollouts])
+    reported = torch.cat([r.on_trained("sampler_logprobs") for r in rollouts])
     assert (logprobs[mask] - reported).abs().max() > 1e-2
 
 

@@ -97,7 +97,7 @@ def measure(folder: Path, dtype: str) -> None:
         del sampler
     rollouts = to_data(groups)
     found = parity.check_parity(base, adapter, out, rollouts, kind, 1.0)
-    reported_N = torch.tensor([p for rollout in rollouts for p in rollout.sampler_logprobs])
+    reported_N = torch.cat([rollout.on_trained("sampler_logprobs") for rollout in rollouts])
     policy = parity.adapters.over(parity.load(base, kind), adapter)
     of_vllm = parity.Gap.between(reported_N, parity.logprobs(policy, rollouts, 1.0))
     print(f"{dtype}_transformers: {found.gap}")

@@ -33,6 +33,7 @@ from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM and bitsandbytes warn of their own
@@ -110,7 +111,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
     with Model(section, tokenizer, 0, NF4_SIZES) as model:
         randomize(model, 1)
-        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
         trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
         assert all("lora_" in name for name in trained)
         assert len(trained) == 2 * 7 * model.text_config.num_hidden_layers
@@ -156,7 +157,7 @@ def test_without_vllm_it_samples_then_learns(tokenizer: Any) -> None:
         assert len(layers) == 7 * model.text_config.num_hidden_layers
         assert all(layer.weight.quant_state.nested for layer in layers)  # double quantisation
         packed = [layer.weight.data.clone() for layer in layers]
-        learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
         losses = []
         for step in range(2):
             with sampling(model, 10**6) as sampler:

@@ -318,12 +318,12 @@ def test_log_ratios_within_rounding_weigh_exactly_1(kind: str) -> None:
     old = tensor([[5e-4, -9e-4, 1e-3], [2e-3, 5e-4, 0.0]])
     mask = torch.ones(2, 3, dtype=torch.bool)
     zeros = torch.zeros_like(old)
-    found = losses.sampler_correction(old, zeros, mask, kind, cap=2.0, rounding=1e-3)
+    found = losses.importance_weights(old, zeros, mask, kind, cap=2.0, rounding=1e-3)
     rest = math.exp(2e-3)
     second = [rest, 1.0, 1.0] if kind == "token_truncate" else [rest] * 3
     assert found[0].tolist() == [1.0, 1.0, 1.0]
     assert found[1].tolist() == pytest.approx(second)
-    without = losses.sampler_correction(old, zeros, mask, kind, cap=2.0)
+    without = losses.importance_weights(old, zeros, mask, kind, cap=2.0)
     assert 1.0 not in without[0].tolist()
 
 

@@ -40,9 +40,9 @@ MAX_CALLS_TIMEOUTS = 10
 """All calls or assertions of one completion together may take this many times the time of one."""
 
 _PYTHON = {"python", "py", "python3", "py3"}
-_HARNESS = "from reason_llm.score.code.jail.function_harness import main; main()"
+_HARNESS = "from jail.function_harness import main; main()"
 _HARNESS_FILES = {
-    f"reason_llm/jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
+    f"jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
     for name in (
         *("function_harness", "assert_source", "program_proxy", "program_server", "values"),
     )

@@ -53,7 +53,7 @@ PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "ne
 _FIRST_USER, _NUM_USERS = 61184, 4096  # a range that systemd hands out too, for moments
 _GRACE_SECONDS = 10.0
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); " + (
-    "from reason_llm.score.code.jail.launcher import main; main()"
+    "from jail.launcher import main; main()"
 )
 
 
@@ -288,7 +288,7 @@ class _Launcher:
             return _finished(self._exchange({**request, "folder": folder}, wait))
 
     def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parent)  # "jail" alone, without what is above it
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP.format(root=root)],
             stdin=subprocess.PIPE,

@@ -39,6 +39,7 @@ from reason_llm.sample import (
 )
 from reason_llm.sample.transformers_sampler import filtered_logprobs
 from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
 pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
@@ -225,7 +226,7 @@ def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
 ) -> None:
     row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
-    learner = Learner(model, LearningSettings(row, train, 1.0, 16, 4096, 0, 20))
+    learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
     trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
     assert all("lora_" in name for name in trained)
     before = [p.detach().clone() for p in learner.parameters]

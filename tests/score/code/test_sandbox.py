@@ -468,7 +468,7 @@ def test_python_and_the_project_may_lie_anywhere(where: str, tmp_path: Path) -> 
         paths = [str(packages), str(shown / "clone"), *sys.path]
         code = (
             f"import sys; sys.path[:0] = {paths!r}\n"
-            "from reason_llm.score import sandbox\n"
+            "from reason_llm.score.code import sandbox\n"
             f"assert sandbox.__file__.startswith({str(shown)!r})\n"
             f"assert sys.base_prefix.startswith({str(shown)!r}), sys.base_prefix\n"
             "sandbox.sysconfig.get_path = lambda name: '/nowhere'\n"

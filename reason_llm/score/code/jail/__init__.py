@@ -1,4 +1,5 @@
-"""What runs beside and around an untrusted program: its launcher, its walls, its test harness.
+"""What runs beside a program: the launcher that walls it in, and the tester of its functions.
 
-Standard library only, and nothing of the project: these files are started as bare programs.
+Imported by relative names, as it runs as ``jail`` alone: without the packages above, and within the
+sandbox.
 """

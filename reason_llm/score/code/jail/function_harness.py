@@ -37,7 +37,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reason_llm.score.code.jail.assert_source import (
+from .assert_source import (
     HELPERS,
     PROGRAM_NAME,
     AssertionCounts,
@@ -45,9 +45,9 @@ from reason_llm.score.code.jail.assert_source import (
     TestsSource,
     namespace_of,
 )
-from reason_llm.score.code.jail.program_proxy import Program
-from reason_llm.score.code.jail.program_server import LEETCODE_MARK, ProgramServer, builtin_names
-from reason_llm.score.code.jail.values import as_json
+from .program_proxy import Program
+from .program_server import LEETCODE_MARK, ProgramServer, builtin_names
+from .values import as_json
 
 _PR_SET_DUMPABLE = 4
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from reason_llm.score.code.jail import isolation, seccomp
+from . import isolation, seccomp
 
 _POLL_SECONDS = 0.02
 _ERROR_BYTES = 64 << 10

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from reason_llm.score.code.jail.values import DATA_TYPES, EXCEPTIONS, decode, encode
+from .values import DATA_TYPES, EXCEPTIONS, decode, encode
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_LINEAGE = 32

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reason_llm.score.code.jail.values import DATA_TYPES, TYPES, decode, encode
+from .values import DATA_TYPES, TYPES, decode, encode
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
