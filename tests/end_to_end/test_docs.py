@@ -30,6 +30,8 @@ EXEMPT = {
     "pytest": "tests/gpu needs a GPU; make test collects it",
     "scripts/benchmark.py gpu": "needs a GPU and hours; tests/test_benchmark.py runs it dry",
     "scripts/benchmark.py gpu-check": "tests/test_benchmark.py runs it, in a process of its own",
+    "scripts/benchmark.py config": "a minute; tests/test_benchmark.py runs it for one card",
+    "scripts/benchmark.py kernels": "needs Triton; likewise",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
 }

@@ -1,6 +1,7 @@
 """scripts/evaluate.py: any model on any set, by either engine; killed, it goes on to the same file;
 what it cannot do is one line and changes nothing."""
 
+import hashlib
 import runpy
 import shutil
 import subprocess
@@ -129,7 +130,7 @@ def test_the_base_is_what_transformers_generates(
     [
         ("reason_llm.sample.transformers_sampler:_Batch.extend", 60),
         ("reason_llm.score:Scorer.score", 6),
-        ("reason_llm.evaluate.outcomes:answer_of", 20),
+        ("reason_llm.evaluate.evaluation:answer_of", 20),
     ],
     ids=["sampling", "judging", "writing"],
 )
@@ -184,7 +185,9 @@ def test_completions_of_prompts_without_answers(
     assert (first["set"], first["gold"], first["samples"]) == ("asked", "", [])
     assert first["greedy"]["reward"] is None
     assert first["greedy"]["text"] != second["greedy"]["text"]
-    assert orjson.loads((out / "summary.json").read_bytes()) == {"prompts": 2, "k": 0}
+    summary = orjson.loads((out / "summary.json").read_bytes())
+    digest = hashlib.sha256((out / "completions.jsonl").read_bytes()).hexdigest()
+    assert summary == {"prompts": 2, "k": 0, "sha256": digest}
     assert call(*asked, tmp_path / "drawn", "--k", "3")[0] == 0
     for row in rows(tmp_path / "drawn", "completions.jsonl"):
         assert row["greedy"] is None

@@ -20,8 +20,8 @@ import pytest
 from reason_llm.score.math import math_worker
 from reason_llm.score.math.judge import Judge, Verdict, default_judge
 
-ROOT = Path(__file__).resolve().parents[2]
-SCORE = str(ROOT / "reason_llm" / "score")
+ROOT = Path(__file__).resolve().parents[3]
+SCORE = str(ROOT / "reason_llm" / "score" / "math")
 EASY, WRONG = ("(x+1)^2", "x^2+2x+1"), ("(x+1)^2", "x^2+2x+2")
 HANGS = ["9^{9^{9^{9}}}", "(10^{8})!", "\\binom{10^9}{5 \\cdot 10^8}"]
 
