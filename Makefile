@@ -24,7 +24,7 @@ fuzz: $(INSTALLED)
 
 # Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
 faults: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults tests/end_to_end/test_faults.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

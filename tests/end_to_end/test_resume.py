@@ -162,6 +162,7 @@ def test_the_buffer_of_the_first_step_is_enough_to_go_on(
     assert outcome(tmp_path) == uninterrupted
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(900)  # seven processes, one after the other
 def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     tmp_path: Path, uninterrupted: dict[str, object]
@@ -196,6 +197,7 @@ def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     assert (done.returncode, "is finished at step 2" in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.faults
 def test_a_buffer_of_part_of_a_later_step_can_still_be_learned_from(tmp_path: Path) -> None:
     """Its command gives the rollouts their rewards first."""
     config = write_config(tmp_path)
@@ -216,6 +218,7 @@ def test_a_buffer_of_part_of_a_later_step_can_still_be_learned_from(tmp_path: Pa
     assert names == {"run_replay", "run_replay_2"}
 
 
+@pytest.mark.faults
 def test_the_checkpoint_that_the_buffer_names_is_found_from_another_folder_of_runs(
     tmp_path: Path, uninterrupted: dict[str, object]
 ) -> None:
