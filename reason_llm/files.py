@@ -2,9 +2,12 @@
 
 Written: atomic replacement, locks that die with their process, moving aside. Read: regular files
 only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
-``/dev/zero`` would not end, so neither is opened. No content here.
+``/dev/zero`` would not end, so neither is opened. Of what they hold, only what could fill the
+memory of whoever uses it is looked at: here a ``tokenizer.json``, which a page without torch reads,
+too. What its library prints when it panics is kept from the terminal.
 """
 
+import base64
 import errno
 import fcntl
 import hashlib
@@ -14,6 +17,7 @@ import shutil
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
@@ -247,10 +251,13 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         OSError: as ``open_regular``, or it is larger than ``most_bytes``.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most_bytes:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
             raise too_large(most_bytes)
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # it grew meanwhile
+        content = file.read(size + 1)  # Python takes as much memory as it is asked to read
+        while len(content) <= most_bytes and (more := file.read(MIB)):
+            content += more  # it grew meanwhile, or has no size, as in /proc
+    if len(content) > most_bytes:
         raise too_large(most_bytes)
     return content
 
@@ -316,6 +323,160 @@ def check_nesting(value: Any, most: int = MOST_NESTING) -> None:
         if not level:
             return
     raise ValueError(f"nested more than {most} levels deep")
+
+
+MOST_TEXT_CHARACTERS = 20_000
+"""Of any one text in a tokenizer.json. The longest tokens of published ones have some hundreds."""
+MOST_STEPS = 32
+"""In a normalizer, a pre-tokenizer, a post-processor or a decoder."""
+MOST_GROWTH = {("normalizer", "pre_tokenizer"): 512, ("post_processor",): 4, ("decoder",): 4}
+"""Times that these may make a text longer together, as ``_growth`` counts it. The most of published
+ones is 288 (SeamlessM4T: three patterns and a map with Unicode's compatibility forms, 18 for 1)."""
+_DOUBLES = {"ByteLevel", "Metaspace", "CTC", "BPEDecoder", "WordPiece"}
+"""Steps that may write two characters for one, by the options that a file can set."""
+
+
+def check_tokenizer(value: Any) -> None:
+    """Check that no text grows without bound in the tokenizer of a parsed tokenizer.json.
+
+    Its steps run in Rust, which no time limit of ours ends: a step that writes ``aa`` for ``a``,
+    forty times in a row, would fill any memory.
+
+    Raises:
+        ValueError: a step or a row of steps lets a text grow too much, or can take for ever.
+    """
+    steps = {part: list(_steps(value.get(part))) for parts in MOST_GROWTH for part in parts}
+    for parts, most in MOST_GROWTH.items():
+        growth = 1
+        for part in parts:
+            if len(steps[part]) > MOST_STEPS:
+                raise ValueError(f"its {part} has {len(steps[part])} steps, over {MOST_STEPS}")
+            for step in steps[part]:
+                growth *= _growth(step)
+                if growth > most:
+                    raise ValueError(f"its {part} may make a text over {most} times as long")
+    for step in steps["decoder"]:
+        if isinstance(step.get("pattern"), dict) and "Regex" in step["pattern"]:
+            raise ValueError("its decoder searches with a regular expression, which may not end")
+    charsmaps = {id(step.get("precompiled_charsmap")) for step in steps["normalizer"]}
+    for text in _texts(value):
+        if len(text) > MOST_TEXT_CHARACTERS and id(text) not in charsmaps:
+            raise ValueError(f"it holds a text of {len(text)} characters ({text[:20]!r}...)")
+
+
+def _steps(value: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a part of a tokenizer, those of sequences in it one by one."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _steps(each)
+    elif isinstance(value, dict):
+        inner = [value[n] for n in ("normalizers", "pretokenizers", "processors", "decoders")
+                 if n in value]  # fmt: skip
+        yield from _steps(inner) if value.get("type") == "Sequence" else iter([value])
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """Times that a step may make a text longer, rounded up."""
+    kind = step.get("type")
+    if kind == "Replace":
+        pattern, written = step.get("pattern"), len(str(step.get("content", "")))
+        literal = pattern.get("String") if isinstance(pattern, dict) else pattern
+        if isinstance(literal, str) and literal:
+            return max(1, -(-written // len(literal)))
+        return 1 + written  # what it finds may be empty
+    if kind == "Prepend":
+        return 1 + len(str(step.get("prepend", "")))
+    if kind == "Precompiled":
+        return _longest_mapped(step.get("precompiled_charsmap"))
+    if kind == "TemplateProcessing":
+        single = step.get("single")
+        pieces = single if isinstance(single, list) else []
+        return max(1, sum(isinstance(each, dict) and "Sequence" in each for each in pieces))
+    return 2 if kind in _DOUBLES else 1
+
+
+def _longest_mapped(charsmap: Any) -> int:
+    """Characters of the longest text that a precompiled map of SentencePiece may write for one.
+
+    A map is a 32-bit size in bytes, a trie of that size, and texts that a NUL ends.
+    """
+    content = base64.b64decode(str(charsmap or ""), validate=True)
+    size = int.from_bytes(content[:4], "little")
+    if len(content) < 4 or size > len(content) - 4 or size % 4 or not size:
+        raise ValueError("the map of characters in its normalizer is damaged")
+    texts = content[4 + size :].decode()
+    return max(1, *map(len, texts.split("\0")))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            yield from each
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+
+
+_STDERR = threading.RLock()
+
+
+class Panic(RuntimeError):
+    """A library that is written in Rust gave up."""
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Within: a panic of a Rust library is a ``Panic`` and prints nothing.
+
+    Rust writes its message and its backtrace to standard error itself, so what is written there by
+    anybody is held back for as long as this lasts, and written then. One thread at a time.
+
+    Raises:
+        Panic: one line with the cause.
+    """
+    with _STDERR, _held_back() as held:
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as error:  # a panic is no Exception, and has no class to name
+            if type(error).__name__ != "PanicException":
+                raise
+            held.is_panic = True
+            raise Panic(one_line(error)) from None
+
+
+class _HeldBack:
+    is_panic = False
+
+
+@contextmanager
+def _held_back() -> Iterator[_HeldBack]:
+    """Within: standard error goes to memory. At the end it is written, but not Rust's message."""
+    held = _HeldBack()
+    try:
+        own = os.dup(2)
+    except OSError:  # closed: there is nothing to hold back
+        yield held
+        return
+    memory = os.memfd_create("stderr")
+    try:
+        os.dup2(memory, 2)
+        yield held
+    finally:
+        os.dup2(own, 2)
+        text = os.pread(memory, os.fstat(memory).st_size, 0)
+        os.close(memory)
+        os.close(own)
+        if held.is_panic:
+            text = text[: max(0, text.find(b"\nthread '"))] if b"\nthread '" in text else b""
+        if text:
+            with suppress(OSError):  # its reader went away
+                os.write(2, text)
 
 
 def _items(value: Any) -> list[Any]:

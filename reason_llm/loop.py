@@ -1,5 +1,6 @@
 """The training loop: sample -> score -> buffer -> train -> evaluate -> save, until all steps are
-done.
+done. The stage sample ends a step before it learns; the others but rl learn from a set of rows in
+place of rollouts.
 
 A run that dies at any moment goes on from its last checkpoint and its buffer when it is started
 again. What is checked before a weight is read is in ``run.prepare``, and what a run holds while it
@@ -12,7 +13,7 @@ from reason_llm.config import Config
 from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
-from reason_llm.run.collect import collect
+from reason_llm.run.collect import collect, with_reward_models
 from reason_llm.run.prepare import prepare
 from reason_llm.run.run import Run, open_run
 
@@ -29,9 +30,13 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
         return summary
     with open_run(job, watch) as run:
         for step in run.remaining():
-            data = to_data(rollouts(run, step))
-            with run.learning(len(data)) as (learner, progress):  # GPU: weights + activations
-                metrics = learner.learn(step, data, lambda rows: progress(0, rows))
+            groups = rollouts(run, step) if config.samples else []
+            if not config.learns:
+                run.end(step, {})
+                continue
+            data = to_data(groups) if config.samples else run.rows(step)
+            with run.learning(len(data)) as (learners, progress):  # GPU: weights + activations
+                metrics = learners.learn(step, data, lambda rows: progress(0, rows))
             run.end(step, metrics)  # archive, evaluate, log, save
         return run.finish()
 
@@ -41,4 +46,5 @@ def rollouts(run: Run, step: int) -> list[Group]:
     if (groups := run.buffer.read(step)) is None:  # a killed run goes on between the phases
         with run.sampling() as sampler:  # GPU: weights + KV cache
             groups = collect(run, sampler, step)
+        groups = with_reward_models(run, step, groups)  # GPU: weights, one model after another
     return groups

@@ -16,6 +16,9 @@ from reason_llm.files import check_nesting
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
+CHAT = "@chat"
+"""Member of ``Prompt.extra``, where a reward asks for it: the messages that the prompt was rendered
+from. No column that a custom reward could ask for has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,26 @@ class Group:
 
     prompt: Prompt
     completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One row of an offline stage (sft, pretrain, reward, preference), T tokens.
+
+    A pair is two consecutive rows with the same group and the same prompt: chosen, then rejected.
+    """
+
+    name: str
+    """File and line: ``my_rows.jsonl:17``."""
+    ids: tuple[int, ...]
+    """T token ids: prompt, completion and end token."""
+    trained: tuple[bool, ...]
+    """T flags: whether the loss counts the token. The first is False: nothing predicts it."""
+    group: int = 0
+    """Rows with the same number belong together: the two sides of a pair."""
+    value: float = 0.0
+    """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
+    false, or the number that it has; of a conditioned demonstration its score."""
 
 
 def group_to_json(group: Group) -> dict[str, Any]:

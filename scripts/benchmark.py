@@ -43,18 +43,24 @@ def main() -> int:
         "symbols", help="names of vLLM, bitsandbytes, Unsloth and TRL that are touched"
     )
     looked_up.add_argument(
-        "site", type=Path, nargs="?", default=Path(torch.__file__).parents[1],
+        "site",
+        type=Path,
+        nargs="?",
+        default=Path(torch.__file__).parents[1],
         help="a folder of unpacked wheels (default: what is installed)",
-    )  # fmt: skip
+    )
     for name, what in {
         "config": "vLLM's config as it resolves on CUDA, without a device",
         "kernels": "vLLM's Triton kernels compiled for CUDA, without a device",
     }.items():
         emulated = parts.add_parser(name, help=what)
         emulated.add_argument(
-            "--capability", nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES),
+            "--capability",
+            nargs="+",
+            choices=CAPABILITIES,
+            default=list(CAPABILITIES),
             help="compute capabilities (default: all)",
-        )  # fmt: skip
+        )
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
@@ -119,7 +125,8 @@ def _emulated(given: argparse.Namespace) -> int:
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workload", nargs="+", choices="abc", default=["a", "b", "c"])
+    names = ["a", "b", "c", "sft", "dpo", "dpo_known"]
+    add("--workload", nargs="+", choices=names, default=["a", "b", "c"])
     add("--repeats", type=int, default=5, help="optimizer steps that count (default: 5)")
     add("--small", action="store_true", help="the smallest form, as a test")
     add("--threads", type=int, default=1, help="of each process (default: 1)")

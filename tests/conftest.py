@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,13 @@ def load(tokenizer: Any) -> Callable[..., Data]:
         return load_data(Config.model_validate(tree), tokenizer, room + 1, fault)
 
     return load
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many faults of which phase were suffered, after ``make faults``."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    names = [r.nodeid.partition("test_fault[")[2] for r in reports if r.when == "call"]
+    phases = Counter(name.partition(":")[0] for name in names if name)
+    if phases.total() > 20:
+        shown = ", ".join(f"{phase} {count}" for phase, count in sorted(phases.items()))
+        terminalreporter.write_line(f"{phases.total()} faults by phase: {shown}")

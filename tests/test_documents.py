@@ -16,6 +16,7 @@ from conftest import ROOT
 from documents import DOCUMENTS, Block, blocks, commands, quotes
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.data import ColumnsSection
+from reason_llm.config.pipeline import load_pipeline
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
 from reason_llm.data.code_cases import BESIDE, read_tests
@@ -38,8 +39,12 @@ def beside_my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
 @pytest.mark.usefixtures("beside_my_rewards")
-def test_yaml_is_a_config_with_rewards_that_can_be_made(block: Block) -> None:
+def test_yaml_is_a_config_with_rewards_that_can_be_made(block: Block, tmp_path: Path) -> None:
     tree = yaml.safe_load(block.text)
+    if "stages" in tree:
+        (tmp_path / "my_pipeline.yaml").write_text(block.text)
+        assert len(load_pipeline(tmp_path / "my_pipeline.yaml", {}).stages) == len(tree["stages"])
+        return
     tree.setdefault("data", {}).setdefault("train", "my_problems.jsonl")
     config = config_file.build(tree, Path("my_config.yaml"), {})
     with Scorer(config.score, config.sample.max_new_tokens) as scorer:
@@ -90,10 +95,15 @@ def test_the_rows_of_the_docs_are_read() -> None:
             row = json.loads(line)
             has_tests = bool({"test_cases", "test", "test_list", *BESIDE} & row.keys())
             has_answer = has_tests or bool(set(row_forms.ANSWER_COLUMNS) & row.keys())
-            if "completion" in row:
+            is_talk = "messages" in row and not has_answer
+            if "label" in row:
+                row_forms.read_labelled(block.where, row, columns)
+            elif "completion" in row or is_talk:
                 row_forms.read_demonstration(block.where, row, columns)
             elif "chosen" in row:
                 row_forms.read_preference(block.where, row, columns)
+            elif "text" in row:
+                row_forms.read_document(block.where, row, columns)
             else:
                 read = row_forms.read_problem(
                     block.where, row, columns, tests=has_tests, answer=has_answer

@@ -30,7 +30,7 @@ from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import changes, leaves, load, to_yaml
 from reason_llm.config.quick_start import QUICK_START
-from reason_llm.data import code_cases, forms as row_forms
+from reason_llm.data import check_ends, code_cases, forms as row_forms, load_rows, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.evaluate import accuracy
@@ -43,10 +43,25 @@ from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train.optim import make_optimizer
 from report_runs import record, write_run
+from stages import OF_FORM
 
 CONFIG = Config.model_validate({"data": {"train": "x.jsonl"}})
 IDENTITY = RunIdentity("run-a", "small", CONFIG.model_dump(mode="json"))
 OPTIONS = [key for key, _ in leaves(Config)]
+TALK = [
+    {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"},
+]  # fmt: skip
+LEARNED: list[tuple[str, dict[str, Any]]] = [
+    ("demonstrations", {"prompt": "p", "completion": "c"}),
+    ("demonstrations", {"prompt": "p", "completion": TALK[1:2], "score": 1.5}),
+    ("demonstrations", {"messages": TALK}),
+    ("texts", {"text": "A whole document.\n"}),
+    ("preferences", {"prompt": "p", "chosen": "a", "rejected": "c"}),
+    ("preferences", {"chosen": TALK, "rejected": [*TALK[:3], TALK[1]], "margin": 1}),
+    ("labels", {"prompt": "p", "completion": "c", "label": True}),
+    ("labels", {"prompt": "p", "completion": "c", "label": "-0.5"}),
+]
 ROWS: list[dict[str, Any]] = [
     {"question": "What is 1 + 2?", "answer": "so 3\n#### 3"},
     {"messages": [{"role": "user", "content": "Two\nlines"}], "gt_answer": 4},
@@ -55,6 +70,7 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": "p", "tests": '{"inputs": [[1]], "outputs": [2], "fn_name": "f"}', "atol": 0.1},
     {"prompt": "p", "test_list": ["assert f(1) == 2"], "entry_point": "f"},
     {"prompt": "p", "chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]},
+    *[row for _, row in LEARNED],
 ]
 
 
@@ -65,7 +81,7 @@ def document() -> Document:
     groups = [
         Group(Prompt(f"x.jsonl:{n}", "q", (1, 2), "4", {"a": [1]}), completions) for n in (1, 2)
     ]
-    return Document(IDENTITY, 3, 3, True, False, 2, groups)
+    return Document(IDENTITY, 3, True, False, 2, groups)
 
 
 def test_config_text(tmp_path: Path) -> None:
@@ -174,7 +190,10 @@ def forms(row: Any) -> None:
             partial(row_forms.read_problem, tests=True),
             partial(row_forms.read_problem, answer=False),
             row_forms.read_demonstration,
+            partial(row_forms.read_demonstration, score=True),
+            row_forms.read_document,
             row_forms.read_preference,
+            row_forms.read_labelled,
         ):
             try:
                 example = form("x.jsonl:1", row, columns)
@@ -183,6 +202,8 @@ def forms(row: Any) -> None:
                 continue
             if isinstance(example, row_forms.Problem):
                 example.answer.encode()
+            else:
+                sets.question_key(example)
 
 
 def test_rows(tmp_path: Path) -> None:
@@ -194,6 +215,42 @@ def test_rows(tmp_path: Path) -> None:
             forms(again)
 
     fuzz(st.sampled_from(ROWS).flatmap(broken_tree), read, 300)
+
+
+def test_token_rows(tmp_path: Path, tokenizer: Any) -> None:
+    """Whatever a row holds, what is learned ends with an end token, or the row is refused."""
+    path = tmp_path / "rows.jsonl"
+    odd = st.one_of(TEXT, st.sampled_from(["<|im_end|>", "<|im_start|>user\n", "</think>"]))
+    words = st.tuples(odd, odd).map("".join)
+    rows = st.sampled_from(LEARNED).flatmap(
+        lambda pair: st.tuples(
+            st.just(pair[0]), st.one_of(st.just(pair[1]), broken_tree(pair[1])), words, words
+        )
+    )
+
+    def read(case: tuple[str, Any, str, str]) -> None:
+        form, row, *texts = case
+        path.write_text(json.dumps(_reworded(row, *texts)) + "\n")
+        data = {"train": str(path), "form": form, "max_tokens": 60, "system_prompt": "none"}
+        config = Config.model_validate({"data": data, **OF_FORM[form]})
+        for unit in load_rows(config, tokenizer, 80, [2]).units:
+            assert len(unit) == (2 if form == "preferences" else 1)
+            for each in unit:
+                assert len(each.ids) == len(each.trained) <= 60
+                assert (each.trained[0], any(each.trained)) == (False, True)
+                assert form == "texts" or (each.ids[-1] == 2 and each.trained[-1])
+            check_ends(unit, [2], tokenizer)
+
+    fuzz(rows, read, 200)
+
+
+def _reworded(tree: Any, first: str, second: str) -> Any:
+    """The row with other texts in the place of some."""
+    if isinstance(tree, dict):
+        return {key: _reworded(value, first, second) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_reworded(value, first, second) for value in tree]
+    return {"a": first, "c": second, "p": second, "q": first}.get(str(tree), tree)
 
 
 def test_tests_of_programs() -> None:
@@ -303,7 +360,7 @@ def saved(tmp_path: Path, shared_model: Model) -> tuple[Path, Any]:
     optimizer.step()
     with BackgroundWriter() as writer:
         state = checkpoint.RunState(IDENTITY, 3, None, 12)
-        checkpoint.save(tmp_path / "run", state, shared_model.policy, optimizer, 2, writer)
+        checkpoint.save(tmp_path / "run", state, shared_model, {"policy": optimizer}, 2, writer)
     return tmp_path / "run", optimizer
 
 
@@ -353,7 +410,7 @@ def test_restoring(saved: tuple[Path, Any], shared_model: Model) -> None:
     def read(case: tuple[str, bytes]) -> None:
         for name in names:
             (folder / name).write_bytes(case[1] if name == case[0] else wholes[name])
-        checkpoint.restore(state, shared_model.policy, optimizer)
+        checkpoint.restore(state, shared_model, {"policy": optimizer})
 
     try:
         fuzz(case, read, 40)

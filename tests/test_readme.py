@@ -1,11 +1,14 @@
 """What the README and the tables of docs/ list is what there is."""
 
 import re
+from typing import get_args
 
 from conftest import ROOT
 from house import PACKAGE
 from reason_llm.app.report.alarms import CHECKS
+from reason_llm.config import Stage
 from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.config.preferences import PREFERENCES
 from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.score.table import REWARDS
 
@@ -21,6 +24,17 @@ def test_every_algorithm_has_its_row() -> None:
     for name, row in ALGORITHMS.items():
         assert f"| `{name}` | {row.idea} | {row.source} |" in algorithms, name
     assert f"GRPO, DAPO and {len(ALGORITHMS) - 2} relatives" in README
+
+
+def test_every_preference_loss_has_its_row() -> None:
+    algorithms = page("algorithms.md")
+    for name, row in PREFERENCES.items():
+        assert f"| `{name}` | {row.idea} | {row.source} |" in algorithms, name
+        assert f"`{name}`" in page("rlhf.md")
+
+
+def test_every_stage_is_explained() -> None:
+    assert all(f"| `{stage}`" in page("rlhf.md") for stage in get_args(Stage))
 
 
 def test_every_reward_is_named() -> None:

@@ -64,9 +64,15 @@ def test_the_report_holds_none(run_with_secrets: Path) -> None:
 def test_the_card_and_the_exported_config_hold_none(run_with_secrets: Path) -> None:
     config = load(run_with_secrets / "resolved_config.yaml")
     card = model_card.Card(
-        name="a", base="b/c", licence=SECRET, merged="float32", parity=None, config=config,
-        run=run_with_secrets, adapter=run_with_secrets / "adapter",
-    )  # fmt: skip
+        name="a",
+        base="b/c",
+        licence=SECRET,
+        merged="float32",
+        parity=None,
+        config=config,
+        run=run_with_secrets,
+        adapter=run_with_secrets / "adapter",
+    )
     text = model_card.render(card)
     exported = model_card.training_config(run_with_secrets).decode()
     for shown in (text, exported):

@@ -14,6 +14,7 @@ from reason_llm.config import CommandLine, Config, file as config_file
 
 if TYPE_CHECKING:
     from reason_llm.app.export.parity import Parity
+    from reason_llm.app.export.reward_model import ScoreParity
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -102,7 +103,7 @@ def export(
     rollouts: str | Path | None = None,
     push: str | None = None,
     gguf: str | None = None,
-) -> "Parity | None":
+) -> "Parity | ScoreParity | None":
     """Merge an adapter into its unquantised base; what the parity check measured, None for an
     adapter alone.
 

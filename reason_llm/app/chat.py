@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from reason_llm.config import Config, Count, ModelSection, Section, file as config_file
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.model import Model, adapters, base, quiet_libraries
+from reason_llm.model import Model, adapters, base, decode, quiet_libraries
 from reason_llm.run import folder as run_folder
 from reason_llm.sample import SamplingParams, stream
 
@@ -70,12 +70,15 @@ def find_subject(target: str, adapter: Path | None) -> Subject:
             f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
             "runs/quickstart/adapter"
         )
+    for each in (path, adapter or path):
+        run_folder.refuse_reward_model(each)
     if run_folder.is_run(path):
         own = None if adapter else run_folder.find_adapter(path)
         return _of_run(run_folder.read_config(path), adapter or own)
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path)
         run = config.run.directory / str(config.run.name)
+        run_folder.refuse_reward_model(run)
         own = run_folder.find_adapter(run) if run_folder.is_run(run) and not adapter else None
         return _of_run(config, adapter or own)
     if run_folder.is_adapter(path):
@@ -90,9 +93,10 @@ def find_subject(target: str, adapter: Path | None) -> Subject:
 
 
 def _of_run(config: Config, adapter: Path | None) -> Subject:
+    run_folder.check_writes(config, "chat")
     sample = config.sample.model_dump()
     options = {name: sample[name] for name in Options.model_fields if name in sample}
-    first_reward = config.score.rewards[0].label
+    first_reward = config.score.rewards[0].kind
     data = config.data
     return Subject(config.model, adapter, data.template, data.system_prompt, first_reward, options)
 
@@ -127,6 +131,10 @@ class Chat:
             adapters.load_as_is(self.model.policy, self.adapter, section.path)
         self.options = options
         self.uses_adapter = self.adapter is not None
+        self.conditioning = (
+            None if self.adapter is None else run_folder.conditioning_of(self.adapter)
+        )
+        """The adapter is asked for the best, where scores were in its prompts."""
         self.messages: Messages = []
         """Without the system prompt."""
 
@@ -145,7 +153,10 @@ class Chat:
                 the conversation is as it was.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = self.renderer.prompt("this conversation", messages, answer="")
+        asked = messages
+        if self.conditioning is not None and self.uses_adapter:
+            asked = self.conditioning.asking("this conversation", messages)
+        prompt = self.renderer.prompt("this conversation", asked, answer="")
         room = self.context_tokens - len(prompt.token_ids)
         if room < 1:
             raise DataError(
@@ -179,7 +190,8 @@ class Chat:
 
 class Detokenizer:
     """Text of tokens as they arrive: a piece ends where a character ends, and all pieces together
-    are the text of all tokens.
+    are the text of all tokens. A byte that spoils the bytes before it, as SentencePiece's decoders
+    read them, comes too late for the pieces; ``text`` has it.
 
     Source: the two offsets of ``detokenize_incrementally`` in vLLM, since a tokenizer may spell a
     token by those before it.
@@ -217,7 +229,8 @@ class Detokenizer:
         return new[len(old) :]
 
     def _spell(self, token_ids: list[int]) -> str:
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        (text,) = decode(self.tokenizer, [token_ids])
+        return text
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:

@@ -86,17 +86,18 @@ class Console:
         """Print the line of a step and update the live part.
 
         Args:
-            group: whose last completion is shown; None before training.
+            group: whose last completion is shown; None before training, and in a stage that
+                samples nothing.
         """
-        if group is None:
-            if "eval/accuracy" in record:
-                self.line(f"before training: {lines.accuracy(record)}")
-        else:
+        is_step = "time/learning_seconds" in record or "score/reward" in record
+        if is_step:
             self.line(lines.of_step(record, self._last_step))
-        if self._screen is not None and group is None:
+        elif told := lines.judged(record):
+            self.line(f"before training: {', '.join(told)}")
+        if self._screen is not None and not is_step:
             self._screen.take(record)
-        elif self._screen is not None and group is not None:
-            self._screen.end_step(record, group.completions[-1])
+        elif self._screen is not None:
+            self._screen.end_step(record, None if group is None else group.completions[-1])
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:

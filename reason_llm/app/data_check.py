@@ -2,16 +2,34 @@
 needed; no weight is read and no program is run."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from reason_llm.config import Config
-from reason_llm.data import Data, LoadedSet, load_data
+from reason_llm.data import (
+    Condition,
+    Data,
+    LoadedSet,
+    RowSet,
+    TokenRows,
+    check_ends,
+    load_data,
+    load_rows,
+)
 from reason_llm.errors import DataError, printable, without_secrets
 from reason_llm.model import base, quiet_libraries
+from reason_llm.rollout import TokenRow
 from reason_llm.score import Scorer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 NUM_ERRORS_SHOWN = 10
+MOST_SHOWN_TOKENS = 1000
+"""Of one part of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +41,11 @@ class DataReport:
     num_errors: int
 
 
-def check_data(config: Config) -> DataReport:
+def check_data(config: Config, held_out: str | None = None) -> DataReport:
     """Read, render and count all rows.
+
+    Args:
+        held_out: rows of an offline stage's form that are not learned from; None: eval.rows.
 
     Raises:
         ReasonError: the tokenizer, a template, a reward or the options cannot be used at all.
@@ -42,17 +63,22 @@ def check_data(config: Config) -> DataReport:
 
     context = base.context_limit(config.model)
     with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
-        data = load_data(config, tokenizer, context, note, extra_columns=scorer.columns)
-    total = sum(data.weights)
-    lines = []
-    for loaded, weight in zip(data.training, data.weights, strict=True):
-        share = f", {weight / total:.1%} of the prompts" if len(data.weights) > 1 else ""
-        lines += _described(f"train {loaded.source}{share}", loaded)
-    for loaded in data.held_out:
-        lines += _described(f"eval {loaded.name}".rstrip() + f" {loaded.source}", loaded)
-    if warning := data.contamination_warning():
-        lines.append(f"warning: {warning}")
-    lines += _shown_prompts(data)
+        columns = scorer.columns
+    models = [
+        f"the reward model {key} in {options.path} is not read by this check"
+        for key, options in config.score.reward_models.items()
+    ]
+    if config.data.is_offline:
+        ends = base.end_token_ids(config.model.path, tokenizer)
+        rows = load_rows(
+            config, tokenizer, context, ends, note,
+            held_out=held_out or config.eval.rows, condition=Condition.of(config),
+            extra_columns=columns,
+        )  # fmt: skip
+        lines = _lines_of_rows(rows, config.data.form, ends, tokenizer, note)
+    else:
+        lines = _lines_of_prompts(load_data(config, tokenizer, context, note, columns), tokenizer)
+    lines += models
     if num_errors:
         lines.append(f"{num_errors} errors, the first {len(first_errors)}:")
         lines += [f"  {error}" for error in first_errors]
@@ -61,13 +87,94 @@ def check_data(config: Config) -> DataReport:
     return DataReport([printable(without_secrets(line), keep="\n\t") for line in lines], num_errors)
 
 
+def _lines_of_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    lines = []
+    for title, loaded in zip(_titles(data, "prompts"), data.training, strict=True):
+        lines += _described(title, loaded)
+    lines += _lines_of_evaluation(data.held_out)
+    if warning := data.contamination_warning():
+        lines.append(f"warning: {warning}")
+    return lines + _shown_prompts(data, tokenizer)
+
+
+def _lines_of_rows(
+    data: TokenRows,
+    form: str,
+    end_token_ids: Collection[int],
+    tokenizer: "PreTrainedTokenizerBase",
+    note: Callable[[DataError], None],
+) -> list[str]:
+    lines = []
+    for title, found in zip(_titles(data, "rows"), data.training, strict=True):
+        lines += _described_rows(title, found)
+    if data.held_out is not None:
+        lines += _described_rows(f"held out {data.held_out.source}", data.held_out)
+    lines += _lines_of_evaluation(data.evaluation)
+    if warning := data.contamination_warning():
+        lines.append(f"warning: {warning}")
+    units, rows = data.units, data.imitated(form)
+    try:
+        lines += check_ends(rows, end_token_ids, tokenizer) if rows else []
+    except DataError as error:
+        note(error)
+    for index in sorted({0, len(units) // 2, len(units) - 1} if units else set()):
+        for row in units[index]:
+            lines += _shown_row(row, tokenizer)
+    return lines
+
+
+def _titles(data: Data | TokenRows, what: str) -> list[str]:
+    total = sum(data.weights)
+    shares = [f", {weight / total:.1%} of the {what}" for weight in data.weights]
+    return [
+        f"train {found.source}{share if len(shares) > 1 else ''}"
+        for found, share in zip(data.training, shares, strict=True)
+    ]
+
+
+def _lines_of_evaluation(held_out: Sequence[LoadedSet]) -> list[str]:
+    lines = []
+    for loaded in held_out:
+        lines += _described(f"eval {loaded.name}".rstrip() + f" {loaded.source}", loaded)
+    return lines
+
+
 def _described(title: str, loaded: LoadedSet) -> list[str]:
     counts = f"{title}: {loaded.num_rows} rows, {len(loaded.prompts)} taken"
     lines = [counts + (f"; {loaded.left_out}" if loaded.dropped else "")]
-    prompts_tokens = [len(prompt.token_ids) for prompt in loaded.prompts]
-    for what, lengths in (("prompt", prompts_tokens), ("completion", loaded.targets_tokens)):
+    if lengths := [len(prompt.token_ids) for prompt in loaded.prompts]:
+        lines.append(f"  prompt tokens: {_spread(lengths)}")
+    return lines
+
+
+def _described_rows(title: str, found: RowSet) -> list[str]:
+    rows = found.rows
+    counts = f"{title}: {found.num_rows} rows, {len(found.units)} taken"
+    if len(rows) > len(found.units):
+        counts += f" as {len(rows)} rows of tokens"
+    lines = [counts + (f"; {found.left_out}" if found.dropped else "")]
+    for what, lengths in (
+        ("row", [len(row.ids) for row in rows]),
+        ("learned", [sum(row.trained) for row in rows]),
+    ):
         if lengths:
             lines.append(f"  {what} tokens: {_spread(lengths)}")
+    return lines
+
+
+def _shown_row(row: TokenRow, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The row's text in parts: what is read, and what is learned."""
+    value = f", value {row.value:g}" if row.value else ""
+    lines = [f"--- {row.name}, {len(row.ids)} tokens{value}"]
+    for is_learned, part in groupby(zip(row.ids, row.trained, strict=True), itemgetter(1)):
+        ids = [each for each, _ in part]
+        if is_learned:
+            lines.append(f"--- learned, {len(ids)} tokens:")
+        elif len(lines) > 1:
+            lines.append(f"--- read, {len(ids)} tokens:")
+        lines.append(tokenizer.decode(ids[:MOST_SHOWN_TOKENS], clean_up_tokenization_spaces=False))
+        if len(ids) > MOST_SHOWN_TOKENS:
+            lines.append(f"… and {len(ids) - MOST_SHOWN_TOKENS} tokens more")
     return lines
 
 
@@ -77,12 +184,16 @@ def _spread(lengths_tokens: Sequence[int]) -> str:
     return f"min {ordered[0]}, median {statistics.median(ordered):g}, p95 {p95}, max {ordered[-1]}"
 
 
-def _shown_prompts(data: Data) -> list[str]:
-    """The first, the middle and the last training prompt, as the model reads them."""
+def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The first, the middle and the last training prompt, as the model reads them, and what a
+    teacher reads in their place."""
     prompts = data.prompts
     lines = []
     for index in sorted({0, len(prompts) // 2, len(prompts) - 1} if prompts else set()):
         prompt = prompts[index]
         answer = f"gold answer: {prompt.answer}" if prompt.answer else "no gold answer"
         lines += [f"--- {prompt.id}", prompt.text, f"--- {answer}"]
+        if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:
+            told = tokenizer.decode(list(asked), clean_up_tokenization_spaces=False)
+            lines += ["--- the teacher is asked:", told]
     return lines

@@ -3,21 +3,69 @@
 from pathlib import Path
 from typing import Any
 
+from reason_llm.evaluate import wilson
 from reason_llm.run import Record, metrics
 
 
 def of_step(record: Record, last_step: int) -> str:
-    """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``."""
-    parts = [f"step {record['step']:.0f}/{last_step}", f"reward {record['score/reward']:.3f}"]
-    if "eval/accuracy" in record:
-        parts.append(accuracy(record))
+    """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``; of a stage
+    that samples nothing ``step 1/40  loss 1.234  epoch 0.02  learning 0.4 s``."""
+    parts = [f"step {record['step']:.0f}/{last_step}"]
+    if "score/reward" in record:
+        parts.append(f"reward {record['score/reward']:.3f}")
+    else:
+        parts.append(f"loss {record['train/loss']:.4g}")
+        if "train/pair_accuracy" in record:
+            parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
+    parts += [*judged(record), *watched(record)]
     if "sample/tokens_per_second" in record:
         seconds, speed = record["time/sampling_seconds"], record["sample/tokens_per_second"]
         parts.append(f"sampling {seconds:.1f} s ({speed:,.0f} tokens/s)")
-    else:
+    elif "score/reward" in record:
         parts.append("sampled before")
-    parts.append(f"learning {record['time/learning_seconds']:.1f} s")
+    if "time/learning_seconds" in record:
+        parts.append(f"learning {record['time/learning_seconds']:.1f} s")
     return "  ".join(parts)
+
+
+def watched(record: Record) -> list[str]:
+    """What shows how a stage, PPO's critic or a distillation gets on."""
+    shown = {
+        "train/margin": "margin {:.3g}",
+        "train/chosen_log_ratio": "log-ratio chosen {:+.2f}",
+        "train/rejected_log_ratio": "rejected {:+.2f}",
+        "critic/explained_variance": "explained variance {:.2f}",
+        "train/teacher_kl": "KL to the teacher {:.3g}",
+        "train/kl_per_completion": "KL of a completion {:.3g}",
+        "train/kl_coefficient": "coefficient {:.3g}",
+        "data/epoch": "epoch {:.2f}",
+    }
+    found = [text.format(record[key]) for key, text in shown.items() if key in record]
+    if "critic/loss" in record and "train/loss" not in record:
+        found.append("the critic alone learns")
+    return found
+
+
+def judged(record: Record) -> list[str]:
+    """What was measured on held-out problems and rows."""
+    found = [accuracy(record)] if "eval/accuracy" in record else []
+    if "eval/loss" in record:
+        found.append(f"held-out loss {record['eval/loss']:.4g}")
+    if "eval/perplexity" in record:
+        found.append(f"perplexity {record['eval/perplexity']:.4g}")
+    if "eval/pair_accuracy" in record:
+        told = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
+        found.append(f"held-out pairs {told}")
+    return found
+
+
+def pairs(accuracy: float, count: float | None) -> str:
+    """``95.0% (90.2% to 97.5%)``: the accuracy of pairs with its 95 % interval by Wilson; without
+    one where nobody counted them."""
+    if count is None:
+        return f"{accuracy:.1%}"
+    found = wilson(accuracy, count)
+    return f"{accuracy:.1%} ({found.low:.1%} to {found.high:.1%})"
 
 
 def accuracy(record: Record) -> str:
@@ -27,7 +75,7 @@ def accuracy(record: Record) -> str:
 
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
-    """Result of a run: accuracy, memory beside its plan, seconds."""
+    """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
     found = []
     if summary["accuracy_before"] is not None:
         found.append(
@@ -35,15 +83,30 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         )
     for name, (before, after) in summary["accuracy_of_sets"].items():
         found.append(f"  {name} {before:.1%} -> {after:.1%}")
+    if (loss := summary["held_out_loss"]) is not None:
+        found.append(f"held-out loss {loss[0]:.4g} -> {loss[1]:.4g}")
+    if (right := summary["held_out_pair_accuracy"]) is not None:
+        counts = summary["held_out_pairs"]
+        last = pairs(right[1], None if counts is None else counts[1])
+        found.append(f"held-out pairs {right[0]:.1%} -> {last}")
     found.append(
-        f"memory: sampling {summary['sampling_peak_gib']} GiB "
-        f"({summary['sampling_planned_gib']} planned), learning {summary['learning_peak_gib']} GiB "
-        f"({summary['learning_planned_gib']} planned)"
+        "memory: "
+        + ", ".join(
+            f"{phase} {summary[f'{phase}_peak_gib']} GiB "
+            f"({summary[f'{phase}_planned_gib']} planned)"
+            for phase in ("sampling", "learning")
+            if summary[f"{phase}_planned_gib"]
+        )
     )
+    seconds = [
+        f"{summary[f'{phase}_seconds']:.0f} s {phase}"
+        for phase in ("sampling", "learning")
+        if summary[f"{phase}_seconds"]
+    ]
+    seconds.append(f"{summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving")
     found.append(
-        f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: "
-        f"{summary['sampling_seconds']:.0f} s sampling, {summary['learning_seconds']:.0f} s "
-        f"learning, {summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving; adapter "
-        f"in {summary['adapter']}, curves in {Path(summary['adapter']).with_name('curves.png')}"
+        f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: {', '.join(seconds)}; "
+        f"adapter in {summary['adapter']}, "
+        f"curves in {Path(summary['adapter']).with_name('curves.png')}"
     )
     return found

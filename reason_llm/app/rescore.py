@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from reason_llm.config import Config
-from reason_llm.errors import RolloutBufferError, WriteError
+from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Group
-from reason_llm.run import Document, RunIdentity, lock, read_document, to_bytes
+from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages, without_learner_logprobs
 
@@ -25,11 +25,18 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
         source: where it was read, for errors.
 
     Raises:
+        ConfigError: a reward is a reward model's.
         RolloutBufferError: a reward asks for a column that the rollouts were saved without, or the
             groups differ in size.
         RewardError: a reward raised, unless ``score.on_error`` is zero.
     """
-    with Scorer(config.score, config.sample.max_new_tokens) as scorer:
+    if models := list(config.score.reward_models):
+        raise ConfigError(
+            f"score.rewards has the reward model {models[0]}, and rescore loads no model; leave it "
+            "out, or sample again with it"
+        )
+    answers = config.run.directory / str(config.run.name) / ANSWERS
+    with Scorer(config.score, config.sample.max_new_tokens, answers=answers) as scorer:
         _check(document.groups, scorer.columns, source)
         scored = scorer.score(document.groups)
         groups = with_advantages(scored, config.algorithm.row(), scorer.weights)

@@ -13,6 +13,7 @@ from typing import ClassVar
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
+from reason_llm.app import lines
 from reason_llm.errors import printable, without_secrets
 from reason_llm.rollout import Completion
 from reason_llm.run import Record
@@ -20,7 +21,15 @@ from reason_llm.run import Record
 LABEL = 10
 """Cells of the first column."""
 ROLLOUT_LINES = 3
-REWARD, ACCURACY = "score/reward", "eval/accuracy"
+CURVES = {
+    "score/reward": ("reward", "{:.3f}"),
+    "train/loss": ("loss", "{:.4g}"),
+    "eval/loss": ("held out", "{:.4g}"),
+    "train/pair_accuracy": ("pairs", "{:.1%}"),
+    "eval/pair_accuracy": ("held out", "{:.1%}"),
+    "eval/accuracy": ("accuracy", "{:.1%}"),
+}
+"""(label, form) of what is drawn, by its key; the loss only where there is no reward."""
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 
 
@@ -49,9 +58,7 @@ class Screen:
     rollout: Completion | None = None
     phase: Phase = field(default_factory=lambda: Phase("loading", 0, time.perf_counter()))
     step_started: float = field(default_factory=time.perf_counter)
-    _curves: dict[str, "Curve"] = field(
-        default_factory=lambda: {key: Curve() for key in (REWARD, ACCURACY)}
-    )
+    _curves: dict[str, "Curve"] = field(default_factory=lambda: {key: Curve() for key in CURVES})
     _step_seconds: "Mean" = field(default_factory=lambda: Mean())
     _phase_seconds: dict[str, "Mean"] = field(default_factory=dict)
 
@@ -69,12 +76,14 @@ class Screen:
         """Take a record of metrics.jsonl, including those from before a resumption."""
         self.record = self.record | record
         for key, curve in self._curves.items():
+            if key == "train/loss" and "score/reward" in record:
+                continue
             if (value := record.get(key)) is not None and math.isfinite(value):
                 curve.add(value)
         if record["step"] > 0:
             self._step_seconds.add(record["time/total_seconds"])
 
-    def end_step(self, record: Record, rollout: Completion) -> None:
+    def end_step(self, record: Record, rollout: Completion | None) -> None:
         """End a step that is on record."""
         self.take(record)
         self.rollout = rollout
@@ -105,18 +114,18 @@ class Screen:
             plain: without colours, so that a bar's rest must be empty.
         """
         bars = _ASCII_BARS if ascii_only else _BARS
-        lines = [
+        shown = [
             self._phase_line(width, now, plain, ascii_only),
             *([self._run_line(width, now, plain, ascii_only)] if self.last_step else []),
-            *self._curve("reward", REWARD, "{:.3f}", width, bars),
-            *self._curve("accuracy", ACCURACY, "{:.1%}", width, bars),
+            *(line for key in CURVES for line in self._curve(key, width, bars)),
+            *self._watched(),
             *self._speed(),
             *self._memory(),
             *self._rollout(width),
         ]
-        for line in lines:
+        for line in shown:
             line.truncate(width, overflow="ellipsis" if not ascii_only else "crop")
-        return Text("\n", no_wrap=True, end="").join(lines)
+        return Text("\n", no_wrap=True, end="").join(shown)
 
     def _phase_line(self, width: int, now: float, plain: bool, ascii_only: bool) -> Text:
         phase = self.phase
@@ -136,20 +145,26 @@ class Screen:
         done = self.step / self.last_step
         return _with_bar("step", done, "  ".join(parts), width, plain, ascii_only)
 
-    def _curve(self, label: str, key: str, form: str, width: int, bars: str) -> list[Text]:
+    def _curve(self, key: str, width: int, bars: str) -> list[Text]:
         values = self._curves[key].values
         if not values:
             return []
+        label, form = CURVES[key]
         last = form.format(self.record[key])
         curve = sparkline(values, width - LABEL - len(last) - 1, bars)
         return [_line(label, (curve, "cyan"), (f" {last}", ""))]
+
+    def _watched(self) -> list[Text]:
+        told = lines.watched(self.record)
+        return [_line("learning", (", ".join(told), ""))] if told else []
 
     def _speed(self) -> list[Text]:
         record, parts = self.record, []
         if "sample/tokens_per_second" in record:
             parts.append(f"sampling {record['sample/tokens_per_second']:,.0f} tokens/s")
-        if seconds := record.get("time/learning_seconds"):
-            parts.append(f"learning {record['sample/tokens'] / seconds:,.0f} tokens/s")
+        tokens = record.get("sample/tokens", record.get("train/tokens"))
+        if (seconds := record.get("time/learning_seconds")) and tokens is not None:
+            parts.append(f"learning {tokens / seconds:,.0f} tokens/s")
         return [_line("speed", (", ".join(parts), ""))] if parts else []
 
     def _memory(self) -> list[Text]:
@@ -249,6 +264,5 @@ def _with_bar(
     filled = round(min(1.0, done) * room)
     full, rest = "#" if ascii_only else "━", " " if plain or ascii_only else "━"
     return _line(
-        label,
-        (full * filled, "green"), (rest * (room - filled), "bright_black"), (f"  {text}", ""),
-    )  # fmt: skip
+        label, (full * filled, "green"), (rest * (room - filled), "bright_black"), (f"  {text}", "")
+    )

@@ -7,7 +7,7 @@ up to which step it has them. All that it prints is one line, when the tracker c
 
 import math
 import os
-import struct
+import shutil
 import sys
 import threading
 import time
@@ -21,15 +21,13 @@ import yaml
 
 from reason_llm.config import yaml_text
 from reason_llm.errors import BusyError, one_line, printable, tree_without_secrets, without_secrets
-from reason_llm.files import MIB, FileLock, open_regular, read_bounded, read_text
+from reason_llm.files import FileLock, open_regular, read_text
 from reason_llm.run import metrics
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 9.0
 """From the run's end to this process's, whatever hangs; less than the run waits for it."""
 PROJECT = "reason_llm"
-MOST_OFFLINE_BYTES = 1024 * MIB
-"""Of W&B's own file of a run, which is read whole."""
 
 Values = dict[str, float]
 
@@ -98,16 +96,23 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``."""
+    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``.
+
+    Offline, one folder holds the whole run: it is written again from the records by each process.
+    """
 
     def __init__(self, run_folder: Path, run_id: str, config: dict[str, Any]) -> None:
         import wandb
 
         settings = wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True,
-            x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
-        )  # fmt: skip
-        old = sorted(run_folder.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb"))
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=run_id,
@@ -119,7 +124,7 @@ class Wandb:
         )
         self.last_step = int(self._run.step) - 1  # online, the server knows
         if self._run.offline:
-            self.last_step = max((step for file in old for step in _wandb_steps(file)), default=-1)
+            self._remove_earlier(run_folder, run_id)
 
     def write(self, step: int, values: Values) -> None:
         """See ``Tracker.write``."""
@@ -128,6 +133,12 @@ class Wandb:
     def close(self) -> None:
         """See ``Tracker.close``."""
         self._run.finish()
+
+    def _remove_earlier(self, run_folder: Path, run_id: str) -> None:
+        own = Path(self._run.settings.sync_dir).name
+        for folder in run_folder.glob(f"wandb/offline-run-*-{run_id}"):
+            if folder.name != own:
+                shutil.rmtree(folder)
 
 
 class Trackio:
@@ -216,30 +227,6 @@ def _numbers(record: dict[str, Any]) -> Values:
         for key, value in record.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-
-
-def _wandb_steps(file: Path) -> Iterator[int]:
-    """The steps in W&B's own file of a run: a LevelDB log of protocol buffers behind 7 bytes.
-
-    Source: LevelDB's log_format; the header as wandb 0.31.0 writes it.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, at, parts = read_bounded(file, MOST_OFFLINE_BYTES), 7, b""
-    while at + 7 <= len(content):
-        if (left := 32768 - at % 32768) < 7:  # too little for a header: padding
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, at)
-        if kind == 0 or at + 7 + length > len(content):  # it was cut off while being written
-            return
-        parts += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record = Record.FromString(parts)
-            parts = b""
-            if record.HasField("history"):
-                yield record.history.step.num
 
 
 def main() -> int:

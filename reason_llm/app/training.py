@@ -67,7 +67,7 @@ class _Terminal:
 
 def _write_curves(config: Config, folder: Path) -> None:
     sources = " + ".join(each.source for each in config.data.sources)
-    title = f"{config.run.name}: {config.algorithm.name} on {sources}"
+    title = f"{config.run.name}: {config.method.name} on {sources}"
     picture = curves.draw_curves(metrics.read_all(folder), title)
     write_atomically(folder / "curves.png", picture)
 

@@ -1,6 +1,7 @@
 """Every option of a run: one section a file, the file they are read from, the command line."""
 
 from reason_llm.config.algorithms import (
+    SURROGATES,
     Aggregation,
     Algorithm,
     Baseline,
@@ -21,15 +22,27 @@ from reason_llm.config.command_line import (
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, load
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
 from reason_llm.config.matching import matching
-from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
+from reason_llm.config.pipeline import (
+    Pipeline,
+    PipelineStage,
+    load_pipeline,
+    parse_training_line,
+)
+from reason_llm.config.preferences import PreferenceRow
+from reason_llm.config.score import REWARD_MODEL, RewardModelOptions, RewardSpec, ScoreSection
 from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
 
 __all__ = [
     "CONSOLE_SCRIPT",
     "MOST_CONFIG_BYTES",
+    "PAIR_FORMS",
+    "REWARD_MODEL",
+    "SURROGATES",
     "AdapterSection",
     "Aggregation",
     "Algorithm",
@@ -39,24 +52,35 @@ __all__ = [
     "Config",
     "Correction",
     "Count",
+    "CriticSection",
     "DataSection",
     "KLEstimator",
     "ModelSection",
+    "PairForm",
+    "PairsSection",
     "Parser",
     "PassRateSection",
+    "Pipeline",
+    "PipelineStage",
+    "PreferenceRow",
     "Ratio",
+    "RewardModelOptions",
     "RewardSpec",
     "Scale",
     "ScoreSection",
     "Section",
+    "Stage",
     "Surrogate",
     "TrainSection",
     "Value",
     "changes",
     "command",
+    "docstring",
     "load",
+    "load_pipeline",
     "matching",
     "parse_command_line",
+    "parse_training_line",
     "read_command_line",
     "resolve",
 ]

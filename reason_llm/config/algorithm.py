@@ -13,6 +13,7 @@ from reason_llm.config.algorithms import (
     Keep,
     KLEstimator,
     KLPlace,
+    KLReference,
     Normalization,
     Ratio,
     Scale,
@@ -20,7 +21,7 @@ from reason_llm.config.algorithms import (
     Truncated,
     resolve,
 )
-from reason_llm.config.types import Fraction, NonNegative, Section
+from reason_llm.config.types import Count, Fraction, NonNegative, Section
 
 
 class AlgorithmSection(Section):
@@ -28,7 +29,7 @@ class AlgorithmSection(Section):
 
     name: str = "grpo"
     """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
-    gspo, gspo_token, luspo, cispo, sapo, gmpo or vespo."""
+    gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
     baseline: Baseline | None = None
     """Subtracted from each reward: the group's mean, the mean of its others (leave_one_out), or
     nothing."""
@@ -71,6 +72,14 @@ class AlgorithmSection(Section):
     kl_place: KLPlace | None = None
     """loss: added to it; reward: subtracted from the completion's; token_reward: from each
     token's."""
+    kl_reference: KLReference | None = None
+    """base: the base model; start: a frozen copy of the adapter in model.start, where there is
+    one."""
+    kl_target: NonNegative | None = None
+    """KL of a completion, in nats, that the weight is adapted to after each step. 0: the weight
+    stays. Source: arXiv:1909.08593 section 2.2."""
+    kl_horizon: Count | None = None
+    """Rollouts over which the weight adapts."""
     entropy_coefficient: NonNegative | None = None
     """Weight of the entropy bonus: the mean entropy of the trained tokens, subtracted from the
     loss. 0: none."""

@@ -23,6 +23,7 @@ Surrogate = Literal["clip", "reinforce", "cispo", "sapo", "gmpo", "vespo"]
 Aggregation = Literal["sequence_mean", "token_mean", "sequence_sum", "constant"]
 KLEstimator = Literal["none", "k1", "k2", "k3"]
 KLPlace = Literal["loss", "reward", "token_reward"]
+KLReference = Literal["base", "start"]
 Keep = Literal["all", "positive", "top_k"]
 Truncated = Literal["train", "leave_out"]
 Correction = Literal[
@@ -56,6 +57,9 @@ class Algorithm:
     kl: KLEstimator = "none"
     kl_coefficient: float = 0.0
     kl_place: KLPlace = "loss"
+    kl_reference: KLReference = "base"
+    kl_target: float = 0.0
+    kl_horizon: int = 10_000
     entropy_coefficient: float = 0.0
     top_entropy_fraction: float = 1.0
     off_policy_threshold: float = 0.0
@@ -66,11 +70,20 @@ class Algorithm:
     dynamic_sampling: int = 1
     success_range: tuple[float, float] | None = None
     truncated: Truncated = "train"
+    critic: bool = False
+    """PPO's: advantages come from values. Not a choice: the other rows have no use for one."""
+    teacher: bool = False
+    """Advantages are a teacher's log-probs less the policy's."""
 
     @property
     def needs_group(self) -> bool:
         """Whether a single completion of a prompt has no advantage."""
         return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether advantages are made from log-probs of all the step's rollouts."""
+        return self.kl_place != "loss" or self.critic or self.teacher
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -157,18 +170,55 @@ ALGORITHMS: dict[str, Algorithm] = {
         source="VESPO, arXiv:2602.10693, as in TRL's loss_type of that name",
         surrogate="vespo",
     ),
+    "ppo": Algorithm(
+        idea="a critic's values in the place of a baseline; the KL to the start off each token",
+        source="PPO, arXiv:1707.06347 eq. 7; GAE, arXiv:1506.02438 eq. 16; the KL off the reward, "
+        "arXiv:1909.08593 eq. 2",
+        baseline="none", scale="whiten", kl="k1", kl_coefficient=0.02, kl_place="token_reward",
+        kl_reference="start", critic=True,
+    ),
+    "opd": Algorithm(
+        idea="on-policy distillation: each token's reverse KL to a teacher as its advantage",
+        source="arXiv:2306.13649 eq. 1 with beta = 1, as in tinker's train_on_policy",
+        baseline="none", scale="none", teacher=True,
+    ),
 }  # fmt: skip
 
-_USED_BY = {
-    "ratio": ("clip", "cispo", "sapo"),
-    "clip_low": ("clip", "cispo", "gmpo"),
-    "clip_high": ("clip", "cispo", "gmpo"),
-    "delta": ("clip",),
-    "dual_clip": ("clip",),
-    "temperature_positive": ("sapo",),
-    "temperature_negative": ("sapo",),
+
+@dataclass(frozen=True, slots=True)
+class SurrogateForm:
+    """What a surrogate reads and maximises; its function, which needs torch, is of the same name in
+    ``train.losses``."""
+
+    latex: str
+    """What is summed over the tokens; ``$A`` is the advantage, the others are the row's columns."""
+    columns: tuple[str, ...] = ()
+    """Columns that not every surrogate reads."""
+    weights_inside: bool = False
+    """Whether the importance weights are in its own ratio, and no factor beside it."""
+
+
+SURROGATES: dict[Surrogate, SurrogateForm] = {
+    "clip": SurrogateForm(
+        r"\min($unclipped $A, \operatorname{clip}(r_{i,t}, 1 - $low, 1 + $high) $A)",
+        ("ratio", "clip_low", "clip_high", "delta", "dual_clip"),
+    ),
+    "reinforce": SurrogateForm(r"$A \log \pi_θ(o_{i,t})"),
+    "cispo": SurrogateForm(
+        r"\operatorname{sg}(\operatorname{clip}(r_{i,t}, 1 - $low, 1 + $high)) "
+        r"$A \log \pi_θ(o_{i,t})",
+        ("ratio", "clip_low", "clip_high"),
+    ),
+    "sapo": SurrogateForm(
+        r"\frac{4}{τ_A} σ(τ_A (r_{i,t} - 1)) $A",
+        ("ratio", "temperature_positive", "temperature_negative"),
+    ),
+    "gmpo": SurrogateForm(
+        r"$A \exp\left(\frac{1}{|o_i|} \sum_t \operatorname{clip}(\log r_{i,t})\right)",
+        ("clip_low", "clip_high"),
+    ),
+    "vespo": SurrogateForm(r"\operatorname{sg}(φ_i) $A \log \pi_θ(o_{i,t})", weights_inside=True),
 }
-"""Columns that only some surrogates read."""
 
 
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
@@ -179,7 +229,7 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     """
     row = replace(ALGORITHMS[name], **overrides)  # type: ignore[arg-type]
     if row.kl == "none" and "kl" in overrides:
-        taken_along = {"kl_coefficient": 0.0, "kl_place": "loss"}
+        taken_along = {"kl_coefficient": 0.0, "kl_place": "loss", "kl_reference": "base"}
         changes = {k: v for k, v in taken_along.items() if k not in overrides}
         row = replace(row, **changes)  # type: ignore[arg-type]
     for column, option, needed in _ignored(row, overrides):
@@ -190,16 +240,22 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     return row
 
 
+FIXED = {"idea", "source", "critic", "teacher"}
+"""What a config may not override."""
+
+
 def columns() -> list[str]:
     """The names of all columns that a config may override."""
-    return [field.name for field in fields(Algorithm) if field.name not in {"idea", "source"}]
+    return [field.name for field in fields(Algorithm) if field.name not in FIXED]
 
 
 def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, str, str]]:
     """(column, the option that makes it useless, the fix) for each override without effect."""
     found = []
-    for column, surrogates in _USED_BY.items():
-        if column in overrides and row.surrogate not in surrogates:
+    only_some = {column for form in SURROGATES.values() for column in form.columns}
+    for column in sorted(only_some & overrides.keys()):
+        surrogates = [name for name, form in SURROGATES.items() if column in form.columns]
+        if row.surrogate not in surrogates:
             found.append((column, f"algorithm.surrogate is {row.surrogate}",
                           f"leave it out, or set surrogate to {surrogates[0]}"))  # fmt: skip
     if row.kl == "none" and row.kl_coefficient > 0:
@@ -207,6 +263,12 @@ def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, st
                       "set algorithm.kl to k3, or leave kl_coefficient out"))  # fmt: skip
     if row.kl == "none" and row.kl_place != "loss":
         found.append(("kl_place", "algorithm.kl is none", "set algorithm.kl to k1"))
+    if row.kl == "none" and "kl_reference" in overrides:
+        found.append(("kl_reference", "algorithm.kl is none", "leave it out"))
+    if row.kl_target > 0 and row.kl_place == "loss":
+        found.append(("kl_target", "algorithm.kl_place is loss", "set kl_place to token_reward"))
+    if row.kl_target == 0 and "kl_horizon" in overrides:
+        found.append(("kl_horizon", "algorithm.kl_target is 0", "set a target above 0"))
     if row.kl != "none" and row.kl_coefficient == 0:
         found.append(("kl", "algorithm.kl_coefficient is 0",
                       "set a coefficient above 0, or algorithm.kl to none"))  # fmt: skip
@@ -246,7 +308,31 @@ def _check_meaning(row: Algorithm) -> None:
             "divides each reward by its own deviation in the group; set scale to group, or to "
             "whiten, which does the same to their sum over the step"
         )
-    if row.kl_place == "token_reward" and (row.baseline, row.scale) != ("none", "whiten"):
+    if row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"):
+        raise ValueError(
+            "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale "
+            "and kl to none"
+        )
+    if row.critic and row.scale not in ("whiten", "none"):
+        raise ValueError(
+            f"algorithm.scale={row.scale} contradicts algorithm.name=ppo, whose advantages are "
+            "each token's; set it to whiten or none"
+        )
+    if row.critic and (row.baseline != "none" or row.normalization != "total"):
+        raise ValueError(
+            "algorithm.name=ppo has a critic in the baseline's place; set baseline to none and "
+            "normalization to total"
+        )
+    if row.critic and row.kl_place == "reward":
+        raise ValueError(
+            "algorithm.kl_place=reward contradicts algorithm.name=ppo, whose rewards are each "
+            "token's; set it to token_reward or loss"
+        )
+    if (
+        row.kl_place == "token_reward"
+        and not row.critic
+        and (row.baseline, row.scale) != ("none", "whiten")
+    ):
         raise ValueError(
             f"algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
             f"algorithm.scale={row.scale}: every token has its own return; set baseline to none "

@@ -90,9 +90,12 @@ def parse_command_line(
         The config, and the switches that were given.
     """
     line = read_command_line(
-        program, description, ("CONFIG.yaml", f"YAML file (default: {QUICK_START})"), arguments,
+        program,
+        description,
+        ("CONFIG.yaml", f"YAML file (default: {QUICK_START})"),
+        arguments,
         switches,
-    )  # fmt: skip
+    )
     if line.what is None:
         return load_quick_start(line.overrides), line.given
     return load(Path(line.what), line.overrides), line.given
@@ -130,10 +133,14 @@ def read_command_line(
     parser.add_argument("what", nargs="?", metavar=what[0], help=what[1])
     for name, value in (values or {}).items():
         parser.add_argument(
-            f"--{name}", dest=f"={name}", metavar=value.metavar, default=argparse.SUPPRESS,
-            help=value.text.replace("%", "%%"), const=value.if_bare,
+            f"--{name}",
+            dest=f"={name}",
+            metavar=value.metavar,
+            default=argparse.SUPPRESS,
+            help=value.text.replace("%", "%%"),
+            const=value.if_bare,
             nargs="+" if value.many else None if value.if_bare is None else "?",
-        )  # fmt: skip
+        )
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
     for section, of_section in _by_section() if with_config else ():
@@ -181,7 +188,7 @@ def _value(key: str, text: str) -> Any:
 def _by_section() -> Iterator[tuple[str, list[tuple[str, FieldInfo]]]]:
     options = list(leaves(Config))
     for section in Config.model_fields:
-        yield section, [(key, option) for key, option in options if key.startswith(f"{section}.")]
+        yield section, [each for each in options if each[0].partition(".")[0] == section]
 
 
 def _shown_default(option: FieldInfo) -> str:

@@ -12,11 +12,12 @@ class ColumnsSection(Section):
     """Column names of the data. null: found by their usual names."""
 
     prompt: str | None = None
-    """Column of the question: text, one message or a list of messages. null: messages, question,
-    problem or prompt."""
+    """Column of the question: text, one message or a list of messages; of rows of the form texts,
+    of the text. null: messages, question, problem or prompt; text."""
     answer: str | None = None
-    """Column of the gold answer; for a code reward, of the tests. null: gt_answer, answer, solution
-    or reward_model; what follows #### counts where there is one, else the last \\boxed{}."""
+    """Column of the gold answer; for a code reward, of the tests; of demonstrations and labels, of
+    the completion. null: gt_answer, answer, solution or reward_model, of which what follows ####
+    counts where there is one, else the last \\boxed{}; completion."""
 
 
 class PassRateSection(Section):
@@ -77,10 +78,13 @@ class DataSection(Section):
     train: Sources
     """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight} with several
     of them."""
-    form: Literal["problems", "prompts", "demonstrations", "preferences"] = "problems"
+    form: Literal["problems", "prompts", "demonstrations", "texts", "preferences", "labels"] = (
+        "problems"
+    )
     """What the training rows are. problems: a prompt and a gold answer (or tests). prompts: a
-    prompt alone, for rewards that need no gold answer. demonstrations {prompt, completion} and
-    preferences {prompt, chosen, rejected}: read by --data-check only, so far."""
+    prompt alone, for rewards that need no gold answer. demonstrations: {prompt, completion} or
+    {messages}. texts: {text}. preferences: {prompt, chosen, rejected}, or {chosen, rejected} that
+    begin with the same messages. labels: {prompt, completion, label}."""
     split: str = "train"
     """Split of a Hub data set to train on; evaluation takes its test split."""
     columns: ColumnsSection = ColumnsSection()
@@ -96,6 +100,10 @@ class DataSection(Section):
     max_prompt_tokens: Count | None = None
     """Training rows with a longer prompt are dropped and counted. null: a prompt that does not fit
     into the context is an error."""
+    max_tokens: Count | None = None
+    """Training rows of demonstrations, preferences and labels with more tokens, completion
+    included, are dropped and counted; texts are cut into rows of so many. null: a row that does not
+    fit into the context is an error, and texts are cut into rows of the context's length."""
     pass_rate: PassRateSection = PassRateSection()
     """Difficulty."""
     deduplicate: bool = False
@@ -109,6 +117,25 @@ class DataSection(Section):
     def sources(self) -> list[WeightedSource]:
         """The training sets."""
         return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the rows hold what is learned, so that nothing is sampled."""
+        return self.form not in ("problems", "prompts")
+
+    @model_validator(mode="after")
+    def _options_fit_the_form(self) -> Self:
+        if self.max_tokens is not None and not self.is_offline:
+            raise ValueError(
+                f"data.max_tokens={self.max_tokens} does not act on rows of data.form={self.form}; "
+                "set data.max_prompt_tokens and sample.max_new_tokens"
+            )
+        if self.max_prompt_tokens is not None and self.form == "texts":
+            raise ValueError(
+                f"data.max_prompt_tokens={self.max_prompt_tokens} does not act on data.form=texts, "
+                "which have no prompt; set data.max_tokens"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sources_differ(self) -> Self:

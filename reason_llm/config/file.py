@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import yaml_text
-from reason_llm.config.sections import CHANGES, Config
+from reason_llm.config.data import DataSection
+from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
@@ -28,7 +29,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    return build(_read_yaml(path), path, overrides or {})
+    return build(read_yaml(path), path, overrides or {})
 
 
 def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config:
@@ -40,6 +41,11 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
     Raises:
         ConfigError: as ``load``.
     """
+    if "stages" in tree:
+        raise ConfigError(
+            f"{path} is a pipeline of stages, which the commands train and plan take; name the "
+            "config or the folder of one run"
+        )
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
@@ -74,7 +80,10 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
-    before, after = dict(_flatten(old)), dict(_flatten(new))
+    # An option that came later was as its default says.
+    defaults = Config(data=DataSection(train="-")).model_dump(mode="json")
+    before = dict(_flatten(defaults)) | dict(_flatten(old))
+    after = dict(_flatten(defaults)) | dict(_flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
     for key in sorted(before | after):
         if before.get(key) == after.get(key):
@@ -86,7 +95,12 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
     return Changes(found["never"], found["warn"])
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The sections in a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
     try:
         tree = yaml_text.parse(read_bounded(path, MOST_CONFIG_BYTES).decode())
     except FileNotFoundError as error:
@@ -214,14 +228,19 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     if not dashes and "." not in key:
         keys += list(Config.model_fields)
     # By the last part alone, and only what is nearly the same: whoever has another trainer's name
-    # in mind is led astray by a far guess.
+    # in mind is led astray by a far guess. The key's own section first; those of other stages last,
+    # and not for a key that names another section.
+    section = key.partition(".")[0] if "." in key else None
     by_name: dict[str, str] = {}
-    for candidate in keys:
+    for candidate in sorted(keys, key=lambda name: name.partition(".")[0] != section):
+        of_a_stage = candidate.partition(".")[0] in STAGE_SECTIONS
+        if of_a_stage and section not in (None, candidate.partition(".")[0]):
+            continue
         by_name.setdefault(_last_part(candidate), candidate)
-    near = [name for name in keys if key.startswith(f"{name}.")] or [
-        by_name[name]
-        for name in difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
-    ]
+    close = difflib.get_close_matches(_last_part(key), by_name, n=5, cutoff=0.7)
+    words = set(_last_part(key).split("_"))
+    close.sort(key=lambda name: not words.issuperset(name.split("_")))  # max_steps: steps
+    near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
     )

@@ -1,8 +1,10 @@
 """The score section: how completions become rewards."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from reason_llm.config.types import Section
 
@@ -10,12 +12,36 @@ TAKEN = frozenset({"reward", "errors", "timeouts", "groups_without_signal_fracti
 """What stands in the metrics beside the rewards."""
 
 
+REWARD_MODEL = "reward_model"
+"""Name of the reward that a model gives after the step's sampling."""
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class RewardModelOptions(Section):
+    """A reward model."""
+
+    path: Path
+    """A reward run's folder adapter/ over the same base, or a folder with a sequence-classification
+    model of one label."""
+    normalize: Literal["fixed", "none"] = "fixed"
+    """fixed: less the mean and over the deviation that the folder's reward.json holds, cut off at
+    -10 and 10. none: as the model gives it."""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the folder holds a whole model and no adapter over the run's base."""
+        has_model = (self.path / "config.json").is_file()
+        return has_model and not (self.path / "adapter_config.json").is_file()
+
+
 class RewardSpec(Section):
     """One reward, its weight and its options."""
 
     name: str | None = None
     """boxed, think_answer_tags, code_tests, code_tests_fraction, format, tag_count, regex,
-    reasoning_steps, soft_overlong, cosine, length or repetition_penalty."""
+    reasoning_steps, soft_overlong, cosine, length, repetition_penalty, reward_model or judge."""
+    label: str | None = Field(default=None, exclude_if=lambda label: label is None)
+    """Name in the buffer and the metrics, to tell two of one name apart. null: the reward's own."""
     custom: str | None = None
     """A function of your own in the name's place: path/to/file.py:function."""
     weight: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] = 1.0
@@ -24,9 +50,30 @@ class RewardSpec(Section):
     """What the reward of that name takes."""
 
     @property
-    def label(self) -> str:
-        """Name in the buffer and the metrics: the reward's or the function's."""
+    def key(self) -> str:
+        """Name in the buffer and the metrics: the label, or else the reward's or the function's."""
+        return self.kind if self.label is None else self.label
+
+    @property
+    def kind(self) -> str:
+        """The reward's or the function's name, whatever its label."""
         return self.name if self.name is not None else str(self.custom).rpartition(":")[2]
+
+    @property
+    def reward_model(self) -> RewardModelOptions | None:
+        """Options of a reward model; None for another reward."""
+        if self.name != REWARD_MODEL:
+            return None
+        return RewardModelOptions.model_validate(self.options)
+
+    @field_validator("label")
+    @classmethod
+    def _label_fits_a_metric(cls, label: str | None) -> str | None:
+        if label is not None and not LABEL.fullmatch(label):
+            raise ValueError(
+                f"has label={label!r:.80}; use letters, digits, '_' and '-', at most 64"
+            )
+        return label
 
     @model_validator(mode="after")
     def _is_one_reward(self) -> Self:
@@ -34,6 +81,15 @@ class RewardSpec(Section):
             raise ValueError("needs either name or custom: path/to/file.py:function")
         if self.custom is not None and self.options:
             raise ValueError(f"custom={self.custom} takes no options; leave them out")
+        try:
+            _ = self.reward_model
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"option {option!r} of {self.name}: {first['msg'].lower()} (its options: "
+                f"{', '.join(RewardModelOptions.model_fields)}); fix score.rewards"
+            ) from error
         return self
 
 
@@ -55,10 +111,21 @@ class ScoreSection(Section):
     @field_validator("rewards")
     @classmethod
     def _names_are_unique(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
-        names = [reward.label for reward in rewards]
+        names = [reward.key for reward in rewards]
         if len(set(names)) < len(names):
-            raise ValueError(f"names a reward twice: {', '.join(names)}")
+            raise ValueError(f"names a reward twice: {', '.join(names)}; give each a label")
+        if rewards[0].name == REWARD_MODEL:
+            raise ValueError(
+                f"begins with the reward model {names[0]}, and the first reward judges evaluation; "
+                "put a reward that judges answers first, with weight 0 if it is not to be paid"
+            )
         if taken := TAKEN.intersection(names):
             name = min(taken)
             raise ValueError(f"score/{name} is a metric of its own; rename the function {name}")
         return rewards
+
+    @property
+    def reward_models(self) -> dict[str, RewardModelOptions]:
+        """Options of the reward models by the key of their reward."""
+        found = {reward.key: reward.reward_model for reward in self.rewards}
+        return {key: options for key, options in found.items() if options is not None}

@@ -7,7 +7,7 @@ turns that into one line. Reward names are checked in ``score``, templates in ``
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,7 +15,17 @@ from reason_llm.config.algorithm import AlgorithmSection
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.config.data import DataSection
 from reason_llm.config.matching import matching
-from reason_llm.config.score import ScoreSection
+from reason_llm.config.score import RewardModelOptions, ScoreSection
+from reason_llm.config.stages import (
+    METHODS,
+    CriticSection,
+    Method,
+    PreferenceSection,
+    RewardSection,
+    Stage,
+    SupervisedSection,
+    TeacherSection,
+)
 from reason_llm.config.types import Count, NonNegative, Section
 
 HEAD = "lm_head"
@@ -120,6 +130,8 @@ class ModelSection(Section):
     bitsandbytes. none: the base as dtype says."""
     context_tokens: Count | None = None
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
+    start: Path | None = None
+    """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
 
@@ -168,10 +180,12 @@ class TrainSection(Section):
     memory when the GPU is full. Source: arXiv:1711.05101, 2110.02861, 2305.14314."""
     weight_decay: NonNegative = 0.0
     """AdamW's decoupled weight decay."""
+    rows_per_step: Count = 64
+    """Rows (pairs, for a loss of pairs) of a step, in the stages that learn from a set of rows."""
     epochs: Count = 1
-    """Passes over each step's rollouts."""
+    """Passes over each step's rollouts or rows."""
     optimizer_steps: Count = 1
-    """Optimizer steps in a pass; the rollouts are split evenly among them."""
+    """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass, padding included. It changes memory and speed, never
     the gradient."""
@@ -194,6 +208,9 @@ class EvalSection(Section):
     sets: dict[str, str] = {}  # noqa: RUF012
     """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
     one is the held-out set that is reported plainly, too."""
+    rows: str | None = None
+    """Held-out rows of the same form as the training rows, whose loss is measured (and the accuracy
+    of pairs), in the stages that learn from a set of rows. null: none."""
     limit: Count | None = None
     """Take only this many rows from the start of each set. null: all."""
     max_new_tokens: Count | None = None
@@ -246,6 +263,10 @@ class LogSection(Section):
 class Config(Section):
     """A whole run."""
 
+    stage: Stage = "rl"
+    """What the run learns from. rl: rewards of its own rollouts. sample: nothing, it samples and
+    scores rollouts for the command pairs. sft: demonstrations. pretrain: texts. reward:
+    preferences, for a reward model. preference: preferences, for the policy."""
     run: RunSection = RunSection()
     """Where a run lives and how long it goes on."""
     model: ModelSection = ModelSection()
@@ -266,6 +287,16 @@ class Config(Section):
     """What may be used."""
     log: LogSection = LogSection()
     """What is shown."""
+    critic: CriticSection = CriticSection()
+    """The critic of algorithm.name ppo."""
+    teacher: TeacherSection = TeacherSection()
+    """The teacher of algorithm.name opd."""
+    sft: SupervisedSection = SupervisedSection()
+    """How demonstrations and texts are learned."""
+    reward: RewardSection = RewardSection()
+    """How a reward model is learned."""
+    preference: PreferenceSection = PreferenceSection()
+    """A row of the table of preference losses."""
 
     @property
     def eval_max_new_tokens(self) -> int:
@@ -289,9 +320,219 @@ class Config(Section):
         needed = self.run.from_buffer is not None or (sample.engine == "vllm" and not filtered)
         return replace(row, correction="token_truncate" if needed else "none")
 
+    @property
+    def method(self) -> Method:
+        """The algorithm's row, the preference loss's, or the stage."""
+        if self.stage == "rl":
+            row = self.algorithm.row()
+            return Method(self.algorithm.name, row.idea, row.source)
+        if self.stage == "preference":
+            loss = self.preference.row()
+            return Method(self.preference.name, loss.idea, loss.source)
+        return METHODS[self.stage]
+
+    @property
+    def samples(self) -> bool:
+        """Whether the stage draws rollouts."""
+        return self.stage in ("rl", "sample")
+
+    @property
+    def learns(self) -> bool:
+        """Whether the stage changes the adapter."""
+        return self.stage != "sample"
+
+    @property
+    def judges_answers(self) -> bool:
+        """Whether completions are scored, in training or in evaluation."""
+        return self.samples or bool(self.evaluation_sets)
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Whether the reference is a frozen copy of the adapter that the run begins from."""
+        if self.model.start is None:
+            return False
+        if self.stage == "preference":
+            row = self.preference.row()
+            return row.needs_reference and self.preference.reference != "base"
+        row_rl = self.algorithm.row()
+        return self.stage == "rl" and row_rl.kl != "none" and row_rl.kl_reference == "start"
+
+    @property
+    def roles(self) -> list[str]:
+        """Roles beside the policy's that have an adapter of their own."""
+        row = self.algorithm.row()
+        found = ["start"] if self.compares_with_start else []
+        if self.samples and row.critic:
+            found.append("critic")
+        if self.samples and row.teacher and self.teacher.adapter is not None:
+            found.append("teacher")
+        return [*found, *self.reward_adapters]
+
+    @property
+    def reward_models(self) -> dict[str, RewardModelOptions]:
+        """Reward models that the run asks, by the key of their reward: none where saved rollouts
+        have all their rewards."""
+        asks = self.samples and self.run.from_buffer is None
+        return self.score.reward_models if asks else {}
+
+    @property
+    def reward_adapters(self) -> dict[str, Path]:
+        """Folders of the reward models that are adapters over the base, by role."""
+        models = self.reward_models.items()
+        return {f"reward:{key}": each.path for key, each in models if not each.is_outside}
+
+    @property
+    def outside_reward_models(self) -> dict[str, Path]:
+        """Folders of the reward models that are models of their own, by the key of their reward."""
+        models = self.reward_models.items()
+        return {key: each.path for key, each in models if each.is_outside}
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether a unit of learning is a pair of rows."""
+        if self.stage == "preference":
+            return self.preference.row().needs_pairs
+        return self.stage == "reward"
+
+    @property
+    def units_per_step(self) -> int:
+        """Rollouts, rows or pairs that a step learns from."""
+        return self.sample.rollouts_per_step if self.samples else self.train.rows_per_step
+
+    @model_validator(mode="before")
+    @classmethod
+    def _form_follows_from_the_stage(cls, values: Any) -> Any:
+        """A data section that names no form has the stage's."""
+        if not isinstance(values, dict):
+            return values
+        data, stage = values.get("data"), values.get("stage", "rl")
+        preference = values.get("preference")
+        row = preference.get("name") if isinstance(preference, dict) else None
+        if isinstance(data, dict) and "form" not in data and stage in FORMS:
+            form = "labels" if (stage, row) == ("preference", "kto") else FORMS[stage][0]
+            return {**values, "data": {**data, "form": form}}
+        return values
+
+    @model_validator(mode="after")
+    def _rows_are_of_the_stage_s_form(self) -> Self:
+        form, allowed = self.data.form, FORMS[self.stage]
+        if self.stage == "preference":
+            allowed = ("preferences",) if self.learns_pairs else ("labels",)
+        if form not in allowed:
+            learner = self.preference.name if self.stage == "preference" else f"stage={self.stage}"
+            raise ValueError(
+                f"data.form={form} contradicts {learner}, which learns from "
+                f"{' or '.join(allowed)}; leave it out, or set stage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stage_reads_every_section(self) -> Self:
+        for name, stages in READ_BY.items():
+            section = getattr(self, name)
+            if self.stage not in stages and section != type(section)():
+                raise ValueError(
+                    f"the {name} section contradicts stage={self.stage}, which does not read it; "
+                    f"leave it out, or set stage to {stages[0]}"
+                )
+        if self.samples and self.eval.rows is not None:
+            raise ValueError(
+                f"eval.rows={self.eval.rows} contradicts stage=rl, which has no rows; use data.eval"
+            )
+        if self.samples and not self.learns and self.run.from_buffer is not None:
+            raise ValueError(
+                f"run.from_buffer={self.run.from_buffer} contradicts stage=sample, which draws "
+                "rollouts of its own; give the buffers to the command pairs"
+            )
+        if not self.samples and self.run.from_buffer is not None:
+            raise ValueError(
+                f"run.from_buffer={self.run.from_buffer} contradicts stage={self.stage}; set "
+                "data.train to the file that the command pairs wrote from it"
+            )
+        if self.stage == "reward" and self.evaluation_sets:
+            raise ValueError(
+                "data.eval contradicts stage=reward, whose model writes no answers; give held-out "
+                "preferences as eval.rows"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _start_is_there(self) -> Self:
+        asked = (
+            ("preference.reference", self.preference.reference),
+            ("algorithm.kl_reference", self.algorithm.kl_reference),
+        )
+        for option, value in asked:
+            if value == "start" and self.model.start is None:
+                raise ValueError(
+                    f"{option}=start contradicts model.start=null: there is no adapter that the "
+                    "run begins from; set model.start to one, or leave the option out for the base"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_and_teacher_are_used(self) -> Self:
+        row = self.algorithm.row()
+        for name, is_used in (("critic", row.critic), ("teacher", row.teacher)):
+            section = getattr(self, name)
+            if not is_used and section != type(section)():
+                raise ValueError(
+                    f"the {name} section contradicts algorithm.name={self.algorithm.name}, which "
+                    f"has no {name}; leave it out"
+                )
+        if row.teacher and self.teacher.adapter is None and self.teacher.prompt is None:
+            raise ValueError(
+                f"algorithm.name={self.algorithm.name} needs a teacher: set teacher.adapter to "
+                "a folder, or teacher.prompt to what the base is told and the student is not"
+            )
+        if row.critic and self.critic.warmup_steps >= self.run.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} contradicts run.steps="
+                f"{self.run.steps}: the policy would never learn; set it below"
+            )
+        return self
+
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        sample, train, context = self.sample, self.train, self.model.context_tokens
+        if self.stage == "rl":
+            self._check_sampling()
+        train, context = self.train, self.model.context_tokens
+        rows = self.units_per_step
+        if train.optimizer_steps > rows:
+            option = (
+                "sample.prompts_per_step * completions_per_prompt"
+                if self.samples
+                else "train.rows_per_step"
+            )
+            what = "rollouts" if self.samples else "rows"
+            raise ValueError(
+                f"train.optimizer_steps={train.optimizer_steps} contradicts {option} = {rows} "
+                f"{what}; set it to {rows} or less"
+            )
+        has_completions = self.samples or bool(self.evaluation_sets)
+        if has_completions and context is not None and self.sample.max_new_tokens >= context:
+            raise ValueError(
+                f"sample.max_new_tokens={self.sample.max_new_tokens} contradicts "
+                f"model.context_tokens={context}: "
+                f"no prompt would fit; set it below {context}"
+            )
+        total = self.run.steps * train.epochs * train.optimizer_steps
+        if train.warmup_steps > 0 and train.warmup_steps >= total:
+            raise ValueError(
+                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
+                f"steps: "
+                f"the learning rate would never be reached; set it below {total}"
+            )
+        if not self.evaluation_sets and self.eval.rows is None and self.eval != EvalSection():
+            raise ValueError(
+                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval "
+                "or eval.sets"
+            )
+        return self
+
+    def _check_sampling(self) -> None:
+        """Raises ValueError: options of sampling, scoring and the algorithm contradict."""
+        sample, train = self.sample, self.train
         row = self.algorithm.row()
         if sample.completions_per_prompt < 2 and row.needs_group:
             raise ValueError(
@@ -316,6 +557,12 @@ class Config(Section):
                 f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
                 f"{sample.completions_per_prompt}; set it to that or less"
             )
+        if row.dynamic_sampling > 1 and self.score.reward_models:
+            raise ValueError(
+                f"algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model "
+                f"{next(iter(self.score.reward_models))}, which scores when all is sampled; set "
+                "dynamic_sampling to 1, or leave the reward model out"
+            )
         filters = [
             f"sample.{name}={value}"
             for name, value, off in (
@@ -330,33 +577,29 @@ class Config(Section):
                 "sampler's log-probs are then of another distribution than the policy's, so their "
                 "ratio is biased; leave one of the two out"
             )
-        rollouts = sample.rollouts_per_step
-        if train.optimizer_steps > rollouts:
-            raise ValueError(
-                f"train.optimizer_steps={train.optimizer_steps} contradicts "
-                "sample.prompts_per_step * "
-                f"completions_per_prompt = {rollouts} rollouts; set it to {rollouts} or less"
-            )
-        if context is not None and sample.max_new_tokens >= context:
-            raise ValueError(
-                f"sample.max_new_tokens={sample.max_new_tokens} contradicts "
-                f"model.context_tokens={context}: "
-                f"no prompt would fit; set it below {context}"
-            )
-        total = self.run.steps * train.epochs * train.optimizer_steps
-        if train.warmup_steps > 0 and train.warmup_steps >= total:
-            raise ValueError(
-                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
-                f"steps: "
-                f"the learning rate would never be reached; set it below {total}"
-            )
-        if not self.evaluation_sets and self.eval != EvalSection():
-            raise ValueError(
-                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval "
-                "or eval.sets"
-            )
-        return self
 
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "rl": ("problems", "prompts"),
+    "sample": ("problems", "prompts"),
+    "sft": ("demonstrations",),
+    "pretrain": ("texts",),
+    "reward": ("preferences",),
+    "preference": ("preferences", "labels"),
+}
+"""What the training rows of a stage may be, the usual first."""
+
+STAGE_SECTIONS: dict[str, tuple[Stage, ...]] = {
+    "critic": ("rl",),
+    "teacher": ("rl",),
+    "sft": ("sft", "pretrain"),
+    "reward": ("reward",),
+    "preference": ("preference",),
+}
+"""Sections of single stages."""
+
+READ_BY: dict[str, tuple[Stage, ...]] = {"algorithm": ("rl",), **STAGE_SECTIONS}
+"""Sections that only some stages read."""
 
 CHANGES: dict[str, Literal["free", "warn"]] = {
     **dict.fromkeys(

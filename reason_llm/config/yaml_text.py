@@ -1,15 +1,13 @@
-"""YAML of unknown origin as plain values: no objects, no duplicate keys, no alias that unfolds
-beyond a config's size, nothing that JSON cannot hold."""
+"""YAML of unknown origin as plain values: no objects, no duplicate keys, no aliases, nothing that
+JSON cannot hold."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from reason_llm.files import MOST_NESTING
+from reason_llm.files import MOST_NESTING, check_nesting
 
-MOST_NODES = 20_000
-"""Values and keys, each counted as often as it stands there once all aliases are unfolded."""
 MOST_INTEGER = 2**63 - 1
 
 # What SafeLoader raises on a scalar that does not fit its tag, such as !!int "" or 2001-99-99.
@@ -24,15 +22,11 @@ def parse(text: str) -> Any:
         ValueError: one or more lines on what is wrong.
     """
     try:
-        loader = _UniqueKeys(text)
+        loader = _PlainValues(text)
     except yaml.YAMLError as error:  # control characters
         raise ValueError(str(error)) from error
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _count(node, {})
-        value = loader.construct_document(node)
+        value = loader.get_single_data()
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
@@ -41,13 +35,24 @@ def parse(text: str) -> Any:
         raise ValueError(f"a value does not fit its kind ({error}); quote it") from error
     finally:
         loader.dispose()
+    check_nesting(value)
     for each in _leaves(value):
         _check(each)
     return value
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML loader that refuses duplicate keys in a mapping."""
+class _PlainValues(yaml.SafeLoader):
+    """Safe YAML loader that refuses aliases and duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As SafeLoader's, without aliases: a few can unfold to any size, or hold themselves."""
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()
+            raise yaml.YAMLError(
+                f"line {alias.start_mark.line + 1}: the alias *{alias.anchor:.40} is not taken; "
+                "write its value out"
+            )
+        return super().compose_node(parent, index)
 
     def construct_yaml_int(self, node: Any) -> int:
         """As SafeLoader's, without YAML 1.1's base 8 and base 60, such as 010 and 1:30."""
@@ -80,36 +85,8 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_UniqueKeys.add_constructor("tag:yaml.org,2002:int", _UniqueKeys.construct_yaml_int)
-_UniqueKeys.add_constructor("tag:yaml.org,2002:float", _UniqueKeys.construct_yaml_float)
-
-
-def _count(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
-    """Nodes in ``node`` with all aliases unfolded.
-
-    Args:
-        known: counts of the nodes that were met before, by identity; 0 while one is being counted.
-    """
-    number = known.get(id(node))
-    if number == 0:
-        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: an alias that holds itself")
-    if number is None:
-        if depth > MOST_NESTING:
-            raise RecursionError
-        known[id(node)] = 0
-        number = 1 + sum(_count(each, known, depth + 1) for each in _children(node))
-        known[id(node)] = number
-    if number > MOST_NODES:
-        raise yaml.YAMLError(
-            f"line {node.start_mark.line + 1}: more than {MOST_NODES:,} values, aliases unfolded"
-        )
-    return number
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [each for pair in node.value for each in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+_PlainValues.add_constructor("tag:yaml.org,2002:int", _PlainValues.construct_yaml_int)
+_PlainValues.add_constructor("tag:yaml.org,2002:float", _PlainValues.construct_yaml_float)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -1,6 +1,6 @@
-"""Prompts from data files and Hub sets."""
+"""Prompts and rows to learn from, out of data files and Hub sets."""
 
-from reason_llm.data.box import BOX, has_box, last_boxed
+from reason_llm.data.box import BOX, boxes, has_box, last_boxed
 from reason_llm.data.code_cases import (
     AssertTests,
     CallTests,
@@ -10,31 +10,45 @@ from reason_llm.data.code_cases import (
     same_output,
     same_value,
 )
+from reason_llm.data.conditioning import Condition, Conditioning, read as read_conditioning
 from reason_llm.data.forms import Messages
 from reason_llm.data.load import Data, LoadedSet, load_data, load_evaluation
+from reason_llm.data.offline import RowSet, TokenRows, load_rows, renderer_of
 from reason_llm.data.render import Renderer, order
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
+from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 
 __all__ = [
     "BOX",
     "AssertTests",
     "CallTests",
+    "Condition",
+    "Conditioning",
     "Data",
     "LoadedSet",
     "Messages",
     "ProgramTests",
     "Renderer",
+    "RowSet",
     "Tests",
+    "TokenRows",
+    "boxes",
     "chat_template",
+    "check_ends",
     "has_box",
     "last_boxed",
     "load_data",
     "load_evaluation",
+    "load_rows",
     "order",
+    "prompt_tokens",
+    "read_conditioning",
     "read_tests",
+    "renderer_of",
     "same_output",
     "same_value",
     "system_prompt",
+    "tokenizer_digest",
     "within",
 ]

@@ -1,11 +1,43 @@
 """The content of the last ``\\boxed{}``, which gold solutions and completions mark as final."""
 
 import re
+from dataclasses import dataclass
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*+(?:\{|(?=[A-Za-z0-9\\]))")
 """Where a box begins."""
 _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box in a text: ``text[start:end]``, and ``text[content]`` within it."""
+
+    start: int
+    end: int
+    content: slice
+
+
+def boxes(text: str) -> list[Box]:
+    """All boxes that are closed, in the order of where they begin; some may stand in others."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        position = brace.start()
+        if text[position - 1] == "\\":
+            continue
+        if brace[0] == "{":
+            opened.append(position)
+        elif opened:
+            closing[opened.pop()] = position
+    found = []
+    for box in BOX.finditer(text):
+        if not box[0].endswith("{"):
+            if token := _ONE_TOKEN.match(text, box.end()):
+                found.append(Box(box.start(), token.end(), slice(*token.span())))
+        elif (end := closing.get(box.end() - 1)) is not None:
+            found.append(Box(box.start(), end + 1, slice(box.end(), end)))
+    return found
 
 
 def has_box(text: str) -> bool:

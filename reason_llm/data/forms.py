@@ -1,12 +1,19 @@
-"""Meaning of a row: a problem with its gold answer, a demonstration, or a preference.
+"""Meaning of a row: a problem with its gold answer, or what an offline stage learns from, which is
+a demonstration, a document, a preference or a judged completion.
 
-Every form has a prompt: text, one message or a list of messages that ends with the user's. Columns
-have their usual names, or those that ``data.columns`` gives. A row that is of another form is an
-error with its file and line; nothing is guessed.
+Every form but the document has a prompt: text, one message or a list of messages that ends with the
+user's. Columns have their usual names, or those that ``data.columns`` gives. The forms to learn
+from are those of TRL's data set formats, plain and conversational. A row that is of another form is
+an error with its file and line; nothing is guessed.
+
+Differs: a plain text as prompt is a user's message for a model with a chat template, as it is when
+completions are sampled; TRL tokenises it without the template.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import ColumnsSection
@@ -17,6 +24,11 @@ from reason_llm.errors import DataError
 
 PROMPT_COLUMNS = ("messages", "question", "problem", "prompt")
 ANSWER_COLUMNS = ("gt_answer", "answer", "solution", "reward_model")
+
+MOST_MESSAGES = 1000
+"""Of one conversation to learn from: its template is rendered for each of them."""
+NOT_READ = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Members of a message that some templates write, and that would be lost here."""
 
 Messages = list[dict[str, str]]
 
@@ -36,12 +48,40 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """Token ids of a row as they were sampled, which the command ``pairs`` writes beside the
+    texts."""
+
+    tokenizer: str
+    """Digest of the tokenizer that they belong to."""
+    prompt: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]
+    """Of a preference the chosen and the rejected one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A demonstration to imitate, ``{"prompt", "completion"}``."""
+    """A demonstration to imitate, ``{"prompt", "completion"}`` or ``{"messages"}``."""
 
     where: str
     messages: Messages
-    completion: str
+    """The prompt; of ``{"messages"}`` all before the assistant's first message."""
+    completion: Messages
+    """The first and the last are the assistant's."""
+    is_text: bool = False
+    """Whether prompt and completion are texts in the row: a model without a chat template reads
+    them as they are."""
+    score: float = 0.0
+    """What the demonstration is worth, where that is asked for."""
+    sampled: Sampled | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text of which every token is learned, ``{"text"}``."""
+
+    where: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +90,32 @@ class Preference:
 
     where: str
     messages: Messages
-    chosen: str
-    rejected: str
+    """The prompt."""
+    chosen: Messages
+    rejected: Messages
+    is_text: bool = False
+    """As of a demonstration."""
+    margin: float = 0.0
+    """By how much the chosen one is better; 0 where the row has no such column."""
+    sampled: Sampled | None = None
 
 
-Example = Problem | Demonstration | Preference
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A judged completion, ``{"prompt", "completion", "label"}``."""
+
+    where: str
+    messages: Messages
+    """The prompt."""
+    completion: Messages
+    label: float
+    """+1 for true, -1 for false, or the number that the row has."""
+    is_text: bool = False
+    """As of a demonstration."""
+    sampled: Sampled | None = None
+
+
+Example = Problem | Demonstration | Document | Preference | Labelled
 
 
 def read_problem(
@@ -75,27 +136,99 @@ def read_problem(
     return Problem(where, messages, (_tests if tests else _answer)(where, row, columns))
 
 
-def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Demonstration:
-    """A row for supervised fine-tuning.
+def read_demonstration(
+    where: str, row: Row, columns: ColumnsSection, *, score: bool = False
+) -> Demonstration:
+    """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation.
+
+    Args:
+        score: the row needs a number in its column ``score``.
 
     Raises:
         DataError: as ``read_problem``.
     """
-    messages = _prompt(where, row, columns)
-    return Demonstration(where, messages, _completion(where, row, "completion"))
+    value = _number(where, row, "score") if score else 0.0
+    if (sampled := _sampled(where, row, ("completion",))) is not None:
+        messages, (completion,) = _sampled_texts(where, row, ("completion",))
+        return Demonstration(where, messages, completion, True, value, sampled)
+    name = columns.answer or "completion"
+    whole = columns.prompt or "messages"
+    if name in row or not isinstance(row.get(whole), list):
+        completion, is_text = _completion(where, row, name)
+        messages, is_also = _asked(where, row, columns)
+        return Demonstration(where, messages, completion, is_text and is_also, value)
+    messages = _conversation(where, row, whole)
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles[1:] or roles[0] == "assistant":
+        raise DataError(
+            f"{where}: {whole!r} has the roles {_shown(roles)}; expected a message of the user and "
+            "after it one of the assistant"
+        )
+    first = roles.index("assistant")
+    end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
+    return Demonstration(where, messages[:first], messages[first:end], score=value)
+
+
+def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
+    """A row for continued pretraining.
+
+    Raises:
+        DataError: as ``read_problem``.
+    """
+    name = _column(where, row, columns.prompt, ("text",), "data.columns.prompt")
+    text = row[name]
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: {name!r} is {_shown(text)}; expected text; fix the row")
+    return Document(where, text)
 
 
 def read_preference(where: str, row: Row, columns: ColumnsSection) -> Preference:
-    """A row for preference learning.
+    """A row for preference learning and reward models.
+
+    The prompt is a column, or the messages with which both sides begin: where there is no such
+    column, or it holds text and the sides are conversations from their first message on. These are
+    TRL's two ways (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2), whose implicit prompts
+    of plain texts are not read here.
 
     Raises:
         DataError: as ``read_problem``.
     """
-    messages = _prompt(where, row, columns)
-    chosen, rejected = (_completion(where, row, name) for name in ("chosen", "rejected"))
+    margin = _number(where, row, "margin") if "margin" in row else 0.0
+    if (sampled := _sampled(where, row, ("chosen", "rejected"))) is not None:
+        messages, sides = _sampled_texts(where, row, ("chosen", "rejected"))
+        return Preference(where, messages, sides[0], sides[1], True, margin, sampled)
+    if _is_whole(row.get("chosen")) and _is_whole(row.get("rejected")):
+        prompt = next((row[n] for n in _prompt_columns(columns) if n in row), None)
+        if prompt is None or isinstance(prompt, str):
+            return _implicit(where, row, margin)
+    (chosen, is_text), (rejected, is_also) = (
+        _completion(where, row, name) for name in ("chosen", "rejected")
+    )
+    messages, is_third = _asked(where, row, columns)
     if chosen == rejected:
         raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
-    return Preference(where, messages, chosen, rejected)
+    return Preference(where, messages, chosen, rejected, is_text and is_also and is_third, margin)
+
+
+def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Labelled:
+    """A row with one judged completion, for KTO and for regression on scores.
+
+    Raises:
+        DataError: as ``read_problem``.
+    """
+    sampled = _sampled(where, row, ("completion",))
+    if sampled is not None:
+        messages, (completion,) = _sampled_texts(where, row, ("completion",))
+        is_text = is_also = True
+    else:
+        completion, is_text = _completion(where, row, columns.answer or "completion")
+        messages, is_also = _asked(where, row, columns)
+    label = row[_column(where, row, None, ("label",), "data.form")]
+    word = str(label).casefold() if isinstance(label, bool | str) else ""
+    value = {"true": 1.0, "false": -1.0}.get(word)
+    if value is None:
+        value = _number(where, row, "label", "true, false or a number")
+    return Labelled(where, messages, completion, value, is_text and is_also, sampled)
 
 
 def gold_answer(text: str) -> str:
@@ -157,19 +290,152 @@ def _prompt(where: str, row: Row, columns: ColumnsSection) -> Messages:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def _completion(where: str, row: Row, column: str) -> str:
-    """Completion text, from a string or from the one message of an assistant."""
+def _asked(where: str, row: Row, columns: ColumnsSection) -> tuple[Messages, bool]:
+    """The prompt of a row to learn from, and whether it is a text."""
+    column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
+    messages = _prompt(where, row, columns)
+    _check_turns(where, column, row[column])
+    return messages, isinstance(row[column], str)
+
+
+def _completion(where: str, row: Row, column: str) -> tuple[Messages, bool]:
+    """The messages of a completion, and whether it is a text."""
     value = row[_column(where, row, None, (column,), "data.form")]
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, dict) and _is_message(value) and value["role"] == "assistant":
-        value = value["content"]
-    if not isinstance(value, str) or not value.strip():
+    if isinstance(value, str) and value.strip():
+        return [{"role": "assistant", "content": value}], True
+    messages = [value] if isinstance(value, dict) else value
+    is_good = isinstance(messages, list) and messages and all(map(_is_message, messages))
+    if not is_good or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
         raise DataError(
-            f"{where}: {column!r} is {_shown(row[column])}; expected text or one message of the "
-            "assistant; fix the row"
+            f"{where}: {column!r} is {_shown(value)}; expected text, a message of the assistant or "
+            "a list of messages that begins and ends with one; fix the row"
         )
-    return value
+    return _conversation(where, {column: messages}, column), False
+
+
+def _sampled(where: str, row: Row, names: Sequence[str]) -> Sampled | None:
+    """The token ids of a row; None for a row of texts.
+
+    Raises:
+        DataError: some are missing, or are no token ids.
+    """
+    columns = ["prompt_ids", *(f"{name}_ids" for name in names)]
+    there = [name for name in columns if name in row]
+    if not there:
+        return None
+    for name in columns:
+        ids = row.get(name)
+        if not isinstance(ids, list) or not ids or not all(map(_is_token_id, ids)):
+            raise DataError(
+                f"{where}: {name!r} is {_shown(ids)} beside {there[0]!r}; expected a list of token "
+                "ids, as the command pairs writes; write the row again"
+            )
+    digest = row.get("tokenizer")
+    if not isinstance(digest, str):
+        raise DataError(
+            f"{where}: 'tokenizer' is {_shown(digest)} beside {there[0]!r}; expected the digest of "
+            "their tokenizer, as the command pairs writes it; write the row again"
+        )
+    prompt, *completions = (tuple(row[name]) for name in columns)
+    return Sampled(digest, prompt, tuple(completions))
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _sampled_texts(
+    where: str, row: Row, names: Sequence[str]
+) -> tuple[Messages, tuple[Messages, ...]]:
+    """The texts beside token ids: the prompt, which stands as the chat template wrote it, and the
+    completions, which may be empty."""
+    for name in ("prompt", *names):
+        if not isinstance(row.get(name), str):
+            raise DataError(
+                f"{where}: {name!r} is {_shown(row.get(name))} beside 'prompt_ids'; expected the "
+                "text of its tokens, as the command pairs writes it; write the row again"
+            )
+    completions = tuple([{"role": "assistant", "content": row[name]}] for name in names)
+    return [{"role": "user", "content": row["prompt"]}], completions
+
+
+def _implicit(where: str, row: Row, margin: float) -> Preference:
+    """A preference whose prompt is the messages with which both sides begin."""
+    chosen, rejected = (_conversation(where, row, name) for name in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
+    pairs = zip(chosen, rejected, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    tails = chosen[same:], rejected[same:]
+    for name, tail in zip(("chosen", "rejected"), tails, strict=True):
+        ends = {tail[0]["role"], tail[-1]["role"]} if tail else set()
+        if ends != {"assistant"} or chosen[same - 1]["role"] == "assistant":
+            raise DataError(
+                f"{where}: 'chosen' and 'rejected' have {same} first messages in common, and after "
+                f"them {name!r} has the roles {_shown([each['role'] for each in tail])}; expected "
+                "messages that begin and end with the assistant's, after one of the user"
+            )
+    return Preference(where, chosen[:same], *tails, margin=margin)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a side of a preference is a conversation from its first message on."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and isinstance(value[0], dict)
+        and value[0].get("role") != "assistant"
+    )
+
+
+def _conversation(where: str, row: Row, column: str) -> Messages:
+    """The messages of a list.
+
+    Raises:
+        DataError: it is none, or a message holds what is not read yet.
+    """
+    value = row[column]
+    _check_turns(where, column, value)
+    for number, message in enumerate(value, start=1):
+        if not _is_message(message):
+            raise DataError(
+                f"{where}: {column!r} has as message {number} {_shown(message)}; expected "
+                '{"role": …, "content": …} with text in both; fix the row'
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _check_turns(where: str, column: str, value: Any) -> None:
+    """Check that a list is no longer than a conversation, and holds no parts that would be lost."""
+    messages = value if isinstance(value, list) else [value]
+    if len(messages) > MOST_MESSAGES:
+        raise DataError(
+            f"{where}: {column!r} has {len(messages):,} messages; break it into rows of at most "
+            f"{MOST_MESSAGES:,}"
+        )
+    for message in messages:
+        lost = [n for n in NOT_READ if message.get(n)] if isinstance(message, dict) else []
+        if lost:
+            raise DataError(
+                f"{where}: {column!r} has a message with {lost[0]!r}, which is not learned from; "
+                "write it into 'content' as the model should write it, or remove it"
+            )
+
+
+def _number(where: str, row: Row, column: str, expected: str = "a number") -> float:
+    """A finite number, which may be written as text, as in a .csv file."""
+    value = row[_column(where, row, None, (column,), "data.form")]
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {column!r} is {_shown(value)}; expected {expected}; fix the row")
+    return number
+
+
+def _prompt_columns(columns: ColumnsSection) -> Sequence[str]:
+    return PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
 
 
 def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:

@@ -9,6 +9,7 @@ keeps it from everything but its arguments; here its time is limited, and powers
 limit cannot end, are refused. The memory that it takes within its time is not limited.
 """
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +22,13 @@ from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, DataError, ReasonError, one_line
+from reason_llm.files import Panic, without_panics
 from reason_llm.rollout import Prompt
 
 RENDER_SECONDS = 20.0
 """Of one conversation."""
+ENCODE_SECONDS = 20.0
+"""Of one text. The tokenizer lets other threads run meanwhile."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,16 +50,57 @@ class Renderer:
             DataError: the template cannot take them.
             ConfigError: the template is not valid.
         """
-        if self.system_prompt is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        text = self._text(where, messages)
-        return Prompt(where, text, tuple(self.token_ids(text)), answer)
+        text = self.text(where, self.with_system_prompt(messages))
+        return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
 
-    def token_ids(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+    @property
+    def digest(self) -> str:
+        """Digest of the template and the system prompt."""
+        jinja = self.template.jinja or self.tokenizer.chat_template
+        content = f"{jinja}\0{self.system_prompt}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def _text(self, where: str, messages: Messages) -> str:
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a template; without one only texts can be read."""
+        return self.template.jinja is not None or self.tokenizer.chat_template is not None
+
+    def with_system_prompt(self, messages: Messages) -> Messages:
+        """The messages after ``system_prompt``, where they have no system message of their own."""
+        if self.system_prompt is None or messages[0]["role"] == "system":
+            return messages
+        return [{"role": "system", "content": self.system_prompt}, *messages]
+
+    def token_ids(self, where: str, text: str) -> list[int]:
+        """Token ids of a text, without special tokens added.
+
+        Raises:
+            DataError: the tokenizer, whose patterns come with the model, gives up or takes too
+                long.
+        """
+        try:
+            with without_panics():
+                return within(
+                    ENCODE_SECONDS,
+                    "the model's tokenizer",
+                    lambda: list(self.tokenizer.encode(text, add_special_tokens=False)),
+                )
+        except (TimeoutError, Panic) as error:
+            raise DataError(
+                f"{where}: {error} on its {len(text)} characters; take another model, or leave "
+                "this row out"
+            ) from error
+
+    def text(self, where: str, messages: Messages, generation: bool = True) -> str:
+        """The messages as the template writes them.
+
+        Args:
+            generation: with the text after which the assistant's answer comes.
+
+        Raises:
+            DataError: the template cannot take them.
+            ConfigError: the template is not valid.
+        """
         import jinja2
 
         source = self.template.source
@@ -65,7 +110,7 @@ class Renderer:
                 messages,
                 chat_template=self.template.jinja,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=generation,
             )
 
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data import LoadedSet, load_evaluation
+from reason_llm.data import Conditioning, LoadedSet, load_evaluation
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
@@ -42,6 +42,8 @@ from reason_llm.score import Scorer
 
 MOST_WAVE_PROMPTS = 64
 """A kill loses what was sampled of at most so many problems."""
+_KEYS = {"config", "seed", "k", "sets", "reward_sha256", "prompts_sha256", "models"}
+"""Of evaluation.json, which ``_identity`` makes."""
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +130,9 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
             adapters.check_fits(subject.policy, adapter, config.model.path)
         answers = not request.generate_only
         sets = load_evaluation(
-            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers
-        )
+            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
+            _conditioning(targets[0]),
+        )  # fmt: skip
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
         plan = subject.plan(longest, learns=False)
         stages.append(_Stage(config, targets, subject.tokenizer, sets, plan))
@@ -141,12 +144,19 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
 
 
 def _by_base(request: Request) -> list[list[Target]]:
-    """One group for all targets, if one base with one shape of adapter serves them."""
+    """One group for all targets, if one base with one shape of adapter serves them, and all are
+    asked alike."""
     targets = list(request.targets)
     shapes = [adapters.section_of(each.adapter) for each in targets if each.adapter is not None]
-    if all(t.path == targets[0].path for t in targets) and all(s == shapes[0] for s in shapes):
+    asked = [_conditioning(each) for each in targets]
+    alike = all(t.path == targets[0].path for t in targets) and all(c == asked[0] for c in asked)
+    if alike and all(s == shapes[0] for s in shapes):
         return [targets]
     return [[each] for each in targets]
+
+
+def _conditioning(target: Target) -> Conditioning | None:
+    return None if target.adapter is None else run_folder.conditioning_of(target.adapter)
 
 
 def _config_for(request: Request, targets: list[Target]) -> Config:
@@ -171,6 +181,7 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
 
     Raises:
         ConfigError: the folder holds another evaluation.
+        DataError: what says which evaluation it holds is damaged.
     """
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     header = request.out / "evaluation.json"
@@ -181,6 +192,7 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
     if request.afresh or (is_other and is_finished and request.may_move_aside):
         move_aside(request.out)
     elif is_other:
+        _check_header(header)
         raise ConfigError(
             f"{request.out} holds an evaluation with other options, data, weights or reward; set "
             "another --out, or --run.resume never, which moves it aside"
@@ -189,6 +201,27 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
         _check_finished(request.out / "summary.json", log)
     write_atomically(header, identity)
     return log
+
+
+def _check_header(header: Path) -> None:
+    """Check that the file is what some evaluation wrote.
+
+    Raises:
+        DataError: it is missing or damaged, so that nobody knows which evaluation this is.
+    """
+    try:
+        problem = (
+            ""
+            if read_object(header).keys() == _KEYS
+            else "it has other parts than this version writes"
+        )
+    except (OSError, ValueError) as error:
+        problem = one_line(error)
+    if problem:
+        raise DataError(
+            f"{header} is damaged ({problem}); restore it, set another --out, or --run.resume "
+            "never, which moves the evaluation aside"
+        )
 
 
 def _check_finished(summary: Path, log: OutcomeLog) -> None:
@@ -341,7 +374,7 @@ def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch
     k, config = request.num_samples, request.config
     summary = {
         "models": {t.label: str(t.adapter or t.path) for t in request.targets},
-        "judged_by": config.score.rewards[0].label,
+        "judged_by": config.score.rewards[0].key,
         "k": k,
         "temperature": config.sample.temperature if k else 0.0,
         "max_new_tokens": config.eval_max_new_tokens,

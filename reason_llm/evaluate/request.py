@@ -99,11 +99,14 @@ def make_request(line: CommandLine) -> Request:
 def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
     """Config and model that ``what`` names."""
     path = Path(what)
+    run_folder.refuse_reward_model(path)
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides)
+        run_folder.check_writes(config, "evaluate")
         return config, Target("adapter", config.model.path, run_folder.find_adapter(path))
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path, overrides)
+        run_folder.check_writes(config, "evaluate")
         return config, Target("base", config.model.path, None)
     if path.is_dir() and not any(path.iterdir()):
         raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
@@ -125,7 +128,9 @@ def _target(name: str, config: Config, own: Target) -> Target:
     if name == "base":
         return Target("base", config.model.path, None)
     path = Path(name)
+    run_folder.refuse_reward_model(path)
     if run_folder.is_run(path):
+        run_folder.check_writes(run_folder.read_config(path), "evaluate")
         return Target(name, config.model.path, run_folder.find_adapter(path))
     if run_folder.is_adapter(path):
         return Target(name, config.model.path, path)

@@ -4,7 +4,9 @@ The policy is an adapter, the reference is the base with the adapter off. Source
 """
 
 import copy
+import math
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +31,8 @@ from transformers.pytorch_utils import Conv1D
 
 from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
-from reason_llm.files import MIB, read_object, regular
+from reason_llm.files import MIB, read_object, regular, replacing_folder
+from reason_llm.model import score_head
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -46,7 +49,11 @@ LINEAR = (torch.nn.Linear, Conv1D)
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+MOST_BYTES = 64 << 30
+"""Of an adapter's file."""
 MAX_RANK = 4096
+POLICY = "default"
+"""PEFT's name of the policy's adapter."""
 LARGEST_ALPHA = 1e6
 
 
@@ -72,10 +79,66 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
                 f"{base.config.model_type} is a mixture of experts, whose weights are no linear "
                 "layers; take a dense model"
             )
-        if isinstance(module, LoraLayer):
-            # Autocast converts where it must; PEFT would keep a float32 copy of every input.
-            module.cast_input_dtype_enabled = False
+    _keep_input_types(policy)
     return policy
+
+
+def _keep_input_types(policy: PeftModel) -> None:
+    """Autocast converts where it must; PEFT would keep a float32 copy of every input."""
+    for module in policy.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+
+
+def add(policy: PeftModel, name: str) -> None:
+    """Add an adapter of the policy's kind, frozen and off; its start comes from torch's global
+    seed."""
+    config = copy.deepcopy(policy.peft_config[POLICY])
+    _add(policy, name, config)
+
+
+def add_saved(policy: PeftModel, name: str, folder: Path, base: str) -> None:
+    """Add the adapter in ``folder``, which may have a rank and layers of its own, frozen and off.
+
+    Args:
+        base: name of the model, for the message.
+
+    Raises:
+        ModelError: it cannot be read, or does not fit.
+    """
+    config = read_config(folder)
+    config.inference_mode = False
+    try:
+        _add(policy, name, config)
+    except ValueError as error:  # no layer of that name
+        raise _misfit(folder, base) from error
+    load_as_is(policy, folder, base, name)
+
+
+def _add(policy: PeftModel, name: str, config: LoraConfig) -> None:
+    with _quiet_peft():
+        policy.add_adapter(name, config)
+    _keep_input_types(policy)
+    policy.base_model.set_adapter(POLICY)  # the only one with gradients
+
+
+@contextmanager
+def active(policy: PeftModel, name: str, before: str) -> Iterator[None]:
+    """Context in which the adapter ``name`` is on and has gradients, in place of ``before``."""
+    policy.base_model.set_adapter(name)
+    try:
+        yield
+    finally:
+        policy.base_model.set_adapter(before)
+
+
+def parameters(policy: PeftModel, name: str) -> list[torch.nn.Parameter]:
+    """Parameters of one adapter, in the model's order."""
+    return [
+        parameter
+        for key, parameter in policy.named_parameters()
+        if ".lora_" in key and f".{name}." in key
+    ]
 
 
 @contextmanager
@@ -131,20 +194,46 @@ def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
     without an adapter or while it is off."""
     if not isinstance(layer, LoraLayer) or layer.disable_adapters:
         return None
-    low_NR = layer.lora_A["default"](layer.lora_dropout["default"](inputs_ND))
-    return low_NR * layer.scaling["default"], layer.lora_B["default"].weight
+    (name,) = layer.active_adapters
+    if name not in layer.lora_A:
+        return None
+    low_NR = layer.lora_A[name](layer.lora_dropout[name](inputs_ND))
+    return low_NR * layer.scaling[name], layer.lora_B[name].weight
 
 
-def state(policy: PeftModel) -> dict[str, Tensor]:
+def state(policy: PeftModel, name: str = POLICY) -> dict[str, Tensor]:
     """The adapter's tensors by PEFT's names, without the base's head, which PEFT would add to an
     adapter on it."""
-    found: dict[str, Tensor] = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    found: dict[str, Tensor] = get_peft_model_state_dict(
+        policy, adapter_name=name, save_embedding_layers=False
+    )
     return found
 
 
 def save(policy: PeftModel, folder: Path) -> None:
-    """Write it in PEFT's format, as ``PeftModel.from_pretrained(base, folder)`` reads it."""
-    policy.save_pretrained(str(folder), save_embedding_layers=False)
+    """Write the policy's adapter in PEFT's format, as ``PeftModel.from_pretrained(base, folder)``
+    reads it."""
+    policy.save_pretrained(str(folder), selected_adapters=[POLICY], save_embedding_layers=False)
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy an adapter's files, and its head where it has one.
+
+    Raises:
+        ModelError: a file is missing or cannot be read.
+    """
+    with replacing_folder(target) as beside:
+        for name in (CONFIG, WEIGHTS, score_head.FILE):
+            if name == score_head.FILE and not (source / name).exists():
+                continue
+            try:
+                found = regular(source / name)
+            except OSError as error:
+                raise ModelError(
+                    f"{source / name} cannot be read ({error.strerror}); name a folder that holds "
+                    "a LoRA adapter in PEFT's form"
+                ) from error
+            shutil.copyfile(regular(found), beside / name)  # a piece at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,30 +249,39 @@ class Snapshot:
         self.config.save_pretrained(str(folder))
 
 
-def snapshot(policy: PeftModel) -> Snapshot:
+def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
     """Copy of the adapter that the next optimizer step does not change."""
-    config = copy.deepcopy(policy.peft_config["default"])
+    config = copy.deepcopy(policy.peft_config[name])
     config.inference_mode = True
-    copies = {name: each.detach().to("cpu", copy=True) for name, each in state(policy).items()}
+    tensors = state(policy, name)
+    copies = {key: each.detach().to("cpu", copy=True) for key, each in tensors.items()}
     return Snapshot(copies, config)
 
 
-def load(policy: PeftModel, folder: Path) -> None:
+def load(policy: PeftModel, folder: Path, name: str = POLICY) -> None:
     """Load the adapter's values from a folder that ``save`` or a snapshot wrote.
 
     Raises:
         CheckpointError: tensors are missing or of other shapes.
     """
-    found = load_file(regular(folder / WEIGHTS))
-    expected = {name: tensor.shape for name, tensor in state(policy).items()}
-    if {name: tensor.shape for name, tensor in found.items()} != expected:
+    load_tensors(policy, load_file(regular(folder / WEIGHTS)), name)
+
+
+def load_tensors(policy: PeftModel, tensors: dict[str, Tensor], name: str = POLICY) -> None:
+    """Load the adapter's values, by PEFT's names.
+
+    Raises:
+        CheckpointError: tensors are missing or of other shapes.
+    """
+    expected = {key: tensor.shape for key, tensor in state(policy, name).items()}
+    if {key: tensor.shape for key, tensor in tensors.items()} != expected:
         raise CheckpointError(
-            f"{folder / WEIGHTS} does not fit the model's adapter; start with --run.resume never"
+            f"the saved {WEIGHTS} does not fit the model's adapter; start with --run.resume never"
         )
-    set_peft_model_state_dict(policy, found)
+    set_peft_model_state_dict(policy, tensors, adapter_name=name)
 
 
-def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
+def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -> None:
     """Check by names and shapes that ``load_as_is`` will succeed.
 
     Args:
@@ -192,25 +290,48 @@ def check_fits(policy: PeftModel, folder: Path, base: str) -> None:
     Raises:
         ModelError: as ``load_as_is``.
     """
-    expected = {name: list(tensor.shape) for name, tensor in state(policy).items()}
+    expected = {key: list(tensor.shape) for key, tensor in state(policy, name).items()}
     try:
         with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
             names = list(opened.keys())
-            found = {name: opened.get_slice(name).get_shape() for name in names}
+            found = {key: opened.get_slice(key).get_shape() for key in names}
     except (OSError, SafetensorError) as error:
         raise _misfit(folder, base) from error
     if found != expected:
         raise _misfit(folder, base)
 
 
-def load_as_is(policy: PeftModel, folder: Path, base: str) -> None:
+def check_over(policy: PeftModel, folder: Path, base: str) -> None:
+    """Check that ``add_saved`` will succeed, of an adapter with a rank and layers of its own.
+
+    Args:
+        policy: on the meta device.
+
+    Raises:
+        ModelError: as ``add_saved``.
+    """
+    name = "checked"
+    try:
+        with torch.device("meta"):
+            _add(policy, name, read_config(folder))
+    except ValueError as error:  # no layer of that name
+        if isinstance(error, ModelError):
+            raise
+        raise _misfit(folder, base) from error
+    try:
+        check_fits(policy, folder, base, name)
+    finally:
+        policy.delete_adapter(name)
+
+
+def load_as_is(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -> None:
     """``load`` of an adapter of any origin.
 
     Raises:
         ModelError: it does not fit the model in ``base``.
     """
     try:
-        load(policy, folder)
+        load(policy, folder, name)
     except (CheckpointError, OSError, SafetensorError) as error:
         raise _misfit(folder, base) from error
 
@@ -239,9 +360,9 @@ def over(base: Any, folder: Path) -> PeftModel:
 
 
 def clear(policy: PeftModel) -> None:
-    """Reset the adapter: with B = 0 the policy equals the base to the last bit."""
+    """Reset the policy's adapter: with B = 0 it equals the base to the last bit."""
     for name, parameter in policy.named_parameters():
-        if ".lora_B." in name:
+        if f".lora_B.{POLICY}." in name:
             parameter.data.zero_()
 
 
@@ -329,6 +450,23 @@ def base_of(folder: Path) -> str:
             f"{folder}/adapter_config.json names no base model; give the run's folder or a config"
         )
     return str(path)
+
+
+def num_parameters(folder: Path) -> int:
+    """Parameters of the adapter in ``folder``, by the header of its file.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
+            names = list(opened.keys())
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{folder / WEIGHTS} cannot be read ({one_line(error)[:200]}); name a folder that "
+            "holds a LoRA adapter in PEFT's form"
+        ) from error
 
 
 def section_of(folder: Path) -> AdapterSection:

@@ -134,9 +134,15 @@ def _one_segment(
         if sliding_window is not None and is_windowed:
             mask_TT = mask_TT.triu(keys - queries - sliding_window + 1)
     return scaled_dot_product_attention(
-        query_1HTD, key_1KTD, value_1KTD, attn_mask=mask_TT, dropout_p=dropout, scale=scaling,
-        is_causal=is_causal, enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
-    )  # fmt: skip
+        query_1HTD,
+        key_1KTD,
+        value_1KTD,
+        attn_mask=mask_TT,
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=is_causal,
+        enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
+    )
 
 
 def _flash(
@@ -159,11 +165,16 @@ def _flash(
     if _asks_for_grouped_heads(varlen_attn):
         options["enable_gqa"] = query_NHD.shape[1] != key_MKD.shape[1]
     found: Any = varlen_attn(
-        query_NHD, key_MKD, value_MKD, segments.query_ends, segments.key_ends,
-        max(segments.query_lengths), max(segments.key_lengths),
+        query_NHD,
+        key_MKD,
+        value_MKD,
+        segments.query_ends,
+        segments.key_ends,
+        max(segments.query_lengths),
+        max(segments.key_lengths),
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         **options,
-    )  # fmt: skip
+    )
     attended_NHD: Tensor = found
     return attended_NHD[None]
 

@@ -7,10 +7,14 @@ on as few positions as the caller needs, so that full (B, T, V) logits never exi
 Not here: vLLM's storage, several devices.
 """
 
+import hashlib
+import json
 import logging
 import math
+import random
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,10 +32,12 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
-from reason_llm.model import adapters, folder, nf4
+from reason_llm.files import Panic, without_panics
+from reason_llm.model import adapters, folder, nf4, score_head
 from reason_llm.model.attention import Segments
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
@@ -60,8 +66,10 @@ PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
 
 
-Role = Literal["policy", "reference"]
-"""Who the one base copy is for a while, by the adapter that is on."""
+Role = str
+"""Which model the one base copy is for a while: ``policy``; ``reference``, the base alone; or a
+role that was added, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``, each an adapter
+of its own, some with a head."""
 
 
 class Model:
@@ -89,6 +97,10 @@ class Model:
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
+        self.heads: dict[Role, nn.Linear] = {}
+        """Of the roles that give one number for a token, (1, D) in float32."""
+        self._seed = seed
+        self._adapter = adapters.POLICY
         try:
             self._load(config, seed, sizes, checkpointing)
         except BaseException as error:  # Ctrl-C too: no engine may stay behind
@@ -162,10 +174,73 @@ class Model:
                 raise
             log.warning("closing vLLM failed: %s", one_line(another))
 
-    def using(self, role: Role) -> AbstractContextManager[Any]:
-        """Within: the model as this role has it. The policy is the base with its adapter, the
-        reference the base without."""
-        return adapters.reference(self.policy) if role == "reference" else nullcontext()
+    @contextmanager
+    def using(self, role: Role) -> Iterator[None]:
+        """Within: the model as this role has it, the role's adapter the one with gradients. The
+        reference is the base without an adapter, and has none."""
+        if role == "reference":
+            with adapters.reference(self.policy):
+                yield
+            return
+        before, name = self._adapter, _adapter_name(role)
+        if name == before:
+            yield
+            return
+        self._adapter = name
+        try:
+            with adapters.active(self.policy, name, before):
+                yield
+        finally:
+            self._adapter = before
+
+    def add_role(
+        self,
+        role: Role,
+        folder: Path | None = None,
+        head: Literal["none", "score", "value"] = "none",
+    ) -> None:
+        """Add an adapter for a role, or a head and other values to the policy's.
+
+        Args:
+            folder: that holds the adapter, and its head if it has one; None for a fresh one of the
+                policy's kind, which changes nothing yet.
+            head: a reward model's (score, without a bias) or a critic's (value), from zero where
+                the folder holds none.
+
+        Raises:
+            ModelError: the adapter or the head cannot be read, or does not fit.
+        """
+        if role != "policy":
+            torch.manual_seed(random.Random(f"{self._seed}/{role}").getrandbits(63))
+            if folder is None:
+                adapters.add(self.policy, _adapter_name(role))
+            else:
+                adapters.add_saved(self.policy, _adapter_name(role), folder, self.path)
+        elif folder is not None:
+            adapters.load_as_is(self.policy, folder, self.path)
+        if head != "none":
+            width = self.head.weight.shape[1]
+            self.heads[role] = score_head.make(width, self.device, bias=head == "value")
+            if folder is not None and (folder / score_head.FILE).exists():
+                score_head.load(self.heads[role], folder)
+
+    def adapter_of(self, role: Role) -> dict[str, Tensor]:
+        """Copies of a role's adapter in host memory, by PEFT's names."""
+        return adapters.snapshot(self.policy, _adapter_name(role)).tensors
+
+    def load_adapter(self, role: Role, tensors: dict[str, Tensor]) -> None:
+        """Load what ``adapter_of`` returned.
+
+        Raises:
+            CheckpointError: tensors are missing or of other shapes.
+        """
+        adapters.load_tensors(self.policy, tensors, _adapter_name(role))
+
+    def parameters_of(self, role: Role) -> list[nn.Parameter]:
+        """What a role learns: its adapter's parameters, then its head's."""
+        head = self.heads.get(role)
+        own = adapters.parameters(self.policy, _adapter_name(role))
+        return own if head is None else [*own, *head.parameters()]
 
     def hidden_states(
         self,
@@ -222,11 +297,17 @@ class Model:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Refuse a model whose logits are not the head's output, such as scaled ones."""
+        """Refuse a model that cannot make a pass, or whose logits are not the head's output, such
+        as scaled ones."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
-        with self._autocast():
-            theirs = self.policy(input_ids=ids_BT, use_cache=False).logits.float()
-        ours = self.logits(self.hidden_states(ids_BT)).float()
+        try:
+            with self._autocast():
+                theirs = self.policy(input_ids=ids_BT, use_cache=False).logits.float()
+            ours = self.logits(self.hidden_states(ids_BT)).float()
+        except torch.OutOfMemoryError:
+            raise
+        except _BAD_CONFIG as error:
+            raise _no_pass(self.path, error) from error
         if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
             raise ModelError(
                 f"model.path={self.path}: {self.text_config.model_type} changes its logits after "
@@ -234,6 +315,10 @@ class Model:
                 f"(by up to {float((ours - theirs).abs().max()):.3g}), which is not supported; use "
                 f"another model"
             )
+
+
+def _adapter_name(role: Role) -> str:
+    return adapters.POLICY if role == "policy" else role
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -250,16 +335,22 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     folder.check_files(path)
     allowed = folder.code_allowed(path, trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
-        spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
+        if not Path(path).is_dir():
+            found = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+            if found is not None:
+                folder.check_json(Path(found))
+        with without_panics():
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
+            spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
             raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
+    except ModelError:
+        raise  # a ValueError, too
     except _BAD_CONFIG as error:
         raise _unreadable(path, "tokenizer", error) from error
-    except BaseException as error:
-        # What the Rust library raises on a panic is no Exception, and has no class to name.
-        if type(error).__name__ not in ("PanicException", "Exception"):
+    except Exception as error:
+        if type(error) is not Exception:  # the Rust library raises nothing narrower
             raise
         raise _unreadable(path, "tokenizer", error) from error
     if "".join(spelled.split()).casefold() != "".join(PROBE.split()).casefold():
@@ -272,6 +363,22 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one"
         )
     return tokenizer
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of rows of token ids, special tokens left out.
+
+    Raises:
+        ModelError: the tokenizer gives up.
+    """
+    try:
+        with without_panics():
+            return [tokenizer.decode(list(ids), skip_special_tokens=True) for ids in rows]
+    except Panic as error:
+        raise ModelError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot decode what the model wrote "
+            f"({error}); take the tokenizer.json that the model was published with"
+        ) from error
 
 
 def default_device() -> torch.device:
@@ -308,6 +415,23 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
             "remove that"
         )
     return found
+
+
+NOT_OF_THE_SHAPE = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
+     "quantization_config"}
+)  # fmt: skip
+"""Of a model's config, what says nothing of what an adapter over it must fit."""
+
+
+def base_digest(policy: PeftModel) -> str:
+    """Digest of the base's config and of its head's shape, which an adapter and a score head over
+    it must fit; the policy may be on the meta device."""
+    base = policy.get_base_model()
+    fields = {k: v for k, v in base.config.to_dict().items() if k not in NOT_OF_THE_SHAPE}
+    shape = list(base.get_output_embeddings().weight.shape)
+    content = json.dumps([fields, shape], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def context_limit(config: ModelSection) -> int:
@@ -383,11 +507,13 @@ def check_model(config: ModelSection) -> PeftModel:
     """``meta_model``, compared with the headers of the model's weights.
 
     Raises:
-        ModelError: also weights that are missing, cut short or of other shapes. A Hub id's weights
-            are left to loading.
+        ModelError: also numbers with which no forward pass is possible, and weights that are
+            missing, cut short or of other shapes. A Hub id's weights are left to loading.
     """
     folder.refuse_adapter(config.path)
     policy = meta_model(config)
+    if not config.trust_remote_code:
+        _check_pass(config.path, policy)
     shapes = {
         name.replace(".base_layer.", "."): list(tensor.shape)
         for name, tensor in policy.get_base_model().state_dict().items()
@@ -404,6 +530,36 @@ def check_model(config: ModelSection) -> PeftModel:
                     "take weights and config from the same model"
                 )
     return policy
+
+
+@torch.no_grad()
+def _check_pass(path: str, policy: PeftModel) -> None:
+    """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone.
+
+    Where Transformers looks at values to make its mask, the pass is repeated with a mask of four
+    dimensions, which it takes as it is. What needs values elsewhere is left to the first real pass
+    (``Model._check_head``).
+    """
+    ids_BT = torch.zeros(1, 4, dtype=torch.long, device="meta")
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
+    for given in (None, mask):
+        try:
+            with torch.device("meta"):
+                policy(input_ids=ids_BT, attention_mask=given, use_cache=False)
+        except NotImplementedError:
+            continue
+        except _BAD_CONFIG as error:
+            if "meta tensor" not in str(error):
+                raise _no_pass(path, error) from error
+        else:
+            return
+
+
+def _no_pass(path: str, error: BaseException) -> ModelError:
+    return ModelError(
+        f"model.path={path}: no forward pass is possible with the numbers of its config.json "
+        f"({one_line(error)[:300]}); download the model again, or fix that file"
+    )
 
 
 def _load_base(config: ModelSection, device: torch.device) -> Any:

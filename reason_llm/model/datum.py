@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reason_llm.rollout import Group
+from reason_llm.rollout import Group, TokenRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ class Datum:
             },
         )
 
+    @classmethod
+    def of_row(cls, row: TokenRow) -> Self:
+        """Datum of a row of an offline stage, whose number is its reward."""
+        return cls(row.name, row.ids, row.trained, row.group, row.value)
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens in the row."""
@@ -72,6 +77,16 @@ class Datum:
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens before the first trained one."""
         return self.ids[: self.trained.index(True)] if True in self.trained else self.ids
+
+    def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
+        """The row with another prompt and without columns."""
+        start = len(self.prompt_ids)
+        return replace(
+            self,
+            ids=(*prompt_ids, *self.ids[start:]),
+            trained=(*(False,) * len(prompt_ids), *self.trained[start:]),
+            columns={},
+        )
 
     def on_trained(self, name: str) -> Tensor:
         """A column's entries for the trained tokens, in order."""

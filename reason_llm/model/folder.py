@@ -22,12 +22,17 @@ from transformers.utils import find_adapter_config_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.files import MIB, check_nesting, read_bounded, regular
+from reason_llm.files import MIB, check_nesting, check_tokenizer, read_bounded, regular
 
 MOST_JSON_BYTES = 64 * MIB
 MOST_LAYERS = 1024
 COUNT = re.compile(r"(layers?|experts|labels)\Z")
 """In the name of a count: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
+
+SIZE = re.compile(
+    r"(layers?|experts|heads?|dim|embd|positions|(embed|hidden|intermediate|vocab|head)_size)\Z"
+)
+"""In the name of a number that is never negative: num_attention_heads, GPT-2's n_embd, head_dim."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +75,7 @@ def check_files(path: str) -> None:
         if file.exists() and not file.is_file() and not file.is_dir():
             raise ModelError(f"model.path={path}: {file.name} is no regular file; remove it")
         if file.suffix == ".json":
-            _check_json(file)
+            check_json(file)
 
 
 def refuse_adapter(path: str) -> None:
@@ -157,13 +162,19 @@ def _pickled_shapes(file: Path) -> dict[str, list[int]]:
     }
 
 
-def _check_json(file: Path) -> None:
-    """Check that the JSON is whole, of bounded size and depth, and that an index of weights names
-    only files of this folder."""
+def check_json(file: Path) -> None:
+    """Check that the JSON is whole, of bounded size and depth, that no text grows without bound in
+    a tokenizer, and that an index of weights names only files of this folder.
+
+    Raises:
+        ModelError: one line with the file.
+    """
     try:
         # Not orjson: there are configs with Infinity.
         value = json.loads(read_bounded(file, MOST_JSON_BYTES))
         check_nesting(value)
+        if file.name == "tokenizer.json" and isinstance(value, dict):
+            check_tokenizer(value)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{file} cannot be read ({one_line(error)[:200]}); copy or download it again"
@@ -185,15 +196,20 @@ def _check_json(file: Path) -> None:
 
 def _check_counts(file: Path, value: dict[str, Any]) -> None:
     """No more layers, experts or labels than any model has, by whatever name and in whatever
-    section: Transformers makes an object for each, even without storage."""
+    section: Transformers makes an object for each, even without storage. And no size below 0: where
+    a shape is made of it, -1 stands for whatever fits."""
     for name, each in value.items():
         if isinstance(each, dict):
             _check_counts(file, each)
-        elif COUNT.search(name) and isinstance(each, int) and each > MOST_LAYERS:
+        elif not isinstance(each, int):
+            continue
+        elif COUNT.search(name) and each > MOST_LAYERS:
             raise ModelError(
                 f"{file} has {name[:60]}={str(each)[:30]}, more than any model's {MOST_LAYERS}; "
                 "fix it"
             )
+        elif SIZE.search(name) and each < 0:
+            raise ModelError(f"{file} has {name[:60]}={str(each)[:30]}, less than nothing; fix it")
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:

@@ -27,6 +27,8 @@ class Layout:
     """Of each token in its own row."""
     predictors_M: Tensor
     """Place of the hidden state that predicts each trained token, in order."""
+    ends_B: Tensor
+    """Place of each row's last trained token."""
     segments: Segments
 
 
@@ -35,6 +37,7 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
+    ends: list[int] = []
     keys: list[int] = []
     query_lengths: list[int] = []
     key_lengths: list[int] = []
@@ -50,6 +53,7 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
         # The prompt's last token predicts the first one of each of its completions.
         places = [*range(at, at + skipped), *own]
         predictors += [places[t - 1] for t, is_trained in enumerate(datum.trained) if is_trained]
+        ends.append(max((p for p, t in zip(places, datum.trained, strict=True) if t), default=at))
         keys += places
         query_lengths.append(len(own))
         key_lengths.append(datum.num_tokens)
@@ -58,6 +62,7 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
         ids_1N=torch.tensor([ids], device=device),
         positions_1N=torch.tensor([positions], device=device),
         predictors_M=torch.tensor(predictors, device=device),
+        ends_B=torch.tensor(ends, device=device),
         segments=Segments.of(query_lengths, key_lengths, keys if is_shared else None, device),
     )
 

@@ -14,46 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model.base import Model
+from reason_llm.model.base import Model, Role
 from reason_llm.model.layout import Layout
 
 CHUNK_ELEMENTS = 2**23
 """Logits of a chunk where nobody says how many tokens it has; 32 MiB in float32."""
-
-
-def token_logprobs(
-    hidden_BTD: Tensor,
-    ids_BT: Tensor,
-    mask_BT: Tensor,
-    head_VD: Tensor,
-    bias_V: Tensor | None,
-    temperature: float,
-    chunk_tokens: int | None = None,
-    softcap: float | None = None,
-    entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs in nats of the masked tokens under ``softmax(logits / temperature)``, and that
-    distribution's entropy.
-
-    Args:
-        hidden_BTD: last hidden states; gradients flow into them.
-        ids_BT: the tokens.
-        mask_BT: True where a log-prob is wanted; never in column 0, which nothing predicts.
-        head_VD, bias_V: the frozen head.
-        chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
-        softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
-            arXiv:2408.00118. None: they do not.
-        entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
-
-    Returns:
-        logprobs_BT with gradient, and entropy_BT, float32, 0 outside the mask.
-    """
-    logprobs_N, entropy_N = target_logprobs(
-        hidden_BTD[:, :-1][mask_BT[:, 1:]], ids_BT[mask_BT], head_VD, bias_V, temperature,
-        chunk_tokens, softcap, entropy_gradient,
-    )  # fmt: skip
-    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
-    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
 
 
 def target_logprobs(
@@ -67,19 +32,36 @@ def target_logprobs(
     entropy_gradient: bool = False,
     adapter: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N,) of tokens from the hidden states that predict them, already
-    shifted; otherwise as ``token_logprobs``.
+    """Log-probs in nats of tokens under ``softmax(logits / temperature)``, and that distribution's
+    entropy.
 
     Args:
+        hidden_ND: the hidden states that predict the tokens; gradients flow into them.
+        targets_N: the tokens.
+        head_VD, bias_V: the frozen head.
+        chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
+        softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
+            arXiv:2408.00118. None: they do not.
+        entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
         adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
             logits; gradients flow into both, for which each chunk is computed once more.
+
+    Returns:
+        logprobs_N with gradient, and entropy_N, float32.
     """
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
     if adapter is not None:
         return _adapted_logprobs(
-            hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient,
+            hidden_ND,
+            head_VD,
+            bias_V,
+            targets_N,
+            temperature,
+            chunk,
+            softcap,
+            entropy_gradient,
             *adapter,
-        )  # fmt: skip
+        )
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
         hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
     )
@@ -241,15 +223,9 @@ def policy_logprobs(
 
     Args:
         layout: of the same rollouts; with it the model sees them end to end in one row.
-        chunk_tokens: as ``token_logprobs`` takes it.
+        chunk_tokens: as ``target_logprobs`` takes it.
     """
-    if layout is None:
-        hidden_ND = model.hidden_states(ids_BT)[:, :-1][mask_BT[:, 1:]]
-    else:
-        hidden_1ND = model.hidden_states(
-            layout.ids_1N, position_ids=layout.positions_1N, segments=layout.segments
-        )
-        hidden_ND = hidden_1ND[0].index_select(0, layout.predictors_M)
+    hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
     logprobs_N, entropies_N = target_logprobs(
         hidden_ND,
         ids_BT[mask_BT],
@@ -266,3 +242,48 @@ def policy_logprobs(
         zeros_BT.masked_scatter(mask_BT, logprobs_N),
         zeros_BT.masked_scatter(mask_BT, entropies_N),
     )
+
+
+def token_values(
+    model: Model, role: Role, ids_BT: Tensor, mask_BT: Tensor, layout: Layout | None = None
+) -> Tensor:
+    """Values (B, T) of the masked tokens by the role's head, float32, 0 elsewhere: entry t is the
+    value of the state in which token t was chosen, read where its log-prob is."""
+    hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
+    values_N = model.heads[role](hidden_ND.float())[:, 0]
+    zeros_BT = torch.zeros(ids_BT.shape, dtype=values_N.dtype, device=ids_BT.device)
+    return zeros_BT.masked_scatter(mask_BT, values_N)
+
+
+def row_scores(
+    model: Model, role: Role, ids_BT: Tensor, mask_BT: Tensor, layout: Layout | None = None
+) -> Tensor:
+    """Score of each row by the role's head, read at its last trained token: (B, T) float32, at that
+    token and 0 elsewhere."""
+    places_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) * mask_BT
+    last_B1 = places_BT.amax(dim=1, keepdim=True)
+    if layout is None:
+        hidden_BTD = model.hidden_states(ids_BT)
+        hidden_BD = hidden_BTD.gather(1, last_B1[..., None].expand(-1, -1, hidden_BTD.shape[2]))
+        hidden_BD = hidden_BD[:, 0]
+    else:
+        hidden_BD = _packed_hidden(model, layout).index_select(0, layout.ends_B)
+    scores_B1 = model.heads[role](hidden_BD.float())
+    zeros_BT = torch.zeros(ids_BT.shape, dtype=scores_B1.dtype, device=ids_BT.device)
+    return zeros_BT.scatter(1, last_B1, scores_B1)
+
+
+def _predicting_hidden(
+    model: Model, ids_BT: Tensor, mask_BT: Tensor, layout: Layout | None
+) -> Tensor:
+    """Hidden states (N, D) that predict the masked tokens, in order."""
+    if layout is None:
+        return model.hidden_states(ids_BT)[:, :-1][mask_BT[:, 1:]]
+    return _packed_hidden(model, layout).index_select(0, layout.predictors_M)
+
+
+def _packed_hidden(model: Model, layout: Layout) -> Tensor:
+    """Hidden states (N, D) of rows that lie end to end."""
+    return model.hidden_states(
+        layout.ids_1N, position_ids=layout.positions_1N, segments=layout.segments
+    )[0]

@@ -8,11 +8,13 @@ from reason_llm.run.buffer import (
     read_document,
     to_bytes,
 )
+from reason_llm.run.folder import ANSWERS
 from reason_llm.run.metrics import Record, accuracies
-from reason_llm.run.saved_rollouts import default_target
+from reason_llm.run.saved_rollouts import buffer_files, default_target
 from reason_llm.run.watch import SILENT, Begun, Progress, Watch
 
 __all__ = [
+    "ANSWERS",
     "SILENT",
     "Begun",
     "Document",
@@ -22,6 +24,7 @@ __all__ = [
     "RunIdentity",
     "Watch",
     "accuracies",
+    "buffer_files",
     "default_target",
     "lock",
     "read_document",

@@ -5,13 +5,14 @@ finds the old document or the new one and never half of one. Held by a lock that
 process. A document of another run is refused or moved aside, never overwritten. Knows nothing of
 models, rewards or tensors.
 
-    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
-    "complete", "trained", "drawn", "groups": [...], "counts": {}}
+    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "checkpoint", "complete",
+    "trained", "drawn", "groups": [...], "counts": {}}
 
 ``sha256`` is the digest of the file's bytes without that first member, ``{"format"...}`` to the
 line's end; of an archived document, unpacked. Whoever reads a document compares it, so that a
 changed number is told and not learned from. Format 1, of earlier versions, has no digest and no
 ``checkpoint``; it is read with a warning. A document of format 2 without a digest is refused.
+Earlier versions wrote a ``weight_version``, too, which was the step and is not read.
 """
 
 import gzip
@@ -73,7 +74,6 @@ class Document:
 
     run: RunIdentity
     step: int
-    weight_version: int
     complete: bool
     trained: bool
     drawn: int
@@ -266,7 +266,7 @@ class RolloutBuffer:
         count = len(groups) if drawn is None else drawn
         held = self.document(step)
         named = self.checkpoint or (held.checkpoint if held is not None else None)
-        return Document(self.run, step, step, complete, False, count, groups, dict(counts), named)
+        return Document(self.run, step, complete, False, count, groups, dict(counts), named)
 
     def _write(self, document: Document) -> None:
         if self._document is None or self._document.step != document.step:
@@ -290,7 +290,6 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
         "format": FORMAT,
         "run": {"id": run.id, "name": run.name, "config": run.config},
         "step": document.step,
-        "weight_version": document.weight_version,
         "checkpoint": document.checkpoint,
         "complete": document.complete,
         "trained": document.trained,
@@ -364,9 +363,10 @@ def read_document(
 def _warn_without_digest(path: Path) -> None:
     """Say, once, that damage in this document could not be told."""
     logger.warning(
-        "%s is of format %d, which has no SHA-256: a number that was changed in it is not "
-        "noticed", path, FORMAT_WITHOUT_DIGEST,
-    )  # fmt: skip
+        "%s is of format %d, which has no SHA-256: a number that was changed in it is not noticed",
+        path,
+        FORMAT_WITHOUT_DIGEST,
+    )
 
 
 def _read(path: Path, way_on: str) -> bytes:
@@ -388,7 +388,6 @@ def _document(value: dict[str, Any], *, has_digest: bool) -> Document:
     document = Document(
         run=identity_from_json(value["run"]),
         step=count_from_json(value, "step"),
-        weight_version=count_from_json(value, "weight_version"),
         complete=value["complete"] is True,
         trained=value["trained"] is True,
         drawn=count_from_json(value, "drawn"),

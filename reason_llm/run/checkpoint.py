@@ -12,17 +12,18 @@ and nothing is saved inside a step: it is learned again from its rollouts, to th
 
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,7 +31,7 @@ from torch import Tensor
 from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import MIB, read_bounded, regular, replacing_folder, sha256
-from reason_llm.model import adapters
+from reason_llm.model import Model, Role, adapters, score_head
 from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -56,6 +57,8 @@ class RunState:
     """Prompts taken from the order so far, those of dropped groups included."""
     micro_batch_tokens: int | None = None
     """What out of memory left of the plan's; None while it holds."""
+    kl_coefficient: float | None = None
+    """The KL's weight, where it is adapted; None before the first step."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -110,7 +113,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
             "such as runs/quickstart/checkpoints/step-00000060"
         )
     source = _newest_whole(folders)
-    same = ("model.path", "model.adapter.", "train.optimizer")
+    same = ("stage", "model.path", "model.adapter.", "train.optimizer")
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused
@@ -118,7 +121,8 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     ]
     if changed:
         raise CheckpointError(
-            f"run.resume={path} is of another kind ({'; '.join(changed)}); set that back"
+            f"run.resume={path} is of another kind ({'; '.join(changed)}); set that back, or name "
+            "its adapter as model.start, from which a run of any kind can begin"
         )
     if source.step >= config["run"]["steps"]:
         raise CheckpointError(
@@ -171,6 +175,7 @@ def read(folder: Path) -> RunState:
             folder,
             count_from_json(value, "drawn"),
             None if tokens is None else count_from_json(value, "micro_batch_tokens"),
+            _coefficient(value),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
@@ -196,35 +201,45 @@ def fresh(name: str, config: dict[str, Any]) -> RunState:
 def save(
     run_folder: Path,
     state: RunState,
-    policy: PeftModel,
-    optimizer: torch.optim.Optimizer,
+    model: Model,
+    optimizers: Mapping[Role, torch.optim.Optimizer],
     keep: int,
     writer: BackgroundWriter,
 ) -> RunState:
-    """Save ``state`` with the current adapter and optimizer, whole or not at all, and return the
-    state with its folder.
+    """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
+    return the state with its folder.
 
     Args:
+        optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
 
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
     """
     target = _checkpoints(run_folder) / f"step-{state.step:08d}"
-    adapter = adapters.snapshot(policy)
-    optimizer_state = {k: _copy(value) for k, value in optim.state_tensors(optimizer).items()}
+    adapter = adapters.snapshot(model.policy)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for role, optimizer in optimizers.items():
+        state_of = optim.state_tensors(optimizer)
+        tensors[_file(role, OPTIMIZER)] = {k: _copy(value) for k, value in state_of.items()}
+        if role != "policy":
+            tensors[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
+        if role in model.heads:
+            tensors[_file(role, score_head.FILE)] = score_head.state(model.heads[role])
 
     def write() -> None:
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
             adapter.write(folder)
-            save_file(optimizer_state, str(folder / OPTIMIZER))
+            for name, values in tensors.items():
+                save_file(values, str(folder / name))
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
                 "drawn": state.drawn,
                 "micro_batch_tokens": state.micro_batch_tokens,
+                "kl_coefficient": state.kl_coefficient,
                 "run": asdict(state.run),
                 "files": {
                     file.name: _file_entry(file, MOST_BYTES) for file in sorted(folder.iterdir())
@@ -240,24 +255,49 @@ def save(
     return replace(state, folder=target)
 
 
-def restore(state: RunState, policy: PeftModel, optimizer: torch.optim.Optimizer) -> None:
-    """Load the checkpoint's values into the adapter and the optimizer; nothing for a run that has
-    not begun.
+def restore(
+    state: RunState, model: Model, optimizers: Mapping[Role, torch.optim.Optimizer]
+) -> None:
+    """Load the checkpoint's values into the adapters, the heads and the optimizers; nothing for a
+    run that has not begun.
 
     Raises:
         CheckpointError: its files are damaged or of another adapter.
     """
-    if state.folder is None:
+    if (folder := state.folder) is None:
         return
+    # What a checkpoint says that it holds is there, or it would not have been read.
+    if missing := [role for role in optimizers if not (folder / _file(role, OPTIMIZER)).exists()]:
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}: it is of a run without one; name its adapter as "
+            "model.start"
+        )
     try:
-        adapters.load(policy, state.folder)
-        optim.load_state_tensors(optimizer, load_file(regular(state.folder / OPTIMIZER)))
+        for role, optimizer in optimizers.items():
+            model.load_adapter(role, load_file(regular(folder / _file(role, adapters.WEIGHTS))))
+            if role in model.heads:
+                head = load_file(regular(folder / _file(role, score_head.FILE)))
+                model.heads[role].load_state_dict(head)
+            moments = load_file(regular(folder / _file(role, OPTIMIZER)))
+            optim.load_state_tensors(optimizer, moments)
     except CheckpointError:
         raise  # a ValueError, too
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"{state.folder} is damaged ({one_line(error)}); remove it to go on from the one before"
+            f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
         ) from error
+
+
+def _file(role: Role, name: str) -> str:
+    """Name of a role's file in a checkpoint; the policy's have PEFT's own names."""
+    return name if role == "policy" else f"{role}.{name}"
+
+
+def _coefficient(value: dict[str, Any]) -> float | None:
+    found = value.get("kl_coefficient")
+    if found is not None and not (type(found) is float and 0 <= found < math.inf):
+        raise ValueError(f"kl_coefficient={found!r:.60}")
+    return found
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from reason_llm.train import with_advantages
 
 
 def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
-    """Groups to train on, with their advantages; all of them are in the buffer on return.
+    """Scored groups to train on, with their advantages where no reward model is still to be asked;
+    all of them are in the buffer on return.
 
     Raises:
         Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
@@ -59,9 +60,47 @@ def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = state.groups or state.last
-    groups = with_advantages(scored, run.config.learned_row, job.scorer.weights)
-    with timed(record, "buffer"):
-        run.buffer.write(step, groups, state.drawn, state.counts)
+    if job.reward_models:
+        _save(run, step, state)
+        return scored
+    return _finished(run, step, scored, state.drawn, state.counts)
+
+
+def with_reward_models(run: Run, step: int, groups: list[Group]) -> list[Group]:
+    """The collected groups with the rewards of models and with their advantages; all of them are in
+    the buffer on return. After each model the buffer is saved, so that a run that is killed here
+    asks the others alone.
+
+    Raises:
+        Stopped: a signal asked for the end; what was scored is in the buffer.
+        RewardError: a score is not finite.
+    """
+    job, scorer, drawn = run.job, run.job.scorer, run.buffer.drawn(step)
+    if not job.reward_models:
+        return groups
+    document = run.buffer.document(step)
+    counts = dict(document.counts) if document else {}
+    count = sum(len(group.completions) for group in groups)
+    for each in job.reward_models:
+        if each.key in groups[0].completions[0].rewards:
+            continue  # before a kill
+        with run.scoring(count) as progress:
+            scores = run.reward_models.scores(
+                each, groups, run.learners.policy, lambda rows: progress(0, rows)
+            )
+        groups = scorer.with_model_reward(groups, each.key, each.rewards(scores))
+        counts = metrics.added(counts, scorer.take_counts())
+        with timed(run.record, "buffer"):
+            run.buffer.write_part(step, groups, drawn, counts)
+    return _finished(run, step, groups, drawn, counts)
+
+
+def _finished(
+    run: Run, step: int, scored: list[Group], drawn: int, counts: dict[str, float]
+) -> list[Group]:
+    groups = with_advantages(scored, run.config.learned_row, run.job.scorer.weights)
+    with timed(run.record, "buffer"):
+        run.buffer.write(step, groups, drawn, counts)
     return groups
 
 
@@ -176,8 +215,9 @@ class _Collected:
     def of(cls, buffer: RolloutBuffer, step: int) -> Self:
         """State that was saved before."""
         saved = buffer.groups(step)
-        waiting = [group for group in saved if group.completions[0].reward is None]
-        scored = [group for group in saved if group.completions[0].reward is not None]
+        # Without the total where reward models are still to be asked.
+        waiting = [group for group in saved if not group.completions[0].rewards]
+        scored = [group for group in saved if group.completions[0].rewards]
         document = buffer.document(step)
         counts = dict(document.counts) if document else {}
         return cls(scored, buffer.drawn(step) - len(waiting), waiting, counts)

@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import orjson
 import torch
 
 import reason_llm
-from reason_llm.data import Data, LoadedSet
+from reason_llm.data import Data, LoadedSet, RowSet, TokenRows
 from reason_llm.files import MIB, read_object, read_text, write_atomically
 from reason_llm.model.plan import GIB, Plan
 
@@ -30,7 +31,9 @@ PACKAGES = (
 """Those of them that are installed are recorded."""
 
 
-def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
+def record_start(
+    run_folder: Path, step: int, data: Data, rows: TokenRows | None, plan: Plan
+) -> None:
     """Add the current environment to the run's ``environment.json``.
 
     Args:
@@ -42,7 +45,7 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
     path = run_folder / "environment.json"
     now = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     now |= {"reason_llm": _ourselves(), "packages": _packages(), "machine": _machine()}
-    now |= {"data": _counts(data), "plan": _ledger(plan)}
+    now |= {"data": _counts(data, rows), "plan": _ledger(plan)}
     starts = [each for each in _read(path) if each["step"] < step] if step else []
     if not starts or _without_time(starts[-1]) != _without_time(now):
         starts.append(now)
@@ -118,22 +121,27 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _counts(data: Data) -> dict[str, Any]:
-    def count(each: LoadedSet) -> dict[str, Any]:
+def _counts(data: Data, rows: TokenRows | None) -> dict[str, Any]:
+    def count(each: LoadedSet | RowSet) -> dict[str, Any]:
         return {
             "name": each.name,
             "source": each.source,
             "rows": each.num_rows,
-            "prompts": len(each.prompts),
+            "prompts": len(each.prompts if isinstance(each, LoadedSet) else each.units),
             "left_out": dict(each.dropped),
         }
 
+    training: Sequence[LoadedSet | RowSet] = data.training if rows is None else rows.training
+    weights = data.weights if rows is None else rows.weights
+    held_out: list[LoadedSet | RowSet] = [*data.held_out]
+    if rows is not None and rows.held_out is not None:
+        held_out.append(rows.held_out)
     return {
         "training": [
             {**count(each), "weight": weight}
-            for each, weight in zip(data.training, data.weights, strict=True)
+            for each, weight in zip(training, weights, strict=True)
         ],
-        "held_out": [count(each) for each in data.held_out],
+        "held_out": [count(each) for each in held_out],
         "in_both": len(data.contamination),
     }
 

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import Config, file as config_file
-from reason_llm.errors import CheckpointError
+from reason_llm.data import Conditioning, read_conditioning
+from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.files import open_regular, read_object
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
+SCORE_HEAD = "score.safetensors"
+ANSWERS = "judge_answers.jsonl"
+"""What judges answered."""
 
 
 def is_run(path: Path) -> bool:
@@ -22,6 +26,19 @@ def is_adapter(path: Path) -> bool:
     return (path / ADAPTER_CONFIG).is_file()
 
 
+def refuse_reward_model(adapter: Path) -> None:
+    """Refuse a reward model's adapter where answers are wanted; a run says so by its config.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not is_run(adapter) and (adapter / SCORE_HEAD).exists():
+        raise ConfigError(
+            f"{adapter} is a reward model's adapter, which scores completions and writes none; "
+            "name it as a reward, or export it"
+        )
+
+
 def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
     """The config of a run, with dotted ``overrides``.
 
@@ -31,6 +48,19 @@ def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
     return config_file.load(run / CONFIG, overrides)
 
 
+def check_writes(config: Config, what: str) -> None:
+    """Check that the run's model writes completions, which ``what`` needs.
+
+    Raises:
+        ConfigError: it is a reward model.
+    """
+    if config.stage == "reward":
+        raise ConfigError(
+            f"{config.run.name} is a reward model (stage=reward): it scores completions and "
+            f"writes none, so {what} does not take it; name a run of another stage"
+        )
+
+
 def find_adapter(run: Path) -> Path:
     """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
     run has not ended or continues from its end.
@@ -38,7 +68,7 @@ def find_adapter(run: Path) -> Path:
     Raises:
         CheckpointError: the run has neither.
     """
-    found = sorted((run / "checkpoints").glob("step-[0-9]*"))
+    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
     newest = found[-1] if found and is_adapter(found[-1]) else None
     final = run / "adapter"
     if is_adapter(final) and (newest is None or _step_of(newest) <= (finished_steps(run) or 0)):
@@ -50,9 +80,20 @@ def find_adapter(run: Path) -> Path:
     return newest
 
 
+def conditioning_of(adapter: Path) -> Conditioning | None:
+    """How scores are written into the prompts of an adapter from conditional SFT; None for others.
+
+    Raises:
+        DataError: as ``read_conditioning``.
+    """
+    if adapter.parent.name == "checkpoints":  # the run's
+        return read_conditioning(adapter.parent.parent)
+    return read_conditioning(adapter)
+
+
 def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
-    return finished_steps(run) if adapter == run / "adapter" else int(_step_of(adapter))
+    return finished_steps(run) if adapter == run / "adapter" else _step_of(adapter)
 
 
 def finished_steps(run: Path) -> int | None:
@@ -74,6 +115,5 @@ def weights_digest(model: Path, adapter: Path | None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _step_of(checkpoint: Path) -> float:
-    """Number of the checkpoint's step."""
-    return float(checkpoint.name.removeprefix("step-"))
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

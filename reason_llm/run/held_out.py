@@ -1,13 +1,19 @@
-"""Greedy accuracy of the policy on a held-out set.
+"""What a run is judged by: greedy accuracy on held-out problems; the loss, and of pairs the
+accuracy, on held-out rows; a reward model's scale and its dependence on length."""
 
-And, before any of that counts: is what the sampler samples from the policy at all?
-"""
-
+import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
+from reason_llm.model import Datum
 from reason_llm.rollout import Prompt
+from reason_llm.run.metrics import Record
 from reason_llm.sample import Progress, Sampler, SamplingParams
 from reason_llm.score import Scorer
+from reason_llm.train import Learner, length_bias
+
+LARGEST_NLL = 200.0
+"""Nats per token whose perplexity is told; of more it is that of these."""
 
 
 def evaluate(
@@ -38,3 +44,32 @@ def evaluate(
         )
         / count,
     }
+
+
+def judge(learner: Learner, data: Sequence[Datum]) -> Record:
+    """Loss and metrics of held-out rows, as ``eval/loss``, ``eval/pair_accuracy``; the perplexity
+    of tokens that are learned by their likelihood, the number of pairs, and of a reward model also
+    its scale and how it goes by length."""
+    found = learner.judge(data)
+    if "nll" in found:
+        found["perplexity"] = math.exp(min(found["nll"], LARGEST_NLL))
+    if learner.settings.objective.unit == "pair":
+        found["pairs"] = len(data) / 2
+    if learner.settings.objective.output == "scores":
+        scores = learner.scores(data, learner.settings.role)
+        found |= _of_scores(scores, [datum.num_trained for datum in data])
+    return {f"eval/{name}": value for name, value in found.items()}
+
+
+def _of_scores(scores: Sequence[float], lengths: Sequence[int]) -> Record:
+    bias = length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
+    found = {
+        "reward_mean": fmean(scores),
+        "reward_std": stdev(scores),
+        "length_correlation": bias.pearson,
+        "accuracy_chosen_longer": bias.chosen_longer.fraction,
+        "accuracy_chosen_not_longer": bias.chosen_not_longer.fraction,
+        "pairs_chosen_not_longer": float(bias.chosen_not_longer.num_pairs),
+        "accuracy_prefer_longer": bias.prefer_longer.fraction,
+    }
+    return {name: value for name, value in found.items() if not math.isnan(value)}

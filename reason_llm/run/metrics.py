@@ -186,13 +186,19 @@ def accuracies(record: Record) -> dict[str, float]:
 
 
 def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[str, Any]:
-    """Summary of a run: accuracies, steps, seconds by phase, peak memory, path of the adapter."""
+    """Summary of a run: accuracies, loss and accuracy of pairs on held-out rows (before, after),
+    steps, seconds by phase, peak memory, path of the adapter."""
 
     def total(key: str) -> float:
         return round(sum(record.get(key, 0.0) for record in records), 3)
 
     def largest(key: str) -> float:
         return round(max(record.get(key, 0.0) for record in records), 2)
+
+    def ends(key: str) -> list[float] | None:
+        """The first and the last value."""
+        values = [record[key] for record in records if key in record]
+        return [values[0], values[-1]] if values else None
 
     evaluated = [record for record in records if "eval/accuracy" in record]
     named = [accuracies(record) for record in evaluated]
@@ -204,6 +210,9 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
             for name in (named[0] if named else {})
             if name in named[-1]
         },
+        "held_out_loss": ends("eval/loss"),
+        "held_out_pair_accuracy": ends("eval/pair_accuracy"),
+        "held_out_pairs": ends("eval/pairs"),
         "steps": int(records[-1]["step"]),
         "sampling_seconds": total("time/sampling_seconds"),
         "scoring_seconds": total("time/scoring_seconds"),

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,56 @@ import orjson
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config, file as config_file
-from reason_llm.data import Data, load_data
-from reason_llm.errors import BusyError, CheckpointError, ConfigError, RolloutBufferError
+from reason_llm.data import (
+    Condition,
+    Data,
+    TokenRows,
+    check_ends,
+    load_data,
+    load_rows,
+    prompt_tokens,
+    renderer_of,
+)
+from reason_llm.errors import (
+    BusyError,
+    CheckpointError,
+    DataError,
+    ModelError,
+    RolloutBufferError,
+)
 from reason_llm.files import (
     MIB,
     FileLock,
     check_writable,
     move_aside,
     read_bounded,
+    sha256,
     write_atomically,
 )
-from reason_llm.model.plan import GIB, Plan, look_at
-from reason_llm.run import checkpoint, environment, recovery, saved_rollouts
+from reason_llm.model import adapters, base_digest, end_token_ids, score_head
+from reason_llm.model.plan import GIB, Plan, Subject, look_at, with_start
+from reason_llm.run import (
+    checkpoint,
+    environment,
+    folder as run_folder,
+    recovery,
+    reward_models,
+    saved_rollouts,
+)
 from reason_llm.run.archive import Archive
 from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
+from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages, without_learner_logprobs
 
 logger = logging.getLogger(__name__)
+
+START = "start"
+"""Folder in the run's with a copy of the adapter that the run began from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +73,9 @@ class Job:
     state: RunState
     tokenizer: PreTrainedTokenizerBase
     data: Data
+    """Prompts: of a stage that learns from a set of rows, the held-out ones alone."""
+    rows: TokenRows | None
+    """Rows of such a stage."""
     scorer: Scorer
     plan: Plan
     archive: Archive
@@ -56,6 +87,10 @@ class Job:
     """The run of the first of them."""
     room: tuple[int, int]
     """Longest prompt plus completion in tokens, and how many token ids the model has."""
+    reward_models: list[RewardModelFolder]
+    """Those that the rewards ask."""
+    digests: tuple[str, str]
+    """Of the base's config and of how prompts are written, which a reward model must fit."""
 
     @property
     def is_new(self) -> bool:
@@ -63,16 +98,18 @@ class Job:
         return self.state.folder not in self.checkpoints
 
     @contextmanager
-    def held(self) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
-        """The run's buffer, with run and buffer locked against other processes, and the thread that
-        writes into the run's folder."""
+    def held(self) -> Iterator[tuple[RolloutBuffer | None, BackgroundWriter]]:
+        """The run's buffer if it samples, with run and buffer locked against other processes, and
+        the thread that writes into the run's folder."""
         run, never = self.config.run, self.config.run.resume == "never"
         run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
         writer = BackgroundWriter()
-        buffer = RolloutBuffer(
-            run.buffer, self.state.run, discard=never, settle=writer.wait, elsewhere=self._saved
-        )
-        with buffer, run_lock, writer:
+        buffer = None
+        if self.config.samples:
+            buffer = RolloutBuffer(
+                run.buffer, self.state.run, discard=never, settle=writer.wait, elsewhere=self._saved
+            )
+        with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
             if not never and checkpoint.listing(self.folder) != self.checkpoints:
                 raise BusyError(f"another process has just gone on with {self.folder}; call again")
@@ -105,11 +142,16 @@ class Job:
         if self.config.run.resume == "never":
             if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
                 move_aside(self.folder)
-            move_aside(self.config.run.buffer)
+            if self.config.samples:
+                move_aside(self.config.run.buffer)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
         step = 0 if self.is_new else self.state.step
-        environment.record_start(self.folder, step, self.data, self.plan)
+        environment.record_start(self.folder, step, self.data, self.rows, self.plan)
+        if self.rows is not None and self.rows.conditioning is not None:
+            self.rows.conditioning.write(self.folder)
+        if self.config.model.start is not None and self.is_new:
+            adapters.copy_folder(self.config.model.start, self.folder / START)
         return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
@@ -131,36 +173,37 @@ class Job:
 
 def prepare(config: Config, watch: Watch) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
-    scorer = Scorer(config.score, config.sample.max_new_tokens)
-    subject = look_at(config)
-    config = subject.config
-    if config.data.form in ("demonstrations", "preferences"):
-        raise ConfigError(
-            f"data.form={config.data.form} can be checked with --data-check and not trained on "
-            "yet; take rows of the form problems or prompts"
-        )
-    data = load_data(
-        config, subject.tokenizer, subject.context_tokens, extra_columns=scorer.columns
-    )
     folder = config.run.directory / str(config.run.name)
+    scorer = Scorer(config.score, config.sample.max_new_tokens, answers=folder / run_folder.ANSWERS)
+    start = _start(config, folder)
+    subject = look_at(config if start is None else with_start(config, start))
+    config = subject.config
+    template = renderer_of(config, subject.tokenizer).digest
+    of_base = base_digest(subject.policy), template
+    models = reward_models.check(config, *of_base)
+    digests = _check_adapters(config, subject, start, folder)
+    data, rows = _load(config, subject, scorer, watch)
     config, saved = _with_saved_buffers(config, folder)
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
-    check_writable(config.run.buffer.parent)
     identity = config.model_dump(mode="json")
-    identity["data"]["prompts_sha256"] = _digest(data)
+    identity["data"]["prompts_sha256"] = _digest(data, rows)
+    if models:
+        identity["score"]["reward_models_sha256"] = {each.key: each.digest for each in models}
+    for section, names in digests.items():
+        identity[section] |= names
     if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
         identity["run"]["first_buffer"] = saved[0].name
     state = _state(config, folder, identity)
-    if config.run.resume != "never":
-        found = RolloutBuffer(config.run.buffer, state.run).check()
-        if found is not None and found.run.id == state.run.id:
-            saved_rollouts.check_context(config.run.buffer, found, subject.context_tokens)
-            saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
+    if config.samples:
+        _check_buffer(config, state, subject)
     where = f"goes on after step {state.step}" if state.folder else "begins"
+    learned = f"{len(data.prompts)} prompts"
+    if rows is not None:
+        learned = f"{sum(rows.sizes)} {'pairs' if config.learns_pairs else 'rows'}"
     watch.line(
-        f"run {config.run.name} {where}: {len(data.prompts)} prompts, "
+        f"run {config.run.name} {where}: {learned}, "
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
     if first is not None:
@@ -168,19 +211,124 @@ def prepare(config: Config, watch: Watch) -> Job:
             f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
             f"the run {first.run.name}"
         )
-    for line in data.notes():
+    loaded = data if rows is None else rows
+    for line in loaded.notes():
         watch.line(line)
-    if warning := data.contamination_warning():
+    if warning := loaded.contamination_warning():
         logger.warning("%s", warning)
-    for line in (*subject.why, *scorer.descriptions):
+    for each in models:
+        kind = "a model of its own" if each.is_outside else "an adapter over the base"
+        watch.line(f"the reward {each.key} is given by {each.folder}, {kind}")
+    why = subject.why if config.learns else subject.why[:-1]
+    for line in (*why, *(scorer.descriptions if config.judges_answers else ())):
         watch.line(line)
-    longest = max(len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts))
-    plan = replace(subject, config=config).plan(longest)
+    prompts = [len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts)]
+    longest_row = 0 if rows is None else _longest_row(config, rows, subject.context_tokens)
+    if asked := data.teacher_prompts:
+        longest = max(len(prompt) for prompt in asked.values())
+        longest_row = longest + config.sample.max_new_tokens  # the student's answer to it
+    plan = replace(subject, config=config).plan(
+        max(prompts, default=0), learns=config.learns, longest_row=longest_row
+    )
     archive = Archive(folder, config.run.keep_buffers, int(config.run.keep_buffers_gib * GIB))
     return Job(
-        config, folder, state, subject.tokenizer, data, scorer, plan,
+        config, folder, state, subject.tokenizer, data, rows, scorer, plan,
         archive, checkpoint.listing(folder), saved, first.run.name if first else None, room,
+        models, of_base,
     )  # fmt: skip
+
+
+def _start(config: Config, folder: Path) -> Path | None:
+    """The adapter that the run begins from; once it has begun, its own copy."""
+    if config.model.start is None:
+        return None
+    has_begun = config.run.resume != "never" and bool(checkpoint.listing(folder))
+    return folder / START if has_begun else config.model.start
+
+
+def _check_adapters(
+    config: Config, subject: Subject, start: Path | None, folder: Path
+) -> dict[str, dict[str, str]]:
+    """Digests of the adapters whose values count throughout the run, by config section, so that it
+    is not resumed with others. What only its beginning reads is checked all the same.
+
+    Raises:
+        ModelError: one of them is damaged or does not fit the model.
+        CheckpointError: the run's own copy is.
+    """
+    policy, path, found = subject.policy, config.model.path, {}
+    if start is not None:
+        try:
+            adapters.check_fits(policy, start, path)
+        except ModelError as error:
+            if start != folder / START:
+                raise
+            raise CheckpointError(
+                f"{start}, the run's copy of model.start, is damaged; restore it, or start with "
+                "--run.resume never, which moves the run aside"
+            ) from error
+        found["model"] = {"start_sha256": sha256(start / adapters.WEIGHTS, adapters.MOST_BYTES)}
+    if (teacher := config.teacher.adapter) is not None:
+        adapters.check_over(policy, teacher, path)
+        digest = sha256(teacher / adapters.WEIGHTS, adapters.MOST_BYTES)
+        found["teacher"] = {"adapter_sha256": digest}
+    if (critic := config.critic.start) is not None:
+        adapters.check_over(policy, critic, path)
+        score_head.check(critic, policy.get_base_model().get_output_embeddings().weight.shape[1])
+    return found
+
+
+def _load(
+    config: Config, subject: Subject, scorer: Scorer, watch: Watch
+) -> tuple[Data, TokenRows | None]:
+    """The prompts of a stage that samples; the rows of another, with the held-out prompts."""
+    tokenizer, context, columns = subject.tokenizer, subject.context_tokens, scorer.columns
+    if config.samples:
+        return load_data(config, tokenizer, context, extra_columns=columns), None
+    ends = end_token_ids(config.model.path, tokenizer)
+    rows = load_rows(
+        config, tokenizer, context, ends,
+        held_out=config.eval.rows, condition=Condition.of(config), extra_columns=columns,
+    )  # fmt: skip
+    for line in check_ends(rows.imitated(config.data.form), ends, tokenizer):
+        watch.line(line)
+    return Data([], [], rows.evaluation, rows.contamination), rows
+
+
+def _longest_row(config: Config, rows: TokenRows, context_tokens: int) -> int:
+    """Tokens of the longest row that is passed. KTO's baseline takes each prompt with the
+    completion of another row, too.
+
+    Raises:
+        DataError: such a row does not fit into the context.
+    """
+    sets = [*rows.training, *([rows.held_out] if rows.held_out else [])]
+    all_rows = [row for each in sets for row in each.rows]
+    longest = max((len(row.ids) for row in all_rows), default=0)
+    if config.stage != "preference" or config.learns_pairs:
+        return longest
+    prompts = [prompt_tokens(row) for row in all_rows]
+    mixed = max(prompts) + max(
+        len(row.ids) - prompt for row, prompt in zip(all_rows, prompts, strict=True)
+    )
+    if mixed > context_tokens:
+        raise DataError(
+            f"kto passes each prompt with the completion of another row, and the longest of both "
+            f"have {mixed} tokens together, which is more than the context of {context_tokens}; "
+            "drop long rows with data.max_tokens, or raise model.context_tokens"
+        )
+    return max(longest, mixed)
+
+
+def _check_buffer(config: Config, state: RunState, subject: Subject) -> None:
+    """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
+    check_writable(config.run.buffer.parent)
+    if config.run.resume == "never":
+        return
+    found = RolloutBuffer(config.run.buffer, state.run).check()
+    if found is not None and found.run.id == state.run.id:
+        saved_rollouts.check_context(config.run.buffer, found, subject.context_tokens)
+        saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
 
 
 def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
@@ -221,6 +369,8 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
         found = checkpoint.find(folder, name, identity)
         if found.folder is not None:
             return found
+        if not config.samples:
+            return found
         return recovery.from_buffer(config.run.buffer, name, identity) or found
     has_begun = bool(checkpoint.listing(folder))
     try:
@@ -231,6 +381,8 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             raise CheckpointError(f"{error}; {way_on}") from error
         raise
     if not has_begun and not (folder / "summary.json").exists():
+        if not config.samples:
+            return begun
         return recovery.from_copy(begun, config.run.buffer) or begun
     found = checkpoint.find(folder, name, identity)
     if found.run.id != begun.run.id and not recovery.went_on_from(begun, found):
@@ -241,9 +393,14 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
     return found
 
 
-def _digest(data: Data) -> str:
-    """Digest of the prompts and gold answers, so that a run is not resumed on other data."""
-    content = [
+def _digest(data: Data, rows: TokenRows | None) -> str:
+    """Digest of the prompts and gold answers, or of the rows, so that a run is not resumed on other
+    data."""
+    content: Any = [
         [(prompt.token_ids, prompt.answer) for prompt in each.prompts] for each in data.training
     ]
+    if rows is not None:
+        content = [
+            [(row.ids, sum(row.trained), row.value) for row in each.rows] for each in rows.training
+        ]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

@@ -4,32 +4,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from reason_llm.config import Config
+from reason_llm.data import order
 from reason_llm.errors import OutOfMemory, Stopped
 from reason_llm.files import replacing_folder, write_atomically
-from reason_llm.model import Model, adapters, default_device
+from reason_llm.model import Datum, Model, adapters, default_device, score_head
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
-from reason_llm.run import checkpoint, metrics, saved_rollouts
+from reason_llm.rollout import Group
+from reason_llm.run import checkpoint, held_out, learners, metrics, references, reward_models
 from reason_llm.run.buffer import RolloutBuffer
 from reason_llm.run.checkpoint import RunState
-from reason_llm.run.held_out import evaluate
 from reason_llm.run.metrics import MetricsLog, Record, timed
-from reason_llm.run.prepare import Job
+from reason_llm.run.prepare import START, Job
+from reason_llm.run.references import References
+from reason_llm.run.reward_models import RewardModels
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
-from reason_llm.train import (
-    Learner,
-    LearningSettings,
-    PolicyGradient,
-    learning,
-    with_learner_logprobs,
-)
+from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
 
 
 @contextmanager
@@ -46,34 +44,19 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
         StopSignal() as stop,
     ):
-        learner = Learner(model, learning_settings(job))
-        checkpoint.restore(job.state, model.policy, learner.optimizer)
-        if job.state.folder is not None:
+        log = job.begin(started)
+        made = learners.make(config, job.folder, job.state, plan, model)
+        made.policy.teacher_prompts = job.data.teacher_prompts
+        checkpoint.restore(job.state, model, made.optimizers)
+        if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
-        run = Run(job, model, learner, buffer, writer, job.begin(started), watch, stop)
+        run = Run(job, model, made, buffer, writer, log, watch, stop)
         with watch.run(run.begun()):
+            run.measure_references()
             if job.is_new:
                 run.evaluate_untrained()
             stop.check()
             yield run
-
-
-def learning_settings(job: Job) -> LearningSettings:
-    """Settings of the run's learner."""
-    config, plan, train = job.config, job.plan, job.config.train
-    halved = job.state.micro_batch_tokens or plan.micro_batch_tokens
-    objective = PolicyGradient(
-        config.learned_row, config.sample.max_new_tokens, saved_rollouts.rounding_nats(config)
-    )
-    return LearningSettings(
-        objective=objective,
-        train=train,
-        temperature=config.sample.temperature,
-        micro_batch_tokens=min(halved, plan.micro_batch_tokens),  # which may be lower by now
-        seed=config.run.seed,
-        total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
-        chunk_tokens=plan.chunk_tokens,
-    )
 
 
 class Run:
@@ -83,8 +66,8 @@ class Run:
         self,
         job: Job,
         model: Model,
-        learner: Learner,
-        buffer: RolloutBuffer,
+        made: Learners,
+        buffer: RolloutBuffer | None,
         writer: BackgroundWriter,
         log: MetricsLog,
         watch: Watch,
@@ -92,8 +75,9 @@ class Run:
     ) -> None:
         self.job = job
         self.model = model
-        self.learner = learner
-        self.buffer = buffer
+        self.learners = made
+        self.reward_models = RewardModels()
+        self._buffer = buffer
         self.writer = writer
         self.log = log
         self.watch = watch
@@ -101,7 +85,14 @@ class Run:
         self.state: RunState = job.state
         self.record: Record = {}
         """What is known so far for the record of the step under way."""
+        self._references = References()
         self._meter = Meter(default_device())
+
+    @property
+    def buffer(self) -> RolloutBuffer:
+        """The rollouts of a stage that samples."""
+        assert self._buffer is not None
+        return self._buffer
 
     @property
     def config(self) -> Config:
@@ -136,19 +127,73 @@ class Run:
             self.record["memory/sampling_peak_gib"] = peak.gib
             self.stop.check()
 
+    def rows(self, step: int) -> list[Datum]:
+        """The rows of a step, in a stage that learns from a set of rows."""
+        return self._references.of(self._drawn(self.state.drawn, self.config.train.rows_per_step))
+
+    def _drawn(self, start: int, count: int) -> list[Datum]:
+        """The rows of the units from ``start`` on in the run's order."""
+        rows = self.job.rows
+        assert rows is not None
+        units = rows.units
+        drawn = order(rows.sizes, rows.weights, self.config.run.seed, start, count)
+        return [
+            replace(Datum.of_row(row), group=number)
+            for number, index in enumerate(drawn)
+            for row in units[index]
+        ]
+
+    def measure_references(self) -> None:
+        """Measure the reference's log-probs of all rows of the run, or read those on disk, where
+        the loss compares with a frozen reference."""
+        config, learner = self.config, self.learners.policy
+        if config.stage != "preference" or not config.preference.row().needs_reference:
+            return
+        folder, count = self.job.folder, config.train.rows_per_step
+        size = 2 if config.learns_pairs else 1
+        drawn = self._drawn(0, config.run.steps * count)
+        steps = [drawn[n : n + count * size] for n in range(0, len(drawn), count * size)]
+        steps.append(self._held_out_rows())
+        self._references = References(references.path_of(config, folder, folder / START))
+        self._references.read(references.most_bytes(steps))
+        if missing := self._references.missing(steps):
+            with timed(self.record, "reference"), learning(learner):
+                self._references.measure(missing, learner, self.watch, self.stop)
+
+    def _held_out_rows(self) -> list[Datum]:
+        rows = self.job.rows
+        if rows is None or rows.held_out is None:
+            return []
+        return self._references.of([Datum.of_row(row) for row in rows.held_out.rows])
+
     @contextmanager
-    def learning(self, rows: int) -> Iterator[tuple[Learner, Progress]]:
+    def scoring(self, rollouts: int) -> Iterator[Progress]:
+        """Scoring phase of a reward model over this number of rollouts, after all are sampled."""
+        with self._saved_if_stopped():
+            self.stop.check()
+            with (
+                timed(self.record, "scoring"),
+                learning(self.learners.policy),
+                self._meter.phase() as peak,
+                self.watch.phase("scoring with reward models", rollouts) as progress,
+            ):
+                yield progress
+        self.record["memory/scoring_peak_gib"] = peak.gib
+
+    @contextmanager
+    def learning(self, rows: int) -> Iterator[tuple[Learners, Progress]]:
         """Learning phase over this number of rows."""
+        self._set_kl_coefficient()
         try:
             with (
                 timed(self.record, "learning"),
-                learning(self.learner),
+                learning(self.learners.policy),
                 self._meter.phase() as peak,
                 self.watch.phase("learning", rows * self.config.train.epochs) as progress,
             ):
-                yield self.learner, progress
+                yield self.learners, progress
         except OutOfMemory:
-            if self.state.folder is None and self.learner.updates_in_step == 0:
+            if self.state.folder is None and not self.learners.moved_in_step:
                 self._save()  # run.save_every left it unsaved
             raise
         self.record["memory/learning_peak_gib"] = peak.gib
@@ -160,9 +205,15 @@ class Run:
             Stopped: a signal asked for the end; everything is saved.
         """
         self.record |= learned
-        self._archive(step)
-        drawn = self.state.drawn + self.buffer.drawn(step)
-        self.state = replace(self.state, step=step + 1, folder=None, drawn=drawn)
+        if self.config.samples:
+            self._archive(step)
+            drawn = self.buffer.drawn(step)
+        else:
+            drawn = self.config.train.rows_per_step
+        self.state = replace(
+            self.state, step=step + 1, folder=None, drawn=self.state.drawn + drawn,
+            kl_coefficient=self._next_kl_coefficient(learned),
+        )  # fmt: skip
         if self._evaluation_is_due():
             self._evaluate()
         self._log(step)
@@ -178,8 +229,9 @@ class Run:
         folder = self.job.folder
         self.writer.wait()
         with replacing_folder(folder / "adapter") as beside:
-            adapters.save(self.model.policy, beside)
-        self.buffer.finish()
+            self._write_adapter(beside)
+        if self._buffer is not None:
+            self._buffer.finish()
         records, since = self.log.records(), self.log.seconds_since()
         summary = metrics.summarize(records, folder / "adapter", since)
         write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
@@ -188,7 +240,7 @@ class Run:
     def evaluate_untrained(self) -> None:
         """Evaluate the policy before it learns and save it, so that the run has an identity before
         it has rollouts."""
-        if self.job.data.held_out:
+        if self._can_evaluate:
             self._evaluate()
             self.record |= self.job.scorer.take_counts()
         record = self.log.write(self.state.step, self.record | self._memory())
@@ -211,25 +263,35 @@ class Run:
         document, archive = self.buffer.document(step), self.job.archive
         if document is None or not archive.wants(step):
             return
-        logprobs, folder = self.learner.logprobs_at_start, self.job.folder
+        logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
+        learns = self.config.learns
 
         def write() -> None:
-            groups = with_learner_logprobs(document.groups, logprobs)
+            groups = document.groups
+            if learns:
+                groups = with_learner_logprobs(groups, logprobs)
             archive.add(replace(document, groups=groups), checkpoint.needed_from(folder))
 
         self.writer.submit(write)
 
     def _log(self, step: int) -> None:
         """Write the step's record and show it."""
-        groups, document = self.buffer.groups(step), self.buffer.document(step)
         counts = self.job.scorer.take_counts()  # of the evaluation; the others are with the groups
-        self.record |= metrics.describe(groups) | self._memory()
-        self.record |= metrics.added(counts, document.counts if document else {})
-        self.record["sample/groups_dropped"] = self.buffer.drawn(step) - len(groups)
+        last: Group | None = None
+        if self.config.samples:
+            groups, document = self.buffer.groups(step), self.buffer.document(step)
+            last = groups[-1]
+            self.record |= metrics.describe(groups)
+            counts = metrics.added(counts, document.counts if document else {})
+            self.record["sample/groups_dropped"] = self.buffer.drawn(step) - len(groups)
+        else:
+            assert self.job.rows is not None
+            self.record["data/epoch"] = self.state.drawn / sum(self.job.rows.sizes)
+        self.record |= self._memory() | counts
         self.record["time/writing_seconds"] = self.writer.take_seconds()
         record = self.log.write(self.state.step, self.record)
         self.record = {}
-        self.watch.step(record, groups[-1])
+        self.watch.step(record, last)
         self.writer.submit(self.log.sync)
 
     def _memory(self) -> Record:
@@ -241,30 +303,73 @@ class Run:
 
     def _evaluation_is_due(self) -> bool:
         section, step = self.config.eval, self.state.step
-        return bool(self.config.evaluation_sets) and (
+        return self._can_evaluate and (
             step == self.config.run.steps or (section.every > 0 and step % section.every == 0)
         )
 
+    @property
+    def _can_evaluate(self) -> bool:
+        rows = self.job.rows
+        return bool(self.job.data.held_out) or (rows is not None and rows.held_out is not None)
+
     def _evaluate(self) -> None:
+        with timed(self.record, "evaluation"):
+            if self.job.data.held_out:
+                self._evaluate_answers()
+            if self.job.rows is not None and self.job.rows.held_out is not None:
+                with learning(self.learners.policy):
+                    self.record |= held_out.judge(self.learners.policy, self._held_out_rows())
+
+    def _evaluate_answers(self) -> None:
         with (
-            timed(self.record, "evaluation"),
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
             found = [
-                evaluate(sampler, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
-                         progress)
+                held_out.evaluate(
+                    sampler, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
+                    progress,
+                )
                 for each in self.job.data.held_out
             ]  # fmt: skip
         self.record |= found[0]
         for each, values in zip(self.job.data.held_out, found, strict=True):
             self.record |= metrics.by_name(values, each.name) if each.name else {}
 
+    def _write_adapter(self, folder: Path) -> None:
+        """The policy's adapter, with a reward model's head and scale, and how scores are written
+        into prompts."""
+        adapters.save(self.model.policy, folder)
+        if self.job.rows is not None and self.job.rows.conditioning is not None:
+            self.job.rows.conditioning.write(folder)
+        if (head := self.model.heads.get("policy")) is not None:
+            score_head.save(score_head.state(head), folder)
+            described = reward_models.describe(self.log.records(), *self.job.digests)
+            content = orjson.dumps(described, option=orjson.OPT_INDENT_2)
+            write_atomically(folder / reward_models.SCALE, content)
+
+    def _set_kl_coefficient(self) -> None:
+        if self.state.kl_coefficient is not None:
+            self.learners.set_kl_coefficient(self.state.kl_coefficient)
+
+    def _next_kl_coefficient(self, learned: Record) -> float | None:
+        """The KL's weight in the next step; None where it stays as the row says."""
+        row = self.config.algorithm.row()
+        if not self.config.samples or row.kl_target == 0:
+            return None
+        now = self.state.kl_coefficient
+        now = row.kl_coefficient if now is None else now
+        self.record["train/kl_coefficient"] = now
+        kl, count = learned["train/kl_per_completion"], self.config.sample.rollouts_per_step
+        return next_kl_coefficient(now, kl, count, row.kl_target, row.kl_horizon)
+
     def _save(self) -> None:
-        tokens, planned = self.learner.micro_batches.tokens, self.job.plan.micro_batch_tokens
+        tokens = self.learners.policy.micro_batches.tokens
+        planned = self.job.plan.micro_batch_tokens
         state = replace(self.state, micro_batch_tokens=tokens if tokens < planned else None)
         self.state = checkpoint.save(
-            self.job.folder, state, self.model.policy, self.learner.optimizer,
+            self.job.folder, state, self.model, self.learners.optimizers,
             self.config.run.keep_checkpoints, self.writer,
         )  # fmt: skip
-        self.buffer.checkpoint = str(self.state.folder)
+        if self._buffer is not None:
+            self._buffer.checkpoint = str(self.state.folder)

@@ -40,20 +40,32 @@ def files(source: Path) -> list[Path]:
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
     """
+    found = buffer_files(source, "run.from_buffer=")
+    _check_no_gap(source, found)
+    return found
+
+
+def buffer_files(source: Path, option: str = "") -> list[Path]:
+    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
+    order.
+
+    Args:
+        option: what stands before the path in an error.
+
+    Raises:
+        RolloutBufferError: there is none.
+    """
     if not os.path.lexists(source):
         raise RolloutBufferError(
-            f"run.from_buffer={source} does not exist; name a saved buffer, or a run's folder "
-            "'buffers'"
+            f"{option}{source} does not exist; name a saved buffer, or a run's folder 'buffers'"
         )
     if not source.is_dir():
         return [source]
     found = _steps(source) or _steps(source / "buffers")
     if not found:
         raise RolloutBufferError(
-            f"run.from_buffer={source} holds no {FILES}; name a run's folder 'buffers', or "
-            "a saved buffer"
+            f"{option}{source} holds no {FILES}; name a run's folder 'buffers', or a saved buffer"
         )
-    _check_no_gap(source, found)
     return found
 
 
@@ -135,7 +147,7 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
                 )
     check_context(path, document, context_tokens)
     check_vocabulary(path, document, vocabulary)
-    names = [reward.label for reward in config.score.rewards]
+    names = [reward.key for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
         raise RolloutBufferError(
@@ -157,13 +169,19 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
     if step is not None and step != document.step:
         logger.warning(
             "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
-            "learned from in the order of their names", path, document.step, step,
-        )  # fmt: skip
+            "learned from in the order of their names",
+            path,
+            document.step,
+            step,
+        )
     if name is not None and document.run.name != name:
         logger.warning(
             "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
-            "from", path, document.run.name, name,
-        )  # fmt: skip
+            "from",
+            path,
+            document.run.name,
+            name,
+        )
 
 
 def check_context(path: Path, document: Document, context_tokens: int) -> None:

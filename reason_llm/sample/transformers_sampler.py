@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 from reason_llm.errors import TrainingError
-from reason_llm.model import Model
+from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.protocol import Progress, SamplingParams
 
@@ -261,7 +261,7 @@ def _completions(
     rows = [
         ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
     ]
-    texts = model.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    texts = decode(model.tokenizer, rows)
     for ids, text, values, stopped in zip(rows, texts, logprobs, stopped_B.tolist(), strict=True):
         yield Completion(
             tuple(ids), text, tuple(values[: len(ids)]), "stop" if stopped else "length"

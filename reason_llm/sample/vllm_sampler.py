@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from reason_llm.errors import ModelError
-from reason_llm.model import Model
+from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.protocol import Progress, SamplingParams
 
@@ -91,7 +91,7 @@ class VllmSampler:
                 [entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True)]
             )
         )
-        text = self.model.tokenizer.decode(ids, skip_special_tokens=True)
+        (text,) = decode(self.model.tokenizer, [ids])
         return Completion(
             ids, text, logprobs, "stop" if ids[-1] in self.model.end_token_ids else "length"
         )

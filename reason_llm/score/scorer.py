@@ -7,18 +7,20 @@ own.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
-from reason_llm.rollout import Group
+from reason_llm.rollout import Completion, Group
 from reason_llm.score.math.judge import default_judge
 from reason_llm.score.table import NEED_ANOTHER, Context, Reward, make_reward
 
@@ -42,13 +44,18 @@ class Scorer:
     Args:
         max_new_tokens: of a completion, for rewards of length.
         runs_programs: False to look at the rewards alone: no sandbox is started or needed.
+        answers: file that keeps what judges answered; None keeps it in memory.
 
     Raises:
         ConfigError: a reward that the config names wrongly, or that cannot run here.
     """
 
     def __init__(
-        self, config: ScoreSection, max_new_tokens: int, runs_programs: bool = True
+        self,
+        config: ScoreSection,
+        max_new_tokens: int,
+        runs_programs: bool = True,
+        answers: Path | None = None,
     ) -> None:
         self.config = config
         if config.rewards[0].name in NEED_ANOTHER:
@@ -57,11 +64,17 @@ class Scorer:
                 "reward; put one before it that says what is right, such as boxed"
             )
         with ExitStack() as until_made:
-            context = Context(config, max_new_tokens, until_made, runs_programs)
+            context = Context(config, max_new_tokens, until_made, runs_programs, answers)
             self.rewards = [
-                WeightedReward(spec.label, spec.weight, make_reward(spec, context))
+                WeightedReward(spec.key, spec.weight, make_reward(spec, context))
                 for spec in config.rewards
             ]
+            if config.rewards[0].name == "judge" and self.rewards[0].reward.of_group is not None:
+                raise ConfigError(
+                    "score.rewards begins with a judge of pairs, and evaluation has one completion "
+                    "of each problem; put a reward that judges answers first, with weight 0 if it "
+                    "is not to be paid"
+                )
             self._resources = until_made.pop_all()
         threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
@@ -97,7 +110,8 @@ class Scorer:
         return list(dict.fromkeys(text for text in found if text is not None))
 
     def score(self, groups: Sequence[Group], only_first: bool = False) -> list[Group]:
-        """The same groups with every completion's rewards by name and their weighted sum.
+        """The same groups with every completion's rewards by name and their weighted sum; without
+        the sum where reward models are still to be asked.
 
         Args:
             only_first: leave out all rewards but the first, which judges in evaluation.
@@ -105,7 +119,9 @@ class Scorer:
         Raises:
             RewardError: a reward raised, unless ``score.on_error`` is zero.
         """
-        rewards = self.rewards[:1] if only_first else self.rewards
+        rewards = [each for each in self.rewards if not each.reward.of_model]
+        rewards = rewards[:1] if only_first else rewards
+        is_whole = only_first or len(rewards) == len(self.rewards)
         first: list[list[float]] = []
         values: dict[str, list[list[float]]] = {}
         for reward in rewards:
@@ -119,13 +135,60 @@ class Scorer:
                     replace(
                         completion,
                         rewards={name: of[g][c] for name, of in values.items()},
-                        reward=sum(r.weight * values[r.name][g][c] for r in rewards),
+                        reward=sum(r.weight * values[r.name][g][c] for r in rewards)
+                        if is_whole
+                        else None,
                     )
                     for c, completion in enumerate(group.completions)
                 ),
             )
             for g, group in enumerate(groups)
         ]
+
+    def with_model_reward(
+        self, groups: Sequence[Group], name: str, values: Sequence[float]
+    ) -> list[Group]:
+        """The groups with a reward model's reward, and with the weighted sum when it is the last.
+
+        Args:
+            values: of all completions, in order.
+
+        Raises:
+            RewardError: one is not finite, unless ``score.on_error`` is zero.
+        """
+        found = iter(values)
+        return [
+            replace(
+                group,
+                completions=tuple(
+                    self._completed(
+                        c, name, self._finite(name, f"{group.prompt.id}#{i}", next(found))
+                    )
+                    for i, c in enumerate(group.completions)
+                ),
+            )
+            for group in groups
+        ]
+
+    def _completed(self, completion: Completion, name: str, value: float) -> Completion:
+        rewards = {**completion.rewards, name: value}
+        if len(rewards) < len(self.rewards):
+            return replace(completion, rewards=rewards)
+        in_order = {each.name: rewards[each.name] for each in self.rewards}
+        total = sum(each.weight * in_order[each.name] for each in self.rewards)
+        return replace(completion, rewards=in_order, reward=total)
+
+    def _finite(self, name: str, rollout: str, value: float) -> float:
+        if math.isfinite(value):
+            return value
+        if self.config.on_error == "stop":
+            raise RewardError(
+                f"the reward model {name} gave {value} for {rollout}; train it again with a lower "
+                "train.learning_rate, or set score.on_error to zero"
+            )
+        self._errors += 1
+        log.warning("the reward model %s gave %s for %s, which counts 0", name, value, rollout)
+        return 0.0
 
     def take_counts(self) -> dict[str, float]:
         """Errors and timed-out comparisons since this was asked last."""

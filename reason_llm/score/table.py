@@ -4,19 +4,28 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import regex
 from pydantic import Field, ValidationError
 
-from reason_llm.config import Count, RewardSpec, ScoreSection, Section
+from reason_llm.config import (
+    REWARD_MODEL,
+    Count,
+    RewardModelOptions,
+    RewardSpec,
+    ScoreSection,
+    Section,
+)
 from reason_llm.errors import ConfigError
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import CHAT, Completion, Group, Prompt
 from reason_llm.score import shaping, tags
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
 from reason_llm.score.custom import CustomReward
+from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
 from reason_llm.score.math.boxed_math import Equality, matches
-from reason_llm.score.math.extraction import last_answer_tags, last_boxed
+from reason_llm.score.math.extraction import final_boxed, last_answer_tags
 from reason_llm.score.math.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
 
 log = logging.getLogger(__name__)
@@ -91,14 +100,18 @@ class Context:
     """Closes what a reward holds."""
     runs_programs: bool = True
     """False: the rewards are looked at, and none is asked for; no sandbox is started."""
+    answers: Path | None = None
+    """File that keeps what judges answered; None: memory alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A row: exactly one of the two functions is there."""
+    """A row: exactly one of the two functions is there, or a model is asked."""
 
     of_one: OfOne | None = None
     of_group: OfGroup | None = None
+    of_model: bool = False
+    """Whether a reward model gives it, when all of the step is sampled."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion that a majority can be taken of; None: there is none."""
     columns: tuple[str, ...] = ()
@@ -233,6 +246,19 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
     return Reward(of_one)
 
 
+def _model(options: RewardModelOptions, context: Context) -> Reward:
+    # A model of its own has a template of its own, which takes messages.
+    return Reward(of_model=True, columns=(CHAT,) if options.is_outside else ())
+
+
+def _judge(options: JudgeOptions, context: Context) -> Reward:
+    judge = LanguageModelJudge(options, context.answers)
+    context.resources.callback(judge.close)
+    if options.mode == "pairwise":
+        return Reward(of_group=lambda group, _: judge.compare(group), columns=(CHAT,))
+    return Reward(judge.score, columns=(CHAT,))
+
+
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
     function = CustomReward(str(spec.custom), seconds)
@@ -242,7 +268,7 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
-    "boxed": (AnswerOptions, lambda o, c: _answer(last_boxed, o, c)),
+    "boxed": (AnswerOptions, lambda o, c: _answer(final_boxed, o, c)),
     "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
     "code_tests": (NoOptions, _code_tests),
     "code_tests_fraction": (NoOptions, _code_tests_fraction),
@@ -254,6 +280,8 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "cosine": (CosineOptions, _cosine),
     "length": (NoOptions, _length),
     "repetition_penalty": (RepetitionOptions, _repetition),
+    REWARD_MODEL: (RewardModelOptions, _model),
+    "judge": (JudgeOptions, _judge),
 }
 NEED_ANOTHER = ("cosine", "length")
 """Rewards that go by what the first one says is right."""

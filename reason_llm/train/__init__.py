@@ -1,14 +1,28 @@
-"""Learning of a new adapter from the buffer's rollouts: the phase and its maths."""
+"""Learning of a new adapter from the buffer's rollouts or from rows: the phase and its maths."""
 
+from reason_llm.train.actor_critic import Learners, Values
 from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.objectives import Objective, PolicyGradient
+from reason_llm.train.rewards import LengthBias, length_bias
 from reason_llm.train.scored import with_advantages, with_learner_logprobs, without_learner_logprobs
+from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
+from reason_llm.train.values import next_kl_coefficient
 
 __all__ = [
+    "Labels",
     "Learner",
+    "Learners",
     "LearningSettings",
+    "LengthBias",
+    "Objective",
+    "PairLoss",
     "PolicyGradient",
+    "RewardModel",
+    "Supervised",
+    "Values",
     "learning",
+    "length_bias",
+    "next_kl_coefficient",
     "with_advantages",
     "with_learner_logprobs",
     "without_learner_logprobs",

@@ -82,9 +82,11 @@ def per_reward_advantages(
     7.
     """
     normalized_RN = torch.stack(
-        [group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
-         for rewards_N in rewards_RN]
-    )  # fmt: skip
+        [
+            group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
+            for rewards_N in rewards_RN
+        ]
+    )
     total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
     if scale != "whiten":
         return total_N
@@ -105,10 +107,27 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
     return returns_BT
 
 
-def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
-    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal."""
+def whiten(
+    values: Tensor,
+    mask: Tensor,
+    ddof: int = 1,
+    epsilon: float = 1e-8,
+    inside_root: bool = False,
+    shift_mean: bool = True,
+) -> Tensor:
+    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal.
+
+    Args:
+        inside_root: divide by ``sqrt(variance + epsilon)``, as PPO in TRL and verl, and not by
+            ``deviation + epsilon``.
+        shift_mean: False keeps the mean of the masked values, as PPO does for rewards.
+    """
     chosen = values[mask]
+    mean = chosen.mean() if len(chosen) else values.new_zeros(())
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
-        return torch.zeros_like(values)
-    deviation = chosen.std(correction=ddof)
-    return torch.where(mask, (values - chosen.mean()) / (deviation + epsilon), 0.0)
+        whitened = torch.zeros_like(values)
+    elif inside_root:
+        whitened = (values - mean) / (chosen.var(correction=ddof) + epsilon).sqrt()
+    else:
+        whitened = (values - mean) / (chosen.std(correction=ddof) + epsilon)
+    return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)

@@ -1,4 +1,4 @@
-"""The learning phase: gradient steps of the policy adapter on rows.
+"""The learning phase: gradient steps of one role's adapter on rows.
 
 Owns the optimizer and the order of things; what makes a loss is in ``objectives``, the maths in
 ``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
@@ -12,9 +12,10 @@ Shapes: B rows of a micro-batch, T tokens, N rows.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,16 +26,19 @@ from reason_llm.errors import TrainingError
 from reason_llm.model import (
     Datum,
     Model,
+    Role,
     collate,
     collate_columns,
     lay_out,
     policy_logprobs,
     prove_packing,
+    row_scores,
+    token_values,
 )
 from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import micro_batches, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
-from reason_llm.train.objectives import Batch, Counts, Objective, mean_advantage
+from reason_llm.train.objectives import ROWS, Batch, Beside, Counts, Objective, Output
 from reason_llm.train.step_metrics import Tally
 
 Progress = Callable[[int], None]
@@ -55,10 +59,30 @@ class LearningSettings:
     total_optimizer_steps: int
     chunk_tokens: int | None = None
     """Tokens whose logits exist at once; None as for ``logprobs``."""
+    role: Role = "policy"
+    """Whose adapter is trained."""
+    reference: Role = "reference"
+    """Whose log-probs are the column ref_logprobs."""
+    teacher: Role = "teacher"
+    """Whose log-probs are the column teacher_logprobs."""
+
+    def for_critic(self, objective: Objective, train: TrainSection, total: int) -> Self:
+        """Settings of the critic beside this policy.
+
+        Args:
+            total: its optimizer steps.
+        """
+        return replace(
+            self, objective=objective, train=train, total_optimizer_steps=total, role="critic"
+        )
+
+    def with_teacher(self, role: Role) -> Self:
+        """With another role as the teacher."""
+        return replace(self, teacher=role)
 
 
 class Learner:
-    """Optimizer of the policy adapter, and the learning of one step."""
+    """Optimizer of one role's adapter, and the learning of one step."""
 
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
@@ -68,12 +92,15 @@ class Learner:
         if self.is_packed:
             with on_default_stream():
                 prove_packing(model)
+        self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
+        """What the teacher is asked in the place of each prompt, as token ids; empty where it is
+        asked what the policy is asked."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
         """Of the step that was learned last, the policy's log-probs of each row's trained tokens
         before the first update; None for rows that were not passed through the model by then."""
-        self.parameters = [p for p in model.policy.parameters() if p.requires_grad]
+        self.parameters = model.parameters_of(settings.role)
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
@@ -92,14 +119,44 @@ class Learner:
                 step.
             OutOfMemory: one row alone is too much, or the gradient; likewise.
         """
-        settings, train = self.settings, self.settings.train
+        return self.update(step, self.prepared(data), progress)
+
+    def prepared(self, data: Sequence[Datum]) -> list[Datum]:
+        """Rows with the columns that stay constant over the step."""
+        settings, objective, data = self.settings, self.settings.objective, list(data)
+        updates = settings.train.epochs * settings.train.optimizer_steps
+        chosen, names = objective.measured(data, updates)
+        chosen = [i for i in chosen if not all(name in data[i].columns for name in names)]
+        found: dict[str, list[Tensor]] = {}
+        rows = [data[i] for i in chosen]
+        if "old_logprobs" in names:
+            found["old_logprobs"], found["entropies"] = self.measure(rows, settings.role)
+        if "ref_logprobs" in names:
+            found["ref_logprobs"], _ = self.measure(rows, settings.reference)
+        if "teacher_logprobs" in names:
+            found["teacher_logprobs"], _ = self.measure(
+                [self._as_told_to_the_teacher(row) for row in rows], settings.teacher
+            )
+        for name, values in found.items():
+            for i, value in zip(chosen, values, strict=True):
+                data[i] = data[i].with_trained(name, value)
+        return objective.prepared(data)
+
+    def update(
+        self, step: int, data: Sequence[Datum], progress: Progress, prefix: str = "train"
+    ) -> dict[str, float]:
+        """``learn`` on prepared rows.
+
+        Args:
+            prefix: of the metrics' names.
+        """
+        settings, train, objective = self.settings, self.settings.train, self.settings.objective
+        size = ROWS[objective.unit]
         torch.manual_seed(random.Random(f"{settings.seed}/dropout/{step}").getrandbits(63))
-        replays_before = self.micro_batches.replays
         self.updates_in_step, tally = 0, Tally()
         updates = train.epochs * train.optimizer_steps
-        data = self._prepared(data, updates)
-        counted = settings.objective.counted(data)
-        trained = set(settings.objective.trained(data))
+        counted = objective.counted(data)
+        trained = set(objective.trained(data))
         self.logprobs_at_start = [
             datum.on_trained("old_logprobs").float().cpu()
             if i in counted and "old_logprobs" in datum.columns
@@ -109,68 +166,148 @@ class Learner:
         with ending_out_of_memory("making the gradients"):
             for parameter in self.parameters:  # so that a batch without signal is a step of zeros
                 parameter.grad = torch.zeros_like(parameter)
-        for update in range(updates):
-            epoch, part = divmod(update, train.optimizer_steps)
-            seed = f"{settings.seed}/{step}/{epoch}"
-            batch = set(split(len(data), train.optimizer_steps, seed)[part])
-            counts = settings.objective.count([data[i] for i in counted if i in batch])
-            passed = [i for i in counted if i in batch and i in trained]
-            progress(len(batch) - len(passed))
-            self._accumulate(step, data, passed, counts, tally, progress)
-            self._update(step, step * updates + update, tally, [data[i].name for i in passed])
-        advantages = torch.tensor([mean_advantage(data[i]) for i in counted], dtype=torch.float64)
-        return tally.metrics() | {
+        with self.model.using(settings.role):
+            for update in range(updates):
+                epoch, part = divmod(update, train.optimizer_steps)
+                seed = f"{settings.seed}/{step}/{epoch}"
+                parts = split(len(data) // size, train.optimizer_steps, seed)
+                batch = {i * size + side for i in parts[part] for side in range(size)}
+                rows = [data[i] for i in counted if i in batch]
+                counts = objective.count(rows, self._beside(rows))
+                passed = [i for i in counted if i in batch and i in trained]
+                progress(len(batch) - len(passed))
+                self._accumulate(step, data, passed, counts, tally, progress)
+                self._update(step, step * updates + update, tally, [data[i].name for i in passed])
+        found = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
             "train/counted_fraction": len(counted) / len(data),
-            "train/advantage_std": float(advantages.std()) if len(counted) > 1 else 0.0,
+            **objective.describe([data[i] for i in counted]),
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
-            "train/out_of_memory": float(self.micro_batches.replays - replays_before),
+            "train/out_of_memory": float(self.micro_batches.take_replays()),
         }
+        return {f"{prefix}{name.removeprefix('train')}": value for name, value in found.items()}
 
-    def _prepared(self, data: Sequence[Datum], updates: int) -> list[Datum]:
-        """Rows with the columns that stay constant over the step."""
-        objective, data = self.settings.objective, list(data)
-        chosen, names = objective.measured(data, updates)
-        found: dict[str, list[Tensor]] = {}
-        if "old_logprobs" in names:
-            found["old_logprobs"], found["entropies"] = self.logprobs([data[i] for i in chosen])
-        if "ref_logprobs" in names:
-            with self.model.using("reference"):
-                found["ref_logprobs"], _ = self.logprobs([data[i] for i in chosen])
-        for name, values in found.items():
-            for i, value in zip(chosen, values, strict=True):
-                data[i] = data[i].with_trained(name, value)
-        return objective.prepared(data)
+    def park(self) -> None:
+        """Drop the gradients and move the moments to host memory, while another learner learns."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.model.device.type == "cuda":
+            optim.move_state(self.optimizer, torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def fetch(self) -> None:
+        """Move the moments back."""
+        if self.model.device.type == "cuda":
+            optim.move_state(self.optimizer, self.model.device)
 
     @torch.no_grad()
-    def logprobs(self, data: Sequence[Datum]) -> tuple[list[Tensor], list[Tensor]]:
-        """Log-probs and entropies of each row's trained tokens, without dropout."""
+    def judge(self, data: Sequence[Datum]) -> dict[str, float]:
+        """The objective's loss and metrics over rows that are not learned from: ``loss``,
+        ``pair_accuracy`` and so on."""
+        objective, tally = self.settings.objective, Tally()
+        rows = self.prepared(data)
+        counts = objective.count(rows, self._beside(rows))
+
+        def run(indices: list[int]) -> None:
+            part = [rows[i] for i in indices]
+            mask_BT, output_BT, entropies_BT, tokens = self._passed(part)
+            found = objective.loss(_batch(part, mask_BT, output_BT, entropies_BT), counts)
+            loss = found.total / counts.denominator
+            tally.add_micro_batch(
+                loss, mask_BT, tokens, 0, found.values, None, None, found.of_units
+            )
+
+        def restart() -> None:
+            nonlocal tally
+            tally = Tally()
+
+        self.model.policy.eval()
+        with self.model.using(self.settings.role):
+            self.micro_batches.run(rows, run, restart, ROWS[objective.unit])
+        return tally.of_rows()
+
+    def pass_over(self, data: Sequence[Datum]) -> None:
+        """Take prepared rows as those of a step in which nothing is learned."""
+        self.updates_in_step = 0
+        self.logprobs_at_start = [datum.on_trained("old_logprobs").float().cpu() for datum in data]
+
+    def _as_told_to_the_teacher(self, datum: Datum) -> Datum:
+        """The row with the teacher's prompt in its prompt's place, where it has one of its own."""
+        if not self.teacher_prompts:
+            return datum
+        if (prompt := self.teacher_prompts.get(datum.prompt_ids)) is None:
+            raise TrainingError(
+                f"{datum.name} asks what no row of data.train asks, so teacher.prompt cannot be "
+                "filled in for it; set data.train to the file that the rollouts were sampled from, "
+                "or leave teacher.prompt out"
+            )
+        return datum.with_prompt(prompt)
+
+    def _beside(self, rows: Sequence[Datum]) -> list[Beside]:
+        """What the objective wants to know beside its batch before an update."""
+        settings = self.settings
+        if not (beside := settings.objective.beside(rows)):
+            return []
+        ours, _ = self.measure(beside, settings.role)
+        theirs, _ = self.measure(beside, settings.reference)
+        return [Beside(role, reference) for role, reference in zip(ours, theirs, strict=True)]
+
+    def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
+        """Score of each row by the role's head, without dropout."""
+        return [float(each.sum()) for each in self.measure(data, role, "scores")[0]]
+
+    @torch.no_grad()
+    def measure(
+        self, data: Sequence[Datum], role: Role, output: Output | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Output for each row's trained tokens in this role, and entropies, without dropout.
+
+        Args:
+            output: None: the objective's.
+        """
         logprobs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(logprobs)
 
         def run(indices: list[int]) -> None:
-            mask_BT, logprobs_BT, entropies_BT, _ = self._passed([data[i] for i in indices])
+            mask_BT, logprobs_BT, entropies_BT, _ = self._passed(
+                [data[i] for i in indices], role=role, output=output
+            )
             for row, index in enumerate(indices):
                 logprobs[index] = logprobs_BT[row][mask_BT[row]]
                 entropies[index] = entropies_BT[row][mask_BT[row]]
 
         self.model.policy.eval()
-        self.micro_batches.run(data, run, lambda: None)
+        with self.model.using(role):
+            self.micro_batches.run(data, run, lambda: None)
         self.model.policy.train()
         return logprobs, entropies
 
     def _passed(
-        self, data: Sequence[Datum], entropy_gradient: bool = False
+        self,
+        data: Sequence[Datum],
+        entropy_gradient: bool = False,
+        role: Role | None = None,
+        output: Output | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Mask, log-probs and entropies (B, T) of a micro-batch, and its number of tokens."""
-        ids_BT, mask_BT = collate(data, self.model.device)
-        layout = lay_out(data, self.model.device) if self.is_packed else None
-        logprobs_BT, entropies_BT = policy_logprobs(
-            self.model, ids_BT, mask_BT, self.settings.temperature, entropy_gradient, layout,
-            self.settings.chunk_tokens,
-        )  # fmt: skip
+        """Mask, output and entropies (B, T) of a micro-batch, and its number of tokens.
+
+        Args:
+            role: whose head is read; None: that of the role that learns.
+            output: None: the objective's.
+        """
+        model, settings = self.model, self.settings
+        output = output or settings.objective.output
+        ids_BT, mask_BT = collate(data, model.device)
+        layout = lay_out(data, model.device) if self.is_packed else None
         tokens = (ids_BT if layout is None else layout.ids_1N).numel()
-        return mask_BT, logprobs_BT, entropies_BT, tokens
+        if output == "logprobs":
+            logprobs_BT, entropies_BT = policy_logprobs(
+                model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
+                settings.chunk_tokens,
+            )  # fmt: skip
+            return mask_BT, logprobs_BT, entropies_BT, tokens
+        read = {"values": token_values, "scores": row_scores}[output]
+        output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
+        return mask_BT, output_BT, torch.zeros_like(output_BT), tokens
 
     def _accumulate(
         self,
@@ -198,7 +335,8 @@ class Learner:
             done += len(indices)
 
         restart()
-        self.micro_batches.run([data[i] for i in passed], run, restart)
+        size = ROWS[self.settings.objective.unit]
+        self.micro_batches.run([data[i] for i in passed], run, restart, size)
         tally.merge(here)
 
     def _backward(
@@ -211,17 +349,19 @@ class Learner:
             mask_BT, logprobs_BT, entropies_BT, tokens = self._passed(
                 rows, objective.entropy_gradient
             )
-        columns = collate_columns(rows, self.model.device)
-        batch = Batch(mask_BT, logprobs_BT, entropies_BT, columns)
+        batch = _batch(rows, mask_BT, logprobs_BT, entropies_BT)
+        columns = batch.columns
+        gives_logprobs = objective.output == "logprobs"
+        is_sampled = gives_logprobs and "sampler_logprobs" in columns
         is_first = self.updates_in_step == 0
-        if is_first:
+        if is_first and gives_logprobs:
             for row, i in enumerate(indices):
                 if "old_logprobs" not in data[i].columns:  # which are without dropout
                     seen = logprobs_BT.detach()[row][mask_BT[row]]
                     self.logprobs_at_start[i] = seen.float().cpu()
         found = objective.loss(batch, counts)
         loss = found.total / counts.denominator
-        log_ratio_BT = logprobs_BT.detach() - batch.old_BT
+        log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"step {step}: the loss is {loss.item()} on {', '.join(r.name for r in rows)} "
@@ -235,8 +375,11 @@ class Learner:
             tokens,
             padding=0 if self.is_packed else tokens - sum(row.num_tokens for row in rows),
             values=found.values,
-            log_ratio_BT=log_ratio_BT,
-            mismatch_BT=logprobs_BT - columns["sampler_logprobs"] if is_first else None,
+            of_units=found.of_units,
+            log_ratio_BT=log_ratio_BT if is_sampled else None,
+            mismatch_BT=logprobs_BT - columns["sampler_logprobs"]
+            if is_first and is_sampled
+            else None,
         )
         tally.left_out += found.masked_out
 
@@ -259,6 +402,14 @@ class Learner:
         with ending_out_of_memory("taking the optimizer's step"):
             self.optimizer.step()
         tally.add_update(norm, rate)
+
+
+def _batch(
+    rows: Sequence[Datum], mask_BT: Tensor, output_BT: Tensor, entropies_BT: Tensor
+) -> Batch:
+    rewards_B = torch.tensor([row.reward for row in rows], device=mask_BT.device)
+    columns = collate_columns(rows, mask_BT.device)
+    return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B)
 
 
 def split(count: int, parts: int, seed: str) -> list[list[int]]:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reason_llm.config import Aggregation, Algorithm, Correction, KLEstimator, Ratio, Surrogate
+from reason_llm.config import (
+    SURROGATES,
+    Aggregation,
+    Algorithm,
+    Correction,
+    KLEstimator,
+    Ratio,
+    Surrogate,
+)
 
 VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 """(k, lambda) of VESPO's weight for advantages from 0 up, and below."""
@@ -45,8 +53,8 @@ def policy_loss(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
     Returns:
         loss_BT, and clipped_BT: True where a clip took the token's gradient away.
     """
-    loss_BT, clipped_BT = SURROGATES[row.surrogate](row, terms)
-    if terms.weights_BT is not None and row.surrogate not in TAKE_WEIGHTS_THEMSELVES:
+    loss_BT, clipped_BT = FUNCTIONS[row.surrogate](row, terms)
+    if terms.weights_BT is not None and not SURROGATES[row.surrogate].weights_inside:
         loss_BT = loss_BT * terms.weights_BT
     return loss_BT, clipped_BT
 
@@ -98,7 +106,7 @@ def _ratio(row: Algorithm, terms: Terms) -> Tensor:
     return importance_ratio(terms.logprobs_BT, terms.old_BT, terms.mask_BT, row.ratio)
 
 
-SURROGATES: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]] = {
+FUNCTIONS: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]] = {
     "reinforce": _reinforce,
     "clip": _clip,
     "cispo": _cispo,
@@ -106,8 +114,7 @@ SURROGATES: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]]
     "gmpo": _gmpo,
     "vespo": _vespo,
 }
-TAKE_WEIGHTS_THEMSELVES = ("vespo",)
-"""Surrogates whose own ratio holds the importance weights."""
+"""By the names of ``config.SURROGATES``, which says what each reads."""
 
 
 def importance_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: Ratio) -> Tensor:

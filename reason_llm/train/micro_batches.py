@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
 from reason_llm.model.vllm import is_out_of_memory
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class MicroBatches:
@@ -25,29 +27,38 @@ class MicroBatches:
     def __init__(self, tokens: int, device: torch.device, is_packed: bool = False) -> None:
         self.tokens = tokens
         self.is_packed = is_packed
-        self.replays = 0
-        """How often work began again."""
+        self._replays = 0
         self._device = device
+
+    def take_replays(self) -> int:
+        """How often work began again since this was asked last."""
+        found, self._replays = self._replays, 0
+        return found
 
     def run(
         self,
         data: Sequence[Datum],
         work: Callable[[list[int]], None],
         restart: Callable[[], None],
+        size: int = 1,
     ) -> None:
         """Call ``work`` on the indices of every micro-batch; out of memory, call ``restart`` and
         begin again.
 
+        Args:
+            size: rows of a unit: each ``size`` rows that follow each other stay together.
+
         Raises:
-            OutOfMemory: a rollout alone in its micro-batch is too much.
+            OutOfMemory: a unit alone in its micro-batch is too much.
         """
         lengths = [datum.num_tokens for datum in data]
+        largest = max(map(sum, units(lengths, size)), default=0)
         while True:
             try:
                 for batch in (
-                    packed_batches(data, self.tokens)
+                    packed_batches(data, self.tokens, size)
                     if self.is_packed
-                    else padded_batches(lengths, self.tokens)
+                    else padded_batches(lengths, self.tokens, size)
                 ):
                     work(batch)
                 return
@@ -56,15 +67,16 @@ class MicroBatches:
                     raise
                 failed = " ".join(str(error).split())[:200]
             # Outside the handler, whose traceback holds the tensors that take the memory.
-            if self.tokens <= max(lengths):
+            if self.tokens <= largest:
+                what = "row" if size == 1 else "pair"
                 raise OutOfMemory(
-                    f"out of memory with one rollout of {max(lengths)} tokens in a micro-batch "
+                    f"out of memory with one {what} of {largest} tokens in a micro-batch "
                     f"({failed}); lower sample.max_new_tokens or model.context_tokens, or set "
                     "train.gradient_checkpointing to true or model.quantize to nf4; what was "
                     "learned and sampled so far is saved"
                 )
-            self.tokens = max(max(lengths), self.tokens // 2)
-            self.replays += 1
+            self.tokens = max(largest, self.tokens // 2)
+            self._replays += 1
             log.warning(
                 "out of memory while learning (%s): again with micro-batches of %d tokens",
                 failed,
@@ -111,55 +123,86 @@ MOST_PADDING = 0.05
 """Of all tokens that go through the model."""
 
 
-def padded_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
-    padding, longest rows first.
+def units(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Cut into parts of ``size`` that stay together."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
-    A row longer than the budget is a micro-batch of its own. Longest first: if memory does not
+
+def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) -> list[list[int]]:
+    """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
+    padding, longest units first.
+
+    A unit longer than the budget is a micro-batch of its own. Longest first: if memory does not
     suffice, it shows at once.
+
+    Args:
+        size: rows of a unit, which is never split.
     """
+    longest_of = [max(unit) for unit in units(lengths, size)]
     batches: list[list[int]] = []
     real = padded = 0  # tokens of all batches so far, without padding and with it
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        # The first row of a batch is its longest.
-        longest = lengths[batches[-1][0]] if batches else 0
-        fits = batches and (len(batches[-1]) + 1) * longest <= budget_tokens
-        real += lengths[index]
-        if fits and padded + longest - real <= MOST_PADDING * (padded + longest):
-            batches[-1].append(index)
-            padded += longest
+    for unit in sorted(range(len(longest_of)), key=lambda u: (-longest_of[u], u)):
+        rows = list(range(unit * size, unit * size + size))
+        # The first unit of a batch holds its longest row.
+        longest = longest_of[batches[-1][0] // size] if batches else 0
+        fits = batches and (len(batches[-1]) + size) * longest <= budget_tokens
+        real += sum(lengths[row] for row in rows)
+        if fits and padded + size * longest - real <= MOST_PADDING * (padded + size * longest):
+            batches[-1] += rows
+            padded += size * longest
         else:
-            batches.append([index])
-            padded += lengths[index]
+            batches.append(rows)
+            padded += size * longest_of[unit]
     return batches
 
 
-def packed_batches(data: Sequence[Datum], budget_tokens: int) -> list[list[int]]:
+def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that all tokens together are within the budget, a prompt's counted once;
-    completions of a prompt are side by side, the group with the longest row first.
+    units of a prompt are side by side, the group with the longest row first.
 
-    A row longer than the budget is a micro-batch of its own.
+    A unit longer than the budget is a micro-batch of its own.
+
+    Args:
+        size: rows of a unit, which is never split.
     """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, datum in enumerate(data):
-        groups.setdefault(datum.prompt_ids, []).append(index)
+    groups: dict[tuple[int, ...], list[list[int]]] = {}
+    for unit in units(range(len(data)), size):
+        groups.setdefault(data[unit[0]].prompt_ids, []).append(list(unit))
+
+    def by_length(unit: list[int]) -> tuple[int, int]:
+        return -max(data[i].num_tokens for i in unit), unit[0]
+
     for group in groups.values():
-        group.sort(key=lambda i: (-data[i].num_tokens, i))
+        group.sort(key=by_length)
     batches: list[list[int]] = []
     tokens = keys = 0  # of the last batch
     prompts: set[tuple[int, ...]] = set()
-    for group in sorted(groups.values(), key=lambda g: (-data[g[0]].num_tokens, g[0])):
-        for index in group:
-            row = data[index]
-            prompt = row.prompt_ids
-            more = row.num_tokens - (len(prompt) if prompt in prompts else 0)
+    for group in sorted(groups.values(), key=lambda g: by_length(g[0])):
+        for unit in group:
+            more, new = _tokens_added(data, unit, prompts)
+            more_keys = sum(data[i].num_tokens for i in unit)
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + row.num_tokens <= MOST_KEYS_PER_TOKEN * budget_tokens:
-                batches[-1].append(index)
-                tokens, keys = tokens + more, keys + row.num_tokens
+            if batches and fits and keys + more_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
+                batches[-1] += unit
+                tokens, keys = tokens + more, keys + more_keys
+                prompts |= new
             else:
-                batches.append([index])
-                tokens = keys = row.num_tokens
-                prompts = set()
-            prompts.add(prompt)
+                batches.append(unit)
+                tokens, prompts = _tokens_added(data, unit, set())
+                keys = more_keys
     return batches
+
+
+def _tokens_added(
+    data: Sequence[Datum], unit: Sequence[int], prompts: set[tuple[int, ...]]
+) -> tuple[int, set[tuple[int, ...]]]:
+    """Tokens that a unit adds to a micro-batch with these prompts, and its prompts that are new."""
+    more, new = 0, set[tuple[int, ...]]()
+    for i in unit:
+        prompt = data[i].prompt_ids
+        more += data[i].num_tokens
+        if prompt in prompts or prompt in new:
+            more -= len(prompt)
+        else:
+            new.add(prompt)
+    return more, new

@@ -9,15 +9,21 @@ Shapes: B rows of a micro-batch, T tokens, N rows.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from reason_llm.config import Algorithm
+from reason_llm.config import Algorithm, CriticSection
 from reason_llm.model import Datum
-from reason_llm.train import advantages, losses
+from reason_llm.train import advantages, losses, values
+
+Output = Literal["logprobs", "values", "scores"]
+"""Log-probs; values by the role's head, read where log-probs are; or a score of the row, at its
+last trained token."""
+Unit = Literal["sequence", "pair"]
+ROWS: dict[Unit, int] = {"sequence": 1, "pair": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +33,21 @@ class Counts:
     denominator: float
     """What the sum of the losses is divided by."""
     tokens: int
-    """Trained tokens: those of the highest entropies, if only those are trained."""
-    min_entropy: float
+    """Trained tokens: those of the highest entropies, if only those are trained; of pairs, those of
+    the chosen sides."""
+    min_entropy: float = -math.inf
     """Tokens below it are not trained."""
+    baseline: float = 0.0
+    """KTO's reference point: the KL over the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Outputs of a row beside the batch, for its trained tokens, without a gradient."""
+
+    role: Tensor
+    """Of the role that learns."""
+    reference: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +57,13 @@ class Batch:
     mask_BT: Tensor
     """True where a token is trained."""
     logprobs_BT: Tensor
-    """Of the policy as it is now, with gradient; 0 outside the mask."""
+    """The objective's output of the model as it is now, with gradient; 0 outside the mask."""
     entropies_BT: Tensor
+    """0 where the output is no log-prob."""
     columns: Mapping[str, Tensor]
     """Of the rows, by name."""
+    rewards_B: Tensor
+    """Each row's number: its reward, its label, or the margin of its pair."""
 
     @property
     def old_BT(self) -> Tensor:
@@ -60,14 +81,21 @@ class Loss:
     """(B, T) by metric: their means over the masked tokens are told."""
     masked_out: int = 0
     """Rows all of whose tokens the objective took out."""
+    of_units: Mapping[str, Tensor] = field(default_factory=dict)
+    """(U,) by metric, one for each row or pair: their means are told."""
 
 
 class Objective(Protocol):
     """Interface of an objective."""
 
     @property
-    def unit(self) -> Literal["sequence", "pair"]:
-        """Unit that a micro-batch may not split."""
+    def output(self) -> Output:
+        """What is asked of the model for each token."""
+        ...
+
+    @property
+    def unit(self) -> Unit:
+        """Unit that a micro-batch may not split. The sides of a pair follow each other."""
         ...
 
     @property
@@ -91,13 +119,59 @@ class Objective(Protocol):
         """The counted rows that have a gradient; the others need no pass."""
         ...
 
-    def count(self, data: Sequence[Datum]) -> Counts:
-        """Over the counted rows of an optimizer batch, trained or not."""
+    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+        """Further rows whose output is measured, without a gradient, before each update on
+        these."""
+        ...
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+        """Over the counted rows of an optimizer batch, trained or not.
+
+        Args:
+            beside: of the rows that ``beside`` names.
+        """
         ...
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """Masked sum of a micro-batch, with its metrics."""
         ...
+
+    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
+        """Metrics of a step's counted rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllRows:
+    """Base of objectives in which every row counts and nothing is measured before."""
+
+    output: Output = "logprobs"
+    unit: Unit = "sequence"
+    entropy_gradient: bool = False
+
+    def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
+        """Nothing."""
+        return [], ()
+
+    def prepared(self, data: Sequence[Datum]) -> list[Datum]:
+        """The rows as they are."""
+        return list(data)
+
+    def counted(self, data: Sequence[Datum]) -> list[int]:
+        """All."""
+        return list(range(len(data)))
+
+    def trained(self, data: Sequence[Datum]) -> list[int]:
+        """All."""
+        return list(range(len(data)))
+
+    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+        """None."""
+        return []
+
+    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +183,12 @@ class PolicyGradient:
     max_new_tokens: int
     rounding_nats: float = 0.0
     """Log-ratios of policy and sampler up to this count as 0 in the importance weights."""
-    unit: Literal["sequence", "pair"] = "sequence"
+    critic: CriticSection = field(default_factory=CriticSection)
+    """Of PPO's row: how values become advantages."""
+    teacher_coefficient: float = 1.0
+    """Of the row opd."""
+    output: Output = "logprobs"
+    unit: Unit = "sequence"
 
     @property
     def entropy_gradient(self) -> bool:
@@ -121,19 +200,26 @@ class PolicyGradient:
         which tokens are trained; the base's log-probs where there is a KL."""
         row = self.row
         names: tuple[str, ...] = ()
-        if self._is_shaped or updates > 1 or row.top_entropy_fraction < 1:
+        if row.needs_whole_step or updates > 1 or row.top_entropy_fraction < 1:
             names += ("old_logprobs", "entropies")
         if row.kl != "none":
             names += ("ref_logprobs",)
-        if self._is_shaped:
+        if row.teacher:
+            names += ("teacher_logprobs",)
+        if row.needs_whole_step:
             return list(range(len(data))), names
         # The highest entropies are a part of those of all counted tokens.
         return self.counted(data) if row.top_entropy_fraction < 1 else self.trained(data), names
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
-        """With the KL taken off the rewards, where the row has it there."""
-        if not self._is_shaped:
+        """With advantages from log-probs and values, where the row makes them so: the KL taken off
+        the rewards, the critic's, the teacher's."""
+        if not self.row.needs_whole_step:
             return list(data)
+        if self.row.critic:
+            return with_critic(data, self.row, self.critic)
+        if self.row.teacher:
+            return with_teacher(data, self.teacher_coefficient)
         found = shaped_advantages(data, self.row)
         return [
             datum.with_trained("advantages", values)
@@ -165,13 +251,17 @@ class PolicyGradient:
             return counted
         return [i for i in counted if bool(data[i].columns["advantages"].any())]
 
-    def count(self, data: Sequence[Datum]) -> Counts:
+    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+        """None."""
+        return []
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
         """The row's denominator, and the entropy from which on a token is trained."""
         row = self.row
         lengths = [datum.num_trained for datum in data]
         total = losses.denominator(lengths, row.aggregation, self.max_new_tokens)
         if row.top_entropy_fraction == 1 or not data:
-            return Counts(total, max(1, sum(lengths)), -math.inf)
+            return Counts(total, max(1, sum(lengths)))
         entropies_N = torch.cat([datum.on_trained("entropies") for datum in data])
         threshold = losses.top_entropy_threshold(entropies_N, row.top_entropy_fraction)
         return Counts(total, max(1, int((entropies_N >= threshold).sum())), threshold)
@@ -189,23 +279,35 @@ class PolicyGradient:
         )
         loss_BT, clipped_BT = losses.policy_loss(row, terms)
         loss_BT = loss_BT * kept_BT
-        values = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
+        measured = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
         if row.kl != "none":
-            values["kl"] = losses.kl_penalty(logprobs_BT, batch.columns["ref_logprobs"], row.kl)
+            measured["kl"] = losses.kl_penalty(logprobs_BT, batch.columns["ref_logprobs"], row.kl)
             if row.kl_place == "loss":
-                loss_BT = loss_BT + row.kl_coefficient * values["kl"]
+                loss_BT = loss_BT + row.kl_coefficient * measured["kl"]
         if terms.weights_BT is not None:
-            values["correction"] = terms.weights_BT
+            measured["correction"] = terms.weights_BT
         total = losses.masked_sum(loss_BT, mask_BT, row.aggregation)
         if row.entropy_coefficient > 0:  # a mean over the trained tokens, whatever the sums
             bonus = (batch.entropies_BT * kept_BT).sum() / counts.tokens
             total = total - row.entropy_coefficient * bonus * counts.denominator
-        return Loss(total, values, masked_out)
+        return Loss(total, measured, masked_out)
 
-    @property
-    def _is_shaped(self) -> bool:
-        """Whether the KL is in the reward."""
-        return self.row.kl_place != "loss"
+    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
+        """The standard deviation of the advantages; the KL of a whole completion, in nats, where
+        it is off the reward; the reverse KL to the teacher, of a token."""
+        found = torch.tensor([mean_advantage(datum) for datum in data], dtype=torch.float64)
+        described = {"train/advantage_std": float(found.std()) if len(data) > 1 else 0.0}
+        if self.row.needs_whole_step and self.row.kl != "none" and data:
+            kl = sum(float(_log_ratio(datum, "ref_logprobs").sum()) for datum in data)
+            described["train/kl_per_completion"] = kl / len(data)
+        if self.row.teacher and data:
+            ratios = torch.cat([_log_ratio(datum, "teacher_logprobs") for datum in data])
+            described["train/teacher_kl"] = float(ratios.mean())
+        return described
+
+    def with_kl_coefficient(self, coefficient: float) -> Self:
+        """The objective with another weight of the KL."""
+        return replace(self, row=replace(self.row, kl_coefficient=coefficient))
 
     def _weights(self, batch: Batch) -> Tensor | None:
         row = self.row
@@ -236,6 +338,67 @@ def mean_advantage(datum: Datum) -> float:
     """Mean advantage of the row's trained tokens; 0 without any."""
     values = datum.on_trained("advantages").double()
     return float(values.mean()) if len(values) else 0.0
+
+
+def _log_ratio(datum: Datum, name: str) -> Tensor:
+    """log pi_old less another's log-probs, of the trained tokens."""
+    return datum.on_trained("old_logprobs") - datum.on_trained(name)
+
+
+def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) -> list[Datum]:
+    """Rows with the columns ``advantages``, whitened where the row says so, and ``returns``.
+
+    Args:
+        data: with the columns old_values and old_logprobs, and ref_logprobs where there is a KL in
+            the rewards.
+
+    Source: arXiv:1909.08593 eq. 2 (rewards); arXiv:1506.02438 eq. 16 (advantages).
+    """
+
+    def padded(name: str) -> Tensor:
+        columns = [datum.on_trained(name).double() for datum in data]
+        return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
+
+    values_NT = padded("old_values")
+    lengths_N = torch.tensor([datum.num_trained for datum in data], device=values_NT.device)
+    places_T = torch.arange(values_NT.shape[1], device=values_NT.device)
+    mask_NT = places_T[None] < lengths_N[:, None]
+    scores_N = torch.tensor([d.reward for d in data], dtype=torch.float64, device=values_NT.device)
+    off_reward = row.kl != "none" and row.kl_place == "token_reward"
+    policy_NT = padded("old_logprobs")
+    rewards_NT, _, _ = values.kl_in_reward(
+        policy_NT,
+        padded("ref_logprobs") if off_reward else policy_NT,
+        mask_NT,
+        scores_N,
+        row.kl_coefficient if off_reward else 0.0,
+        row.kl if off_reward else "k1",
+    )
+    advantages_NT, returns_NT = values.gae(
+        rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
+    )
+    if row.scale == "whiten":
+        advantages_NT = advantages.whiten(advantages_NT, mask_NT)
+    return [
+        datum.with_trained("advantages", advantages_NT[i, :length].float()).with_trained(
+            "returns", returns_NT[i, :length].float()
+        )
+        for i, (datum, length) in enumerate(zip(data, lengths_N.tolist(), strict=True))
+    ]
+
+
+def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
+    """Rows with the column ``advantages``: of each token the teacher's log-prob less the policy's.
+
+    Args:
+        data: with the columns old_logprobs and teacher_logprobs.
+
+    Source: arXiv:2306.13649 eq. 1, whose gradient at beta = 1 the policy gradient estimates.
+    """
+    return [
+        datum.with_trained("advantages", -coefficient * _log_ratio(datum, "teacher_logprobs"))
+        for datum in data
+    ]
 
 
 def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:

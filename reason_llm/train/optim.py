@@ -50,6 +50,15 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
         }
 
 
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move the moments, and the blocks' scales of the 8-bit ones, to another device."""
+    for parameter in _parameters(optimizer):
+        state = optimizer.state[parameter]
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = value.to(device)
+
+
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
     the schedule.

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
+SHOWN_AS = {"correction": "importance_weight"}
+"""Names of means in the metrics, where they are not the sum's."""
 
 
 @dataclass(slots=True)
@@ -24,6 +26,9 @@ class Tally:
     sums: dict[str, Tensor | float] = field(default_factory=dict)
     mismatch_max: float = 0.0
     log_ratios: list[Tensor] = field(default_factory=list)
+    unit_sums: dict[str, Tensor | float] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    """How many rows or pairs each of these sums is over."""
     rate: float = 0.0
 
     def add_micro_batch(
@@ -33,8 +38,9 @@ class Tally:
         passed: int,
         padding: int,
         values: Mapping[str, Tensor],
-        log_ratio_BT: Tensor,
+        log_ratio_BT: Tensor | None,
         mismatch_BT: Tensor | None,
+        of_units: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a micro-batch.
 
@@ -42,8 +48,9 @@ class Tally:
             passed: tokens of the micro-batch.
             padding: those of them that are none.
             values: (B, T) by name, whose means over the masked tokens are wanted.
-            log_ratio_BT: the policy's log-probs less the old ones.
+            log_ratio_BT: the policy's log-probs less the old ones; None where there are none.
             mismatch_BT: the learner's less the sampler's; None once the policy has moved.
+            of_units: (U,) by name, whose means over rows or pairs are wanted.
         """
         self._add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
@@ -51,7 +58,13 @@ class Tally:
         self.padding += padding
         for name, value_BT in values.items():
             self._add(name, (value_BT.detach().float() * mask_BT).sum())
-        self.log_ratios.append(log_ratio_BT.detach()[mask_BT].float().cpu())
+        for name, value_U in (of_units or {}).items():
+            if not len(value_U):  # such as the good ones where all are bad
+                continue
+            self.unit_sums[name] = self.unit_sums.get(name, 0.0) + value_U.detach().float().sum()
+            self.units[name] = self.units.get(name, 0) + value_U.numel()
+        if log_ratio_BT is not None:
+            self.log_ratios.append(log_ratio_BT.detach()[mask_BT].float().cpu())
         if mismatch_BT is not None:
             mismatch_N = mismatch_BT.detach()[mask_BT].float()
             if len(mismatch_N):
@@ -74,6 +87,9 @@ class Tally:
         self.left_out += other.left_out
         self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
         self.log_ratios += other.log_ratios
+        for name, value in other.unit_sums.items():
+            self.unit_sums[name] = self.unit_sums.get(name, 0.0) + value
+            self.units[name] = self.units.get(name, 0) + other.units[name]
         for name, value in other.sums.items():
             self._add(name, value)
 
@@ -81,6 +97,13 @@ class Tally:
     def largest_log_ratio(self) -> float:
         """Largest log-ratio by absolute value; 0 if no token was passed."""
         return max((float(part.abs().max()) for part in self.log_ratios if len(part)), default=0.0)
+
+    def of_rows(self) -> dict[str, float]:
+        """The loss, means over tokens and means over rows or pairs, by their names alone."""
+        sums = {name: float(value) for name, value in self.sums.items()}
+        found = {"loss": sums.pop("loss", 0.0)}
+        found |= {name: value / max(1, self.tokens) for name, value in sums.items()}
+        return found | {name: float(v) / self.units[name] for name, v in self.unit_sums.items()}
 
     def metrics(self) -> dict[str, float]:
         """Means over tokens, or over optimizer steps for loss and gradient norm. A metric without
@@ -93,7 +116,9 @@ class Tally:
             found["sampler_kl"] = sampler_kl / compared
             found["sampler_mismatch_max"] = self.mismatch_max
         if self.tokens:
-            found |= {name: value / self.tokens for name, value in sums.items()}
+            found |= {SHOWN_AS.get(n, n): value / self.tokens for n, value in sums.items()}
+        found |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}
+        if self.tokens and self.log_ratios:
             ratios = torch.cat(self.log_ratios).exp()
             for name, quantile in RATIO_QUANTILES.items():
                 # torch.quantile takes no more than 2^24 numbers.
@@ -104,7 +129,7 @@ class Tally:
             "train/learning_rate": self.rate,
             "train/tokens": float(self.tokens),
             "train/padding_fraction": self.padding / max(1, self.passed),
-            "train/left_out": float(self.left_out),
+            "train/masked_out": float(self.left_out),
         }
 
     def _add(self, name: str, value: Tensor | float) -> None:

@@ -1,4 +1,4 @@
-"""This project and TRL's GRPOTrainer do the same work on a CPU, in turn, in one run.
+"""This project and TRL's trainers do the same work on a CPU, in turn, in one run.
 
 Each side is a process of its own, which takes one optimizer step when it is its turn: ours, TRL,
 ours, TRL, and so on, so that other load falls on both. The first step of each is a warm-up. Numbers
@@ -8,7 +8,8 @@ learning; TRL's loading of data and logging between steps are left out. Peak mem
 largest resident memory from start to end, and once more without what its libraries took before it
 began. vLLM is hidden from both: neither uses it here, and TRL would import it.
 
-Not here: what the sides do (``cpu_ours``, ``cpu_trl``) and on what (``cpu_workloads``).
+Not here: what the sides do (``cpu_ours``, ``cpu_trl``; ``cpu_rows_ours``, ``cpu_rows_trl``) and on
+what (``cpu_workloads``, ``cpu_rows``).
 """
 
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -25,7 +26,8 @@ from typing import Any, Self
 import orjson
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import cpu_workloads
+from benchmarks import cpu_rows, cpu_workloads
+from benchmarks.cpu_rows import RowsWorkload
 from benchmarks.cpu_workloads import ROOT, Workload
 from reason_llm.files import read_text
 
@@ -128,9 +130,10 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             place = Path(folder) / name
-            workload = cpu_workloads.make(name, 1 + repeats, small, place / "model")
+            make = cpu_rows.make if name in cpu_rows.STAGES else cpu_workloads.make
+            workload: Workload | RowsWorkload = make(name, 1 + repeats, small, place / "model")
             if trl_rows is not None:
-                workload = cpu_workloads.with_rows(workload, trl_rows)
+                workload = replace(workload, trl_rows=trl_rows)
             results = _measure(workload, place, threads, extras)
             found["workloads"].append(
                 {
@@ -147,14 +150,16 @@ def run(
     return found
 
 
-def _measure(workload: Workload, place: Path, threads: int, extras: bool) -> list[Result]:
+def _measure(
+    workload: Workload | RowsWorkload, place: Path, threads: int, extras: bool
+) -> list[Result]:
     """All sides, a step each in turn."""
-    variants: dict[str, tuple[Workload, list[str]]] = {
+    variants: dict[str, tuple[Workload | RowsWorkload, list[str]]] = {
         "ours": (workload, []),
         "trl": (workload, []),
     }
     if extras and workload.trl_rows_small is not None:
-        fewer = cpu_workloads.with_rows(workload, workload.trl_rows_small)
+        fewer = replace(workload, trl_rows=workload.trl_rows_small)
         variants["trl_small"] = (fewer, [])
         variants["trl_chunked"] = (workload, ["chunked"])
     place.mkdir(parents=True, exist_ok=True)
@@ -165,7 +170,7 @@ def _measure(workload: Workload, place: Path, threads: int, extras: bool) -> lis
         for name, (variant, more) in variants.items():
             file = place / f"{name}.json"
             file.write_bytes(orjson.dumps(variant.to_json()))
-            module = "cpu_ours" if name == "ours" else "cpu_trl"
+            module = workload.modules[name != "ours"]
             arguments = [str(file), str(place / name), *more]
             sides[name] = stack.enter_context(Side(module, arguments, place / name, threads))
         for number in range(len(workload.steps)):

@@ -7,7 +7,7 @@ tokens, the end-of-sequence token included.
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Workload:
     """The same where it takes the least memory; None: not measured apart."""
     rank: int = 16
     alpha: float = 32.0
+    modules: tuple[str, str] = ("cpu_ours", "cpu_trl")
+    """Our side and TRL's."""
 
     @property
     def rows(self) -> int:
@@ -78,7 +80,8 @@ class Workload:
             for step in value["steps"]
         )
         lengths = None if value["lengths"] is None else tuple(value["lengths"])
-        return cls(**{**value, "steps": steps, "lengths": lengths})
+        modules = tuple(value["modules"])
+        return cls(**{**value, "steps": steps, "lengths": lengths, "modules": modules})
 
 
 def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
@@ -91,8 +94,14 @@ def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
 def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
     """The quick start: its model, prompts, reward and sizes."""
     prompts_per_step = 8 if small else 64
-    config = load(ROOT / "configs" / "quickstart.yaml", {"data.eval": None, "eval.every": 10,
-                  "data.train": str(ROOT / "data" / "arithmetic_train.jsonl")})  # fmt: skip
+    config = load(
+        ROOT / "configs" / "quickstart.yaml",
+        {
+            "data.eval": None,
+            "eval.every": 10,
+            "data.train": str(ROOT / "data" / "arithmetic_train.jsonl"),
+        },
+    )
     everything = load_data(config, load_tokenizer(str(TINY)), 1024).prompts
     steps = tuple(
         tuple(
@@ -227,8 +236,3 @@ def _made_prompts(folder: Path, step: int, count: int, least: int, most: int) ->
         ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
         made.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
     return tuple(made)
-
-
-def with_rows(workload: Workload, rows: int) -> Workload:
-    """The same work with another number of rows in TRL's passes."""
-    return replace(workload, trl_rows=rows)

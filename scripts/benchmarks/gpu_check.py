@@ -176,9 +176,14 @@ class _Rounds:
     def make_learner(self) -> None:
         config = ours.config_of(self.work, "native")
         settings = LearningSettings(
-            PolicyGradient(ours.ROW, self.work.completion_tokens), config.train, 1.0,
-            self.plan.micro_batch_tokens, 0, ROUNDS, self.plan.chunk_tokens,
-        )  # fmt: skip
+            PolicyGradient(ours.ROW, self.work.completion_tokens),
+            config.train,
+            1.0,
+            self.plan.micro_batch_tokens,
+            0,
+            ROUNDS,
+            self.plan.chunk_tokens,
+        )
         self.learner = Learner(self.model, settings)
 
     def run(self) -> None:

@@ -258,6 +258,14 @@ def _step() -> None:
     counts = torch.zeros(most, VOCABULARY, dtype=torch.int32)
     for begin in (starts, None):  # vLLM has counted the tokens of some steps before
         batch.post_update(
-            rows, computed, last, counts, drawn, sampled, rejected, begin, tokens,
+            rows,
+            computed,
+            last,
+            counts,
+            drawn,
+            sampled,
+            rejected,
+            begin,
+            tokens,
             state.total_len.gpu,
-        )  # fmt: skip
+        )

@@ -71,9 +71,13 @@ def test_train_twice_then_evaluate_and_export(
 
     sums = ROOT / "data" / "arithmetic_test.jsonl"
     found = reason_llm.evaluate(
-        run, sets=[f"sums={sums}"], k=2, compare="base", out=tmp_path / "evaluated",
+        run,
+        sets=[f"sums={sums}"],
+        k=2,
+        compare="base",
+        out=tmp_path / "evaluated",
         overrides={"eval.limit": 2, "log.console": "quiet"},
-    )  # fmt: skip
+    )
     assert found["k"] == 2
     assert set(found["models"]) == {"adapter", "base"}
     parity = reason_llm.export(run, tmp_path / "merged", dtype="float32")

@@ -40,7 +40,7 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     assert all(f"\n  {name} " in shown for name in COMMANDS)
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    assert set(COMMANDS) - {"plan"} == scripts - {"benchmark", "make_tiny"}
+    assert set(COMMANDS) - {"plan"} == scripts - {"benchmark", "make_arithmetic", "make_tiny"}
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["trian"], "error: unknown command 'trian'; did you mean train?\n"),
         (["\x1b[31m"], "error: unknown command '\\x1b[31m'; name one of train, plan, evaluate, "
-         "chat, export, report, rescore\n"),
+         "chat, export, report, rescore, pairs\n"),
         ([], "error: no command; name one of train, plan, evaluate, chat, export, report, rescore, "
-         "or see reason-llm --help\n"),
+         "pairs, or see reason-llm --help\n"),
         (["report"], "error: the following arguments are required: RUN; see --help\n"),
         (["plan", "--run.stesp", "3"], "error: unknown argument '--run.stesp'; did you mean "
          "--run.steps?\n"),
@@ -109,8 +109,11 @@ def test_a_reader_that_goes_away_ends_the_help_as_other_programs() -> None:
     for arguments, codes in ((["--help"], {141}), (["train", "--help"], {0, 141})):
         process = subprocess.Popen(
             [sys.executable, "-c", CALL + "sys.exit(code)", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""

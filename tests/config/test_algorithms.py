@@ -1,16 +1,19 @@
 """The table: rows, overrides, refusals."""
 
 import re
+from typing import get_args
 
 import pytest
 
 from reason_llm.config.algorithm import AlgorithmSection
-from reason_llm.config.algorithms import ALGORITHMS, columns, resolve
+from reason_llm.config.algorithms import ALGORITHMS, SURROGATES, Surrogate, columns, resolve
+from reason_llm.train.losses import FUNCTIONS
 
 
 def test_grpo_with_equal_clips_is_the_dapo_row_with_sequence_mean() -> None:
-    dapo = resolve("dapo", {"clip_high": 0.2, "aggregation": "sequence_mean",
-                            "dynamic_sampling": 1})  # fmt: skip
+    dapo = resolve(
+        "dapo", {"clip_high": 0.2, "aggregation": "sequence_mean", "dynamic_sampling": 1}
+    )
     grpo = resolve("grpo", {"kl": "none"})
     assert [getattr(dapo, c) for c in columns()] == [getattr(grpo, c) for c in columns()]
 
@@ -84,3 +87,9 @@ def test_a_contradiction_names_both(name: str, overrides: dict, first: str, seco
 
 def test_every_row_names_its_paper() -> None:
     assert all("arXiv:" in row.source or "doi:" in row.source for row in ALGORITHMS.values())
+
+
+def test_a_surrogate_is_a_form_and_a_function_of_the_same_name() -> None:
+    assert set(SURROGATES) == set(FUNCTIONS) == set(get_args(Surrogate))
+    columns_of_some = {column for form in SURROGATES.values() for column in form.columns}
+    assert columns_of_some < set(columns())

@@ -34,6 +34,13 @@ def test_other_numbers_are_what_they_were(text: str, value: object) -> None:
     assert parse(f"a: {text}") == {"a": value}
 
 
+@pytest.mark.parametrize("text", ["a: &x [1]\nb: *x", "a: &x {b: 1}\nc: {<<: *x}", "- &x [\n*x]"])
+def test_an_alias_is_refused_and_an_anchor_alone_is_not(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^line 2: the alias \*x is not taken; write its value"):
+        parse(text)
+    assert parse("a: &x [1]") == {"a": [1]}
+
+
 @pytest.mark.parametrize("value", [True, -1, 1.0, "1", None, 1 << 60])
 def test_a_count_is_a_count(value: object) -> None:
     with pytest.raises(ValueError, match=r"step is .*, not a count"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reason_llm.data.forms import Problem
-from reason_llm.data.load import question_key
+from reason_llm.data.sets import question_key
 from reason_llm.errors import ConfigError, DataError
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]

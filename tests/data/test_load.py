@@ -228,44 +228,12 @@ def test_a_bad_code_row_is_named(row: dict, named: str, tmp_path: Path, load: Ca
     assert "\n" not in str(caught.value)
 
 
-# --- other forms
+# --- prompts
 
 
 def test_prompts_alone(tmp_path: Path, load: Callable) -> None:
     (prompt,) = load(lines(tmp_path, {"prompt": "Q"}), data__form="prompts").prompts
     assert ("Q<" in prompt.text, prompt.answer) == (True, "")
-
-
-def test_demonstrations_and_preferences(tmp_path: Path, load: Callable) -> None:
-    reply = [{"role": "assistant", "content": "abc"}]
-    path = lines(
-        tmp_path, {"prompt": "Q", "completion": "abc"}, {"prompt": "Q", "completion": reply}
-    )
-    (loaded,) = load(path, data__form="demonstrations").training
-    assert len(loaded.prompts) == 2
-    assert loaded.targets_tokens[0] == loaded.targets_tokens[1] > 0
-    path = lines(tmp_path, {"prompt": "Q", "chosen": "abc", "rejected": "abc abc"})
-    (loaded,) = load(path, data__form="preferences").training
-    assert len(loaded.targets_tokens) == 2
-    assert loaded.targets_tokens[0] < loaded.targets_tokens[1]
-
-
-@pytest.mark.parametrize(
-    ("form", "row", "named"),
-    [
-        ("demonstrations", {"prompt": "Q", "answer": "1"}, "lacks column 'completion'"),
-        ("demonstrations", {"prompt": "Q", "completion": " "}, "'completion' is ' '"),
-        ("preferences", {"prompt": "Q", "chosen": "a"}, "lacks column 'rejected'"),
-        ("preferences", {"prompt": "Q", "chosen": "a", "rejected": "a"}, "the same text"),
-        ("prompts", {"answer": "1"}, "data.columns.prompt"),
-    ],
-)
-def test_a_bad_row_of_another_form(
-    form: str, row: dict, named: str, tmp_path: Path, load: Callable
-) -> None:
-    with pytest.raises(DataError, match=named) as caught:
-        load(lines(tmp_path, row), data__form=form)
-    assert "rows.jsonl:1: " in str(caught.value)
 
 
 # --- data sets as they are shipped, in small

@@ -188,9 +188,9 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda f: ["--data.pass_rate.column", "rate"],
         ["rows.jsonl:1", "'rate'", "data.pass_rate.column"],
     ),
-    "a form that is not trained on": (
+    "a form that is not the stage's": (
         lambda f: ["--data.form", "preferences"],
-        ["data.form=preferences", "--data-check"],
+        ["data.form=preferences contradicts stage=rl"],
     ),
     "a second training set that is missing": (
         lambda f: ["--data.train", f"[{f / 'rows.jsonl'}, {f / 'no.csv'}]"],

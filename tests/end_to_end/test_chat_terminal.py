@@ -7,7 +7,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,9 +28,14 @@ QUESTION = "What is 3 + 4?"
 
 def call(*arguments: str, message: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, CHAT, *arguments], input=message, capture_output=True, text=True,
-        cwd=ROOT, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, CHAT, *arguments],
+        input=message,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -76,9 +80,12 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-    arguments: list[str], message: str, problem: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    arguments: list[str],
+    message: str,
+    problem: str,
+) -> None:
     monkeypatch.setattr(sys, "argv", [CHAT, *arguments])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message.encode())))
     with pytest.raises(SystemExit) as ended:
@@ -119,7 +126,7 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     assert "\x1b[2m<think>" in dim  # the base thinks before it answers
     terminal.tmux("set-buffer", "What is\n3 + 4?\n")
     terminal.tmux("paste-buffer", "-p", "-r")
-    time.sleep(0.5)
+    terminal.wait("base> What is\n3 + 4?\n")
     terminal.tmux("send-keys", "Enter")
     asked = terminal.wait("base> ", times=5)
     assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
@@ -127,8 +134,7 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     terminal.wait("/tempreature is no command; did you mean /temperature?")
     terminal.type("/max_new_tokens 4000")
     terminal.type("Talk")
-    terminal.wait("base> Talk\n")
-    time.sleep(0.5)
+    terminal.wait_until(lambda shown: bool(shown.partition("base> Talk\n")[2].strip()), "an answer")
     terminal.tmux("send-keys", "C-c")
     screen = terminal.wait("(stopped)")
     assert "Traceback" not in screen

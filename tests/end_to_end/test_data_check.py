@@ -18,6 +18,7 @@ from reason_llm.app.console import Console
 from reason_llm.config import Config
 from reason_llm.run import metrics
 from reason_llm.score.code import code_tests
+from stages import OF_FORM
 
 TRAIN = ROOT / "scripts" / "train.py"
 Call = Callable[..., tuple[int, str, str]]
@@ -30,7 +31,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (tmp_path / "model" / "model.safetensors").unlink()
 
     def call(data: dict, *arguments: str, **sections: Any) -> tuple[int, str, str]:
-        tree = {"model": {"path": str(tmp_path / "model")}, "data": data, **sections}
+        of_form = OF_FORM[data.get("form", "problems")]
+        tree = {"model": {"path": str(tmp_path / "model")}, "data": data, **of_form, **sections}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
         config = str(tmp_path / "config.yaml")
         monkeypatch.setattr(sys, "argv", [str(TRAIN), config, "--data-check", *arguments])
@@ -101,15 +103,58 @@ def test_the_first_ten_errors(tmp_path: Path, call: Call) -> None:
     assert f"train {train}: 13 rows, 1 taken" in shown
 
 
-def test_other_forms_are_checked_and_wrong_options_are_one_line(tmp_path: Path, call: Call) -> None:
-    train = lines(tmp_path / "a.jsonl", {"prompt": "Q", "chosen": "good one", "rejected": "bad"})
-    code, shown, _ = call({"train": train, "form": "preferences"})
+def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> None:
+    pair = {"prompt": "Q\x1b[2J", "chosen": "good one", "rejected": "bad", "margin": 0.5}
+    train = lines(tmp_path / "a.jsonl", pair, pair | {"chosen": "bad"})
+    code, shown, _ = call({"train": train, "form": "preferences", "system_prompt": "none"})
+    assert code == 2  # for the second row
+    assert shown.startswith(f"train {train}: 2 rows, 1 taken as 2 rows of tokens\n  row tokens: ")
+    assert "  learned tokens: min " in shown
+    assert "first 1 rows: 1 end with an end token, 1 have the ids of their text" in shown
+    asked = "<|im_start|>user\nQ\\x1b[2J<|im_end|>\n<|im_start|>assistant\n\n"
+    assert f", value 0.5\n{asked}--- learned, 9 tokens:\ngood one<|im_end|>\n" in shown
+    assert f"tokens\n{asked}--- learned, 4 tokens:\nbad<|im_end|>\n1 errors" in shown
+    assert f"  {train}:2: 'chosen' and 'rejected' are the same text; remove the row\n" in shown
+
+
+def test_parts_between_turns_are_read_and_not_learned(tmp_path: Path, call: Call) -> None:
+    talk = [
+        {"role": role, "content": content}
+        for role, content in (("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "B"))
+    ]
+    train = lines(tmp_path / "a.jsonl", {"messages": talk}, {"messages": talk[:2]})
+    problems = lines(tmp_path / "b.jsonl", {"question": "Q", "answer": "1"})
+    data = {"train": train, "form": "demonstrations", "system_prompt": "none", "eval": problems}
+    code, shown, _ = call(data)
     assert code == 0
-    assert "completion tokens: min " in shown
-    assert "--- no gold answer" in shown
-    code, shown, errors = call({"train": train, "template": "r0_zero"})
-    assert (code, shown, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith("error: data.template='r0_zero'")
+    assert (
+        "--- learned, 2 tokens:\nA<|im_end|>\n--- read, 10 tokens:\n\n"
+        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n\n"
+        "--- learned, 2 tokens:\nB<|im_end|>\n"
+    ) in shown
+    assert f"eval {problems}: 1 rows, 1 taken\n" in shown
+    assert f"ask what an evaluation set asks: 2, such as {train}:1" in shown
+    assert shown.endswith("no errors\n")
+
+
+def test_a_long_document_is_shown_in_part(tmp_path: Path, call: Call) -> None:
+    train = lines(tmp_path / "a.jsonl", {"text": "0123456789" * 300})
+    code, shown, _ = call({"train": train, "form": "texts", "max_tokens": 2000})
+    assert code == 0
+    assert "1 rows, 2 taken\n" in shown
+    assert "… and 999 tokens more\n" in shown
+    assert len(shown) < 3500
+
+
+def test_wrong_options_are_one_line(tmp_path: Path, call: Call) -> None:
+    train = lines(tmp_path / "a.jsonl", {"prompt": "Q", "chosen": "good one", "rejected": "bad"})
+    for data, named in (
+        ({"template": "r0_zero"}, "data.template='r0_zero'"),
+        ({"form": "preferences", "max_tokens": 9999}, "data.max_tokens=9999 is not from 2 to "),
+    ):
+        code, shown, errors = call({"train": train, **data})
+        assert (code, shown, errors.count("\n")) == (2, "", 1)
+        assert errors.startswith(f"error: {named}")
 
 
 def test_a_column_that_a_custom_reward_asks_for(tmp_path: Path, call: Call) -> None:

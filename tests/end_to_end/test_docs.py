@@ -66,8 +66,13 @@ ADDED = {
     "--sample.engine transformers",
     "scripts/chat.py": "--max-new-tokens 16",
     "--k": "--k 2",
-    "--run.steps": "--run.steps 2",  # more than those that are done
+    "ppo": "--critic.warmup_steps 0",
     "--plan": "--model.path hub/Qwen2.5-7B-Instruct",
+    "configs/rlhf_tiny.yaml": "--critic.warmup_steps 0 --model.path model/tiny",
+    "configs/sample_tiny.yaml": "--data.eval data/arithmetic_test.jsonl "
+    "--sample.prompts_per_step 16",  # so that some are right
+    "configs/rejection_tiny.yaml": "--sample.prompts_per_step 16",
+    "--run.steps": "--run.steps 2",  # more than those that are done
     "configs/dapo_qwen2.5-7b_24gb.yaml": "--sample.max_new_tokens 1024 --sample.prompts_per_step 1 "
     "--sample.completions_per_prompt 2",  # its punishment spans 1024 tokens
 }
@@ -122,6 +127,9 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows(folder / f"{name}.jsonl", tests)
     for name in ("my_problems", "my_held_out", "aime2025"):
         rows(folder / f"{name}.jsonl", *sums(question="{q}", answer="{a}"))
+    rows(folder / "my_texts.jsonl", *({"text": f"{n} + 2 = {n + 2}"} for n in range(1, 13)))
+    scored = sums(prompt="{q}", completion="<answer>{a}</answer>")
+    rows(folder / "my_scored.jsonl", *({**row, "score": n} for n, row in enumerate(scored)))
     (config,) = (
         b for b in blocks(ROOT / "docs" / "configs.md") if "path: model/my_model" in b.text
     )

@@ -343,3 +343,22 @@ def test_in_the_run_s_own_folder_a_finished_evaluation_gives_way(
     code, _, error = call(*asked, "--k", "2")
     assert code == 2
     assert "holds an evaluation with other options" in error
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff", None], ids=str)
+def test_a_damaged_header_is_told_as_damaged(
+    call: Call, run_folder: Path, tmp_path: Path, damage: bytes | None
+) -> None:
+    out = tmp_path / "out"
+    asked = [run_folder, "--eval.limit", "1", "--out", out]
+    assert call(*asked)[0] == 0
+    header = out / "evaluation.json"
+    header.unlink()
+    if damage is not None:
+        header.write_bytes(damage)
+    code, _, error = call(*asked)
+    assert code == 2
+    assert error.startswith(f"error: {header} is damaged (")
+    assert error.count("\n") == 1
+    assert (out / "problems.jsonl").exists()
+    assert call(*asked, "--run.resume", "never")[0] == 0

@@ -32,9 +32,11 @@ def test_three_steps_and_an_export(
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
     config = small_run(
-        model=options, sample__max_new_tokens=8, train__learning_rate=1e-2,
+        model=options,
+        sample__max_new_tokens=8,
+        train__learning_rate=1e-2,
         score__rewards=[{"custom": f"{reward}:mine"}],
-    )  # fmt: skip
+    )
     run_training(config, Console("quiet"))
     run = config.run.directory / "small"
     records = metrics.read_all(run)
@@ -57,9 +59,16 @@ def test_three_steps_and_an_export(
 
 def request(run: Path, out: Path) -> Request:
     return Request(
-        source=run, out=out, base=None, adapter_only=False, dtype="float32",
-        shard_bytes=2**30, rollouts=None, push=None, gguf=None,
-    )  # fmt: skip
+        source=run,
+        out=out,
+        base=None,
+        adapter_only=False,
+        dtype="float32",
+        shard_bytes=2**30,
+        rollouts=None,
+        push=None,
+        gguf=None,
+    )
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["lm_head"]], ids=["all-linear", "head"])

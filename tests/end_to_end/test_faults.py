@@ -6,8 +6,6 @@ had been sampled, nothing learned that was not. A representative dozen here; all
 
 import os
 import shutil
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +26,7 @@ from faults import (
     Trainer,
     differences,
     done_twice,
+    make_start,
     outcome,
     remount,
     rollouts,
@@ -35,9 +34,7 @@ from faults import (
     write_config,
 )
 from reason_llm.run import metrics
-
-SUFFERED: list[tuple[Fault, float]] = []
-"""With the seconds until the run had recovered."""
+from stage_runs import STAGES
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +54,8 @@ def whole(
     def get(run: str) -> tuple[Ended, Path]:
         if run not in found:
             folder = home / f"whole-{run}"
+            if run in STAGES:
+                make_start(trainer, home)
             write_config(folder, run)
             # Not forked from the others' parent: nothing may hang on the hashes of a process.
             ended = trainer.run(folder, Fault("", "", is_fresh=run == "plain"))
@@ -109,7 +108,7 @@ def test_killed_at_any_moment(
 
 def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like: Path) -> None:
     """Have a run suffer the faults in turn, call it again, and compare."""
-    started, run = time.perf_counter(), RUNS[faults[0].run]
+    run = RUNS[faults[0].run]
     folder = like.parent / f"victim-{len(list(like.parent.glob('victim-*')))}"
     write_config(folder, faults[0].run)
     expected, expected_rollouts = outcome(like), rollouts(like)
@@ -149,7 +148,6 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
         * run.updates_per_checkpoint
         for f in faults
     )
-    SUFFERED.extend((fault, (time.perf_counter() - started) / len(faults)) for fault in faults)
     shutil.rmtree(folder)
 
 
@@ -167,18 +165,3 @@ def check_end(fault: Fault, ended: Ended) -> None:
         assert "Traceback" not in ended.printed, ended.printed
     if fault.kind in SAVES and ended.status in (130, 143):
         assert ended.printed.count("stopped; the same command goes on from here") == 1
-
-
-@pytest.fixture(scope="module", autouse=True)
-def summary(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How many faults of which kind and phase, and how long recovering took."""
-    yield
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if len(SUFFERED) < len(ALL) // 2 or reporter is None:
-        return
-    seconds = sum(seconds for _, seconds in SUFFERED)
-    reporter.write_line(f"\n{len(SUFFERED)} faults suffered in {seconds:.0f} s")
-    for title in ("phase", "kind", "run"):
-        counts = Counter(getattr(fault, title) for fault, _ in SUFFERED)
-        shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        reporter.write_line(f"  by {title}: {shown}")

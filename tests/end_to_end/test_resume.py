@@ -119,8 +119,10 @@ def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object
     config = write_config(tmp_path)
     ended = subprocess.run(
         [sys.executable, str(DIE_AT), LEARNING, "1", str(config)],
-        capture_output=True, text=True, env=os.environ | {"DIE_OF": "SIGTERM"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | {"DIE_OF": "SIGTERM"},
+    )
     assert (ended.returncode, "stopped; the same" in ended.stderr) == (143, True)
     names = sorted(p.name for p in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
     assert names == ["step-00000000", "step-00000001"]

@@ -314,9 +314,13 @@ def test_starting_afresh_from_saved_rollouts(
     ids=lambda value: str(value),
 )
 def test_rollouts_that_do_not_fit(
-    spoil: dict[str, int], problem: str, folder: Path, config: str, tmp_path: Path,
+    spoil: dict[str, int],
+    problem: str,
+    folder: Path,
+    config: str,
+    tmp_path: Path,
     call: Callable[..., tuple[int, str]],
-) -> None:  # fmt: skip
+) -> None:
     document = read_document(folder / "runs" / "first" / "buffers" / "step-00000000.json.gz")
     value = orjson.loads(orjson.dumps({"groups": document.groups}))
     run = {"id": "x", "name": "y", "config": document.run.config}
@@ -368,5 +372,7 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     if findings.state == "alarm":
         assert "The rollouts are saved ones (run.from_buffer)" in findings.advice
     records = metrics.read(runs / "dapo8" / "metrics.jsonl")
-    assert records[1]["train/correction"] == 1.0  # the base sampled these, and learns from them
-    assert records[-1]["train/correction"] != 1.0
+    assert (
+        records[1]["train/importance_weight"] == 1.0
+    )  # the base sampled these, and learns from them
+    assert records[-1]["train/importance_weight"] != 1.0

@@ -74,8 +74,16 @@ def test_what_a_run_leaves_behind(
     assert resolved.model_dump() == expected
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert orjson.loads((folder / "summary.json").read_bytes()) == summary
-    for key in ("accuracy_before", "accuracy_after", "steps", "sampling_seconds",
-                "learning_seconds", "total_seconds", "peak_rss_mib", "adapter"):  # fmt: skip
+    for key in (
+        "accuracy_before",
+        "accuracy_after",
+        "steps",
+        "sampling_seconds",
+        "learning_seconds",
+        "total_seconds",
+        "peak_rss_mib",
+        "adapter",
+    ):
         assert summary[key] is not None
     assert summary["total_seconds"] > summary["sampling_seconds"] + summary["learning_seconds"]
     records = metrics.read(folder / "metrics.jsonl")

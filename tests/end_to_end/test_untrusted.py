@@ -64,10 +64,17 @@ def call(folder: Path, tree: dict, *options: str, umask: int = 0o022) -> tuple[i
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     ended = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "train.py"), str(folder / "config.yaml"), *options],
-        cwd=folder, capture_output=True, timeout=200, umask=umask,
-        env={**os.environ, **{name: f"{CANARY}-{name}" for name in SECRETS}, "COLUMNS": "300",
-             "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        timeout=200,
+        umask=umask,
+        env={
+            **os.environ,
+            **{name: f"{CANARY}-{name}" for name in SECRETS},
+            "COLUMNS": "300",
+            "PYTHONPATH": str(ROOT),
+        },
+    )
     return ended.returncode, (ended.stdout + ended.stderr).decode()
 
 
@@ -159,9 +166,12 @@ def test_nothing_shown_acts_on_a_terminal(capsys: pytest.CaptureFixture) -> None
 def test_a_terminal_that_knows_ascii_alone(tmp_path: Path) -> None:
     code = "from reason_llm.app.console import Console; Console('plain').line('35 \\u2192 91 é')"
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    )
     assert ended.stdout == b"35 \\u2192 91 \\xe9\n"
 
 
@@ -221,7 +231,7 @@ def test_an_adapter_s_config_in_a_checkpoint_is_never_followed(
     run = RunIdentity("run-a", "small", {})
     with BackgroundWriter() as writer:
         state = checkpoint.save(
-            tmp_path, RunState(run, 1, None), shared_model.policy, optimizer, 2, writer
+            tmp_path, RunState(run, 1, None), shared_model, {"policy": optimizer}, 2, writer
         )
     assert state.folder is not None
     hostile = state.folder / "adapter_config.json"
@@ -231,4 +241,4 @@ def test_an_adapter_s_config_in_a_checkpoint_is_never_followed(
     hostile.write_bytes(orjson.dumps(content))
     with pytest.raises(CheckpointError, match=r"adapter_config\.json is not what was written"):
         checkpoint.read(state.folder)
-    checkpoint.restore(state, shared_model.policy, optimizer)  # it reads the tensors alone
+    checkpoint.restore(state, shared_model, {"policy": optimizer})  # it reads the tensors alone

@@ -50,7 +50,7 @@ NUM_PROJECTIONS = 8
 def rows() -> dict[str, Algorithm]:
     """Every row, dapo with each option, and the row that takes the correction into its ratio."""
     return {
-        **ALGORITHMS,
+        **{name: row for name, row in ALGORITHMS.items() if not (row.critic or row.teacher)},
         **{f"dapo {json.dumps(options)}": resolve("dapo", options) for options in OPTIONS},
         "vespo corrected": resolve("vespo", {"correction": "token_truncate"}),
     }

@@ -40,10 +40,18 @@ def make_base(folder: Path, dtype: torch.dtype) -> None:
     """12 layers of width 1024 and a vocabulary of 32,000, tied, random."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=32000, hidden_size=1024, intermediate_size=3584, num_hidden_layers=12,
-        num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=2048,
-        tie_word_embeddings=True, bos_token_id=0, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import families
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
@@ -47,6 +48,47 @@ def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict) -> N
     with pytest.raises(ModelError) as caught:
         check_model(ModelSection(path=path))
     assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+NONSENSE: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"n_head": -1}),  # -1 stands for whatever fits where a shape is made of it
+    ("gpt2", {"n_embd": -64}),
+    ("bloom", {"n_head": -1}),
+    ("gptj", {"rotary_dim": 0}),
+    ("gptj", {"rotary_dim": 3}),
+    ("gptj", {"rotary_dim": 999}),
+    ("opt", {"num_attention_heads": -1}),
+    ("falcon_new", {"num_kv_heads": 3}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), NONSENSE, ids=str)
+def test_numbers_with_which_no_pass_is_possible_are_one_line(
+    tmp_path: Path, family: str, changes: dict
+) -> None:
+    """Before the weights are read."""
+    path = families.make(tmp_path, family)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ModelError) as caught:
+        check_model(ModelSection(path=path, dtype="float32"))
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", families.OLDER)
+def test_families_whose_numbers_fit_pass(tmp_path: Path, family: str) -> None:
+    check_model(ModelSection(path=families.make(tmp_path, family), dtype="float32"))
+
+
+def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
+    """A table of fewer positions than the pass has tokens: a pass of shapes reads no table."""
+    path = families.make(tmp_path, "opt", max_position_embeddings=1)
+    section = ModelSection(path=path, dtype="float32")
+    check_model(section)
+    with pytest.raises(ModelError, match="no forward pass is possible") as caught:
+        Model(section, load_tokenizer(path), seed=0)
     assert "\n" not in str(caught.value)
 
 

@@ -60,13 +60,28 @@ def with_code(folder: Path, mark: Path) -> Path:
 
 def train(folder: Path, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "scripts/train.py", "configs/quickstart.yaml",
-         *("--model.path", str(model), "--run.directory", str(folder / "runs"), "--run.steps", "1"),
-         *("--run.buffer", str(folder / "buffer.json"), "--eval.limit", "4"),
-         *("--sample.prompts_per_step", "2", *options)],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL,
+        [
+            sys.executable,
+            "scripts/train.py",
+            "configs/quickstart.yaml",
+            *(
+                "--model.path",
+                str(model),
+                "--run.directory",
+                str(folder / "runs"),
+                "--run.steps",
+                "1",
+            ),
+            *("--run.buffer", str(folder / "buffer.json"), "--eval.limit", "4"),
+            *("--sample.prompts_per_step", "2", *options),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        stdin=subprocess.DEVNULL,
         env={**os.environ, "HF_HOME": str(folder / "home"), "COLUMNS": "200"},
-    )  # fmt: skip
+    )
 
 
 def test_code_that_comes_with_a_model_runs_only_when_asked(tmp_path: Path) -> None:
@@ -225,10 +240,15 @@ def test_a_tokenizer_s_limit_that_is_none_is_one_line(tmp_path: Path, limit: Any
 @pytest.mark.parametrize("pattern", ["(", "[", "(?P<x>", "\\p{nothing}"])
 def test_a_tokenizer_s_pattern_that_is_refused_is_one_line(tmp_path: Path, pattern: str) -> None:
     path = changed(
-        tmp_path / "copy", "tokenizer.json",
-        pre_tokenizer={"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
-                       "invert": False},
-    )  # fmt: skip
+        tmp_path / "copy",
+        "tokenizer.json",
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+    )
     with pytest.raises(ModelError, match="its tokenizer cannot be read") as caught:
         load_tokenizer(path)
     assert "\n" not in str(caught.value)

@@ -4,35 +4,26 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reason_llm.model.logprobs import target_logprobs, token_logprobs
+from reason_llm.model.logprobs import target_logprobs
 
 
 def case(dtype: torch.dtype, bias: bool) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(3, 11, 16, generator=generator).to(dtype).requires_grad_()
+    hidden = torch.randn(19, 16, generator=generator).to(dtype).requires_grad_()
     head = torch.randn(37, 16, generator=generator).to(dtype)
     bias_V = torch.randn(37, generator=generator).to(dtype) if bias else None
-    ids = torch.randint(37, (3, 11), generator=generator)
-    mask = torch.rand(3, 11, generator=generator) < 0.6
-    mask[:, 0] = False
-    return hidden, head, bias_V, ids, mask
+    ids = torch.randint(37, (19,), generator=generator)
+    return hidden, head, bias_V, ids
 
 
-def plain(hidden, head, bias, ids, mask, temperature, softcap=None):
-    """Entry t from hidden state t - 1, over full logits."""
+def plain(hidden, head, bias, ids, temperature, softcap=None):
+    """Over full logits."""
     logits = torch.nn.functional.linear(hidden, head, bias).to(torch.float64)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     logits = logits / temperature
     full = logits.log_softmax(-1)
-    logprobs = torch.zeros(ids.shape, dtype=torch.float64)
-    entropy = torch.zeros(ids.shape, dtype=torch.float64)
-    for row in range(ids.shape[0]):
-        for t in range(1, ids.shape[1]):
-            if mask[row, t]:
-                logprobs[row, t] = full[row, t - 1, ids[row, t]]
-                entropy[row, t] = -(full[row, t - 1].exp() * full[row, t - 1]).sum()
-    return logprobs, entropy
+    return full.gather(-1, ids[:, None])[:, 0], -(full.exp() * full).sum(-1)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
@@ -42,13 +33,13 @@ def plain(hidden, head, bias, ids, mask, temperature, softcap=None):
 def test_equal_to_full_logits(
     chunk: int, temperature: float, bias: bool, softcap: float | None
 ) -> None:
-    hidden, head, bias_V, ids, mask = case(torch.float32, bias)
-    logprobs, entropy = token_logprobs(hidden, ids, mask, head, bias_V, temperature, chunk, softcap)
-    weights = torch.linspace(-1, 1, ids.numel()).view(ids.shape)
+    hidden, head, bias_V, ids = case(torch.float32, bias)
+    logprobs, entropy = target_logprobs(hidden, ids, head, bias_V, temperature, chunk, softcap)
+    weights = torch.linspace(-1, 1, len(ids))
     (logprobs * weights).sum().backward()
     found = hidden.grad.clone()
     hidden.grad = None
-    expected, expected_entropy = plain(hidden, head, bias_V, ids, mask, temperature, softcap)
+    expected, expected_entropy = plain(hidden, head, bias_V, ids, temperature, softcap)
     (expected * weights).sum().backward()
     assert torch.allclose(logprobs.double(), expected, atol=1e-5)
     assert torch.allclose(entropy.double(), expected_entropy, atol=1e-5)
@@ -57,26 +48,26 @@ def test_equal_to_full_logits(
 
 
 def test_double_precision_gradient_is_exact() -> None:
-    hidden, head, _, ids, mask = case(torch.float64, bias=False)
+    hidden, head, _, ids = case(torch.float64, bias=False)
 
     def total(h: torch.Tensor) -> torch.Tensor:
-        return token_logprobs(h, ids, mask, head, None, 0.9, 5)[0].square().sum()
+        return target_logprobs(h, ids, head, None, 0.9, 5)[0].square().sum()
 
     assert torch.autograd.gradcheck(total, (hidden,))
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_the_entropy_has_an_exact_gradient_when_asked(softcap: float | None) -> None:
-    hidden, head, _, ids, mask = case(torch.float64, bias=False)
+    hidden, head, _, ids = case(torch.float64, bias=False)
 
     def total(h: torch.Tensor) -> torch.Tensor:
-        logprobs, entropy = token_logprobs(
-            h, ids, mask, head, None, 0.9, 5, softcap, entropy_gradient=True
+        logprobs, entropy = target_logprobs(
+            h, ids, head, None, 0.9, 5, softcap, entropy_gradient=True
         )
         return logprobs.square().sum() + entropy.pow(3).sum()
 
     assert torch.autograd.gradcheck(total, (hidden,))
-    _, entropy = token_logprobs(hidden, ids, mask, head, None, 0.9, 5, softcap)
+    _, entropy = target_logprobs(hidden, ids, head, None, 0.9, 5, softcap)
     assert not entropy.requires_grad
 
 
@@ -96,13 +87,15 @@ def test_an_adapter_on_the_head_learns_exactly(chunk: int, softcap: float | None
         logits = softcap * torch.tanh(logits / softcap)
     full = (logits / 0.9).log_softmax(-1)
     expected = full.gather(-1, ids[:, None])[:, 0], -(full.exp() * full).sum(-1)
-    wanted = torch.autograd.grad(expected[0].square().sum() + expected[1].pow(3).sum(),
-                                 (hidden, low, up))  # fmt: skip
+    wanted = torch.autograd.grad(
+        expected[0].square().sum() + expected[1].pow(3).sum(), (hidden, low, up)
+    )
     found = target_logprobs(hidden, ids, head, bias, 0.9, chunk, softcap, True, (low, up))
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-12)
-    gradients = torch.autograd.grad(found[0].square().sum() + found[1].pow(3).sum(),
-                                    (hidden, low, up))  # fmt: skip
+    gradients = torch.autograd.grad(
+        found[0].square().sum() + found[1].pow(3).sum(), (hidden, low, up)
+    )
     for gradient, exact in zip(gradients, wanted, strict=True):
         assert torch.allclose(gradient, exact, atol=1e-12)
     _, entropy = target_logprobs(hidden, ids, head, bias, 0.9, chunk, softcap, False, (low, up))
@@ -124,18 +117,16 @@ class LargestTensor(TorchDispatchMode):
 
 def test_logits_never_exist_as_a_whole() -> None:
     tokens, vocabulary, width, chunk = 512, 4096, 8, 16
-    hidden = torch.randn(1, tokens + 1, width, requires_grad=True)
+    hidden = torch.randn(tokens, width, requires_grad=True)
     head = torch.randn(vocabulary, width)
-    ids = torch.randint(vocabulary, (1, tokens + 1))
-    mask = torch.ones(1, tokens + 1, dtype=torch.bool)
-    mask[:, 0] = False
+    ids = torch.randint(vocabulary, (tokens,))
     with LargestTensor() as watch:
-        token_logprobs(hidden, ids, mask, head, None, 1.0, chunk)[0].sum().backward()
+        target_logprobs(hidden, ids, head, None, 1.0, chunk)[0].sum().backward()
     assert watch.elements == chunk * vocabulary
 
 
 def test_no_gradient_is_made_where_none_is_wanted() -> None:
-    hidden, head, _, ids, mask = case(torch.float32, bias=False)
+    hidden, head, _, ids = case(torch.float32, bias=False)
     with torch.no_grad():
-        logprobs, _ = token_logprobs(hidden, ids, mask, head, None, 1.0)
+        logprobs, _ = target_logprobs(hidden, ids, head, None, 1.0)
     assert not logprobs.requires_grad

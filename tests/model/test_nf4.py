@@ -201,9 +201,13 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def section_of(folder: Path, quantize: str = "nf4") -> ModelSection:
     return ModelSection.model_validate(
-        {"path": str(folder), "quantize": quantize, "dtype": "bfloat16",
-         "adapter": {"rank": 8, "alpha": 16}}
-    )  # fmt: skip
+        {
+            "path": str(folder),
+            "quantize": quantize,
+            "dtype": "bfloat16",
+            "adapter": {"rank": 8, "alpha": 16},
+        }
+    )
 
 
 @pytest.mark.parametrize("under_vllm", [False, True])

@@ -16,9 +16,13 @@ from reason_llm.model.attention import Segments
 
 
 def operator(
-    query_NHD: Tensor, key_MKD: Tensor, value_MKD: Tensor, ends: tuple[Tensor, Tensor],
-    scale: float | None, window_size: tuple[int, int],
-) -> Tensor:  # fmt: skip
+    query_NHD: Tensor,
+    key_MKD: Tensor,
+    value_MKD: Tensor,
+    ends: tuple[Tensor, Tensor],
+    scale: float | None,
+    window_size: tuple[int, int],
+) -> Tensor:
     """Each segment by itself; queries end with the keys and see so many before their own."""
     query_ends, key_ends = (each.tolist() for each in ends)
     before, after = window_size
@@ -42,20 +46,35 @@ def operator(
 
 
 def of_torch_213(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
-    max_q: int, max_k: int, *, scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError("Expect query and key/value to have the same number of heads")
     return operator(query, key, value, (cu_seq_q, cu_seq_k), scale, window_size)
 
 
 def of_torch_211(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
-    max_q: int, max_k: int, *, scale: float | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return operator(query, key, value, (cu_seq_q, cu_seq_k), scale, window_size)
 
 

@@ -35,7 +35,7 @@ def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
         optimizer.step()
         now = RunState(state.run, step, None, drawn=7 * step, micro_batch_tokens=step or None)
         with BackgroundWriter() as writer:
-            return checkpoint.save(tmp_path, now, model.policy, optimizer, keep, writer)
+            return checkpoint.save(tmp_path, now, model, {"policy": optimizer}, keep, writer)
 
     return save
 
@@ -140,7 +140,7 @@ def test_what_is_written_is_what_was_when_it_was_asked_for(model: Model, tmp_pat
         asked = threading.Event()
         writer.submit(asked.wait)
         writer.submit(optimizer.step)  # moves the parameters before the checkpoint's turn comes
-        saved = checkpoint.save(tmp_path, state, model.policy, optimizer, 2, writer)
+        saved = checkpoint.save(tmp_path, state, model, {"policy": optimizer}, 2, writer)
         asked.set()
     assert not torch.equal(before[0], parameters[0])
     written = load_file(str((saved.folder or tmp_path) / "adapter_model.safetensors"))

@@ -28,5 +28,5 @@ def test_a_damaged_one_is_begun_anew(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     path.write_bytes(content)
     plan = plan_only(Config.model_validate({"data": {"train": "x"}, "model": {"path": str(TINY)}}))
-    environment.record_start(tmp_path, 2, Data([], [], [], []), plan)
+    environment.record_start(tmp_path, 2, Data([], [], [], []), None, plan)
     assert [start["step"] for start in orjson.loads(path.read_bytes())["starts"]] == [2]

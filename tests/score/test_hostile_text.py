@@ -25,6 +25,7 @@ from reason_llm.score.math.boxed_math import _spelled, is_worked_out, majority
 from reason_llm.score.math.extraction import (
     candidates,
     extract_answer,
+    final_boxed,
     last_answer_tags,
     last_boxed,
 )
@@ -66,9 +67,14 @@ def texts(unit: str, length: int) -> list[str]:
 
 
 def cpu_seconds(call: Callable[[str], Any], text: str) -> float:
-    """CPU time of this thread, of the quicker of two runs where the first is over the bar."""
+    """CPU time of this thread, of the quickest of up to six runs while they are over the bar: a
+    core that others use is slower by half, and what backtracks is slower by thousands."""
     seconds = _once(call, text)
-    return seconds if seconds < MAX_CPU_SECONDS else min(seconds, _once(call, text))
+    for _ in range(5):
+        if seconds < MAX_CPU_SECONDS:
+            break
+        seconds = min(seconds, _once(call, text))
+    return seconds
 
 
 def _once(call: Callable[[str], Any], text: str) -> float:
@@ -84,7 +90,7 @@ def _once(call: Callable[[str], Any], text: str) -> float:
 
 GOLDS = ("Evelyn", "C", "2x+y")
 FINDERS: dict[str, Callable[[str], Any]] = {
-    "last_boxed": last_boxed, "last_answer_tags": last_answer_tags,
+    "last_boxed": last_boxed, "final_boxed": final_boxed, "last_answer_tags": last_answer_tags,
     "extract_answer": extract_answer,
     "candidates": candidates, "normalise": normalise, "unit_words": unit_words,
     "decide": lambda text: [decide(gold, text) for gold in GOLDS],
@@ -112,7 +118,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "soft_overlong": {"cache_tokens": 10},
     "regex": {"pattern": r"<answer>\s*\d+\s*</answer>"},
 }
-OF_TEXT = [name for name in REWARDS if not name.startswith("code_tests")]
+MODELS = ("reward_model", "judge")
+"""Which pass the text on to a model, and search nothing in it."""
+OF_TEXT = [name for name in REWARDS if not name.startswith("code_tests") and name not in MODELS]
 """The code rewards run programs, in a sandbox with limits of its own."""
 
 

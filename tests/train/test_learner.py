@@ -102,7 +102,7 @@ def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
 def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
     made = learner(model, temperature=0.5, epochs=2, learning_rate=0.0)
     data = groups()
-    fixed, _ = made.logprobs(to_data(data))
+    fixed, _ = made.measure(to_data(data), "policy")
     ids = torch.tensor([data[0].prompt.token_ids + data[0].completions[0].token_ids])
     with torch.no_grad():
         logits = model.logits(model.hidden_states(ids))[0, 5:-1].double() / 0.5
@@ -145,7 +145,7 @@ def test_positive_ones_are_those_whose_reward_is_good_after_the_kl(model: Model)
     use(made, row)
     rollouts = to_data(with_advantages(groups(), row))
     with learning(made):
-        prepared = made._prepared(rollouts, 1)
+        prepared = made.prepared(rollouts)
     expected = [i for i, datum in enumerate(prepared) if mean_advantage(datum) > 0]
     assert made.settings.objective.counted(prepared) == expected
     assert expected != [i for i, datum in enumerate(rollouts) if mean_advantage(datum) > 0]
@@ -158,7 +158,7 @@ def test_the_spread_of_the_advantages_is_of_those_that_were_used(model: Model) -
     use(made, row)
     rollouts = to_data(with_advantages(groups(), row))
     with learning(made):
-        shaped = [mean_advantage(datum) for datum in made._prepared(rollouts, 1)]
+        shaped = [mean_advantage(datum) for datum in made.prepared(rollouts)]
     metrics, _ = learned(model, row)
     assert metrics["train/advantage_std"] == pytest.approx(statistics.stdev(shaped), rel=1e-4)
     before = statistics.stdev(mean_advantage(datum) for datum in rollouts)
@@ -168,7 +168,7 @@ def test_the_spread_of_the_advantages_is_of_those_that_were_used(model: Model) -
     assert positive["train/advantage_std"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_only_far_completions_count_as_left_out(model: Model) -> None:
+def test_only_far_completions_count_as_masked(model: Model) -> None:
     """A completion without a token of high entropy was not left out for its ratio."""
     metrics, _ = learned(model, replace(ROW, top_entropy_fraction=0.01))
-    assert metrics["train/left_out"] == 0
+    assert metrics["train/masked_out"] == 0

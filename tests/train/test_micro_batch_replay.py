@@ -55,7 +55,7 @@ def test_a_rollout_that_fits_no_budget_ends_with_the_adapter_untouched(model: Mo
     made = learner(model)
     before = [p.detach().clone() for p in made.parameters]
     with (
-        pytest.raises(OutOfMemory, match=r"one rollout of \d+ tokens.*lower sample.max_new_tokens"),
+        pytest.raises(OutOfMemory, match=r"one row of \d+ tokens.*lower sample.max_new_tokens"),
         learning(made),
         SmallMemory(2000, torch.OutOfMemoryError),
     ):
@@ -159,4 +159,4 @@ def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
 
     batches.run(rollouts, work, done.clear)
     assert done == [[0], [1, 2]]
-    assert (batches.tokens, batches.replays) == (10, 1)
+    assert (batches.tokens, batches.take_replays()) == (10, 1)

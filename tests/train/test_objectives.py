@@ -20,9 +20,13 @@ def rollout(
     reward: float, advantage: float = 0.0, truncated: bool = False, group: int = 0, length: int = 2
 ) -> Datum:
     return Datum.of(
-        (1,), (2,) * length, reward=reward, is_truncated=truncated, group=group,
+        (1,),
+        (2,) * length,
+        reward=reward,
+        is_truncated=truncated,
+        group=group,
         columns={"advantages": [advantage] * length},
-    )  # fmt: skip
+    )
 
 
 def counted(data: list[Datum], row: Algorithm) -> list[int]:

@@ -30,7 +30,7 @@ from small_memory import SmallMemory
 
 
 def logprobs_now(model: Model) -> list[torch.Tensor]:
-    return learner(model).logprobs(to_data(groups()))[0]
+    return learner(model).measure(to_data(groups()), "policy")[0]
 
 
 def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
@@ -59,9 +59,9 @@ def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
 def test_kl_of_the_reward_is_measured_against_the_base(model: Model) -> None:
     metrics, _ = learned(model, SHAPED["rloo"])
     made, rollouts = learner(model), to_data(groups())
-    now = torch.cat(made.logprobs(rollouts)[0])
+    now = torch.cat(made.measure(rollouts, "policy")[0])
     with adapters.reference(model.policy):
-        base = torch.cat(made.logprobs(rollouts)[0])
+        base = torch.cat(made.measure(rollouts, "policy")[0])
     assert metrics["train/kl"] == pytest.approx(float((now - base).mean()), rel=1e-4)
 
 
@@ -75,13 +75,15 @@ def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
     row = replace(ROW, correction="token_truncate")
     once, _ = learned(model, row, learning_rate=0.02)
     twice, _ = learned(model, row, learning_rate=0.02, epochs=2)
-    assert 0 < once["train/correction"] < 1
-    assert twice["train/correction"] == pytest.approx(once["train/correction"], rel=1e-4)
+    assert 0 < once["train/importance_weight"] < 1
+    assert twice["train/importance_weight"] == pytest.approx(
+        once["train/importance_weight"], rel=1e-4
+    )
 
 
 def sampled_near(model: Model, row: Algorithm, difference: float) -> list[Group]:
     """``groups`` as a sampler would have it whose log-probs are so much below the policy's."""
-    now = iter(learner(model).logprobs(to_data(groups()))[0])
+    now = iter(learner(model).measure(to_data(groups()), "policy")[0])
     return [
         replace(
             g,
@@ -117,7 +119,7 @@ def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
     use(made, SHAPED["rloo"])
     rollouts = to_data(with_advantages(groups(), SHAPED["rloo"]))
     with learning(made):
-        rows = made._prepared(rollouts, 1)
+        rows = made.prepared(rollouts)
         metrics = made.learn(
             0, to_data(with_advantages(groups(), SHAPED["rloo"])), lambda items: None
         )
@@ -127,7 +129,7 @@ def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
 
 def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> None:
     """Nothing is far at first; after a large step something is."""
-    row, left_out = replace(ROW, off_policy_threshold=0.01), []
+    row, masked = replace(ROW, off_policy_threshold=0.01), []
     for epochs in (1, 2):
         made = learner(model, learning_rate=0.02, epochs=epochs)
         use(made, row)
@@ -136,18 +138,18 @@ def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> 
             metrics = made.learn(0, to_data(sampled_near(model, row, 0.0)), lambda items: None)
         for parameter, old in zip(made.parameters, before, strict=True):
             parameter.data.copy_(old)
-        left_out.append(metrics["train/left_out"])
-    assert left_out[0] == 0 < left_out[1]
+        masked.append(metrics["train/masked_out"])
+    assert masked[0] == 0 < masked[1]
 
 
-def test_completions_beyond_the_ratio_are_counted_as_left_out(model: Model) -> None:
+def test_completions_beyond_the_ratio_are_counted_as_masked(model: Model) -> None:
     free, _ = learned(model, ROW, learning_rate=0.02, epochs=2)
     bound, _ = learned(model, replace(ROW, max_ratio=1.01), learning_rate=0.02, epochs=2)
-    assert free["train/left_out"] == 0
-    assert 0 < bound["train/left_out"] <= 12
+    assert free["train/masked_out"] == 0
+    assert 0 < bound["train/masked_out"] <= 12
     now = torch.tensor([[9.0, 0.5, 0.0], [9.0, 0.1, -3.0]])  # what no mask holds says nothing
     mask = torch.tensor([[False, True, True]] * 2)
-    batch = Batch(mask, now, now, {"old_logprobs": torch.zeros(2, 3)})
+    batch = Batch(mask, now, now, {"old_logprobs": torch.zeros(2, 3)}, torch.zeros(2))
     kept = PolicyGradient(replace(ROW, max_ratio=1.2), 32)._kept(batch)
     assert kept.tolist() == [[False] * 3, [False, True, True]]
 
@@ -157,7 +159,7 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
         replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
         for g in groups()
     ]
-    found = torch.cat(learner(model).logprobs(to_data(flat))[1])
+    found = torch.cat(learner(model).measure(to_data(flat), "policy")[1])
     for fraction in (1.0, 0.1):
         made = learner(model, learning_rate=0.0)
         row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)

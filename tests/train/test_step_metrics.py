@@ -14,9 +14,14 @@ def tally(loss: float, values: list[float], log_ratios: list[float], padding: in
     mask = torch.tensor([[False] + [True] * len(values)])
     passed = 1 + len(values) + padding
     made.add_micro_batch(
-        torch.tensor(loss), mask, passed, padding, {"entropy": torch.tensor([[99.0, *values]])},
-        torch.tensor([[99.0, *log_ratios]]), torch.tensor([[99.0, *log_ratios]]),
-    )  # fmt: skip
+        torch.tensor(loss),
+        mask,
+        passed,
+        padding,
+        {"entropy": torch.tensor([[99.0, *values]])},
+        torch.tensor([[99.0, *log_ratios]]),
+        torch.tensor([[99.0, *log_ratios]]),
+    )
     return made
 
 
@@ -35,7 +40,7 @@ def test_tokens_are_averaged_over_tokens_and_losses_over_optimizer_steps() -> No
     assert found["train/entropy"] == 3.0
     assert found["train/tokens"] == 4
     assert found["train/padding_fraction"] == pytest.approx(2 / 8)  # prompts count
-    assert found["train/left_out"] == 3
+    assert found["train/masked_out"] == 3
     assert found["train/sampler_mismatch_max"] == pytest.approx(0.5)
     assert found["train/ratio_max"] == pytest.approx(math.exp(0.5))
     assert found["train/ratio_p01"] == pytest.approx(math.exp(-0.2))

@@ -21,6 +21,7 @@ COMMANDS = {
     "export": ("reason_llm.app.cli.export", "merge a run's adapter into its base, for others"),
     "report": ("reason_llm.app.cli.report", "write the HTML report of one or more runs"),
     "rescore": ("reason_llm.app.cli.rescore", "give saved rollouts the rewards of a config"),
+    "pairs": ("reason_llm.app.cli.pairs", "write rows to learn from, out of saved rollouts"),
 }
 """Module and help of each command."""
 

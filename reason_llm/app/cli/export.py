@@ -40,10 +40,14 @@ def _export(program: str, arguments: Sequence[str]) -> None:
         ),
     }
     line = read_command_line(
-        program, DESCRIPTION.format(program=program),
-        ("RUN|ADAPTER", "a run's folder, or an adapter's"), arguments, SWITCHES, values,
+        program,
+        DESCRIPTION.format(program=program),
+        ("RUN|ADAPTER", "a run's folder, or an adapter's"),
+        arguments,
+        SWITCHES,
+        values,
         with_config=False,
-    )  # fmt: skip
+    )
     out = line.one("out")
     if line.what is None or out is None:
         raise ConfigError(

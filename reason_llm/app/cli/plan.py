@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from reason_llm.app.cli.command import run_command
-from reason_llm.app.cli.train import print_plan
+from reason_llm.app.cli.train import begun_console, print_plan
 
 DESCRIPTION = """\
 Print the memory plan of a training run, from the model's config alone; no weights are read.
@@ -16,10 +16,8 @@ def main(program: str, arguments: Sequence[str]) -> int:
 
 
 def _plan(program: str, arguments: Sequence[str]) -> None:
-    from reason_llm.config import parse_command_line
+    from reason_llm.config import parse_training_line
 
-    config, _ = parse_command_line(program, DESCRIPTION, arguments, {})
-    from reason_llm.app.console import Console
-
-    Console(config.log.console)
+    config, _ = parse_training_line(program, DESCRIPTION, arguments, {})
+    begun_console(config)
     print_plan(config)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from reason_llm.app.cli.command import GOES_ON, run_command
 
 if TYPE_CHECKING:
-    from reason_llm.config import Config
+    from reason_llm.app.console import Console
+    from reason_llm.config import Config, Pipeline
 
 DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
-Without arguments: the quick start. Started again, a run goes on where it stopped."""
+Without arguments: the quick start. Started again, a run goes on where it stopped. Of a config with
+several stages, --stage NAME runs one, and the other options are for all of them."""
 SWITCHES = {
     "plan": "print the memory plan, from the model's config alone, and stop; with "
     "--memory.budget_gib it is for a GPU of that size, wherever it is called",
@@ -26,29 +28,55 @@ def main(program: str, arguments: Sequence[str]) -> int:
 
 
 def _train(program: str, arguments: Sequence[str]) -> int:
-    from reason_llm.config import parse_command_line
+    from reason_llm.config import Pipeline, parse_training_line
 
-    config, given = parse_command_line(program, DESCRIPTION, arguments, SWITCHES)
-    from reason_llm.app.console import Console
-
-    console = Console("quiet" if "quiet" in given else config.log.console)
+    config, given = parse_training_line(program, DESCRIPTION, arguments, SWITCHES)
+    console = begun_console(config, is_quiet="quiet" in given)
     if "plan" in given:
         print_plan(config)
         return 0
     if "data-check" in given:
-        from reason_llm.app.data_check import check_data
+        return print_data_check(config)
+    if isinstance(config, Pipeline):
+        from reason_llm.app.pipeline import run_pipeline
 
-        report = check_data(config)
-        print("\n".join(report.lines), flush=True)
-        return 2 if report.num_errors else 0
+        run_pipeline(config, console)
+        return 0
     from reason_llm.app.training import run_training  # heavy: after a config that holds
 
     run_training(config, console)
     return 0
 
 
-def print_plan(config: "Config") -> None:
-    """Print the memory plan of a run."""
+def begun_console(config: "Config | Pipeline", is_quiet: bool = False) -> "Console":
+    """The console, of a pipeline as its first stage says; it sets up what libraries may say."""
+    from reason_llm.app.console import Console
+    from reason_llm.config import Config
+
+    log = config.log if isinstance(config, Config) else config.stages[0].config.log
+    return Console("quiet" if is_quiet else log.console)
+
+
+def print_plan(config: "Config | Pipeline") -> None:
+    """Print the memory plan of a run, or of each stage."""
+    from reason_llm.app.pipeline import plan_pipeline
+    from reason_llm.config import Config
     from reason_llm.model.plan import plan_only
 
-    print("\n".join(plan_only(config).table()), flush=True)
+    table = plan_only(config).table() if isinstance(config, Config) else plan_pipeline(config)
+    print("\n".join(table), flush=True)
+
+
+def print_data_check(config: "Config | Pipeline") -> int:
+    """Print what is to be said of all data; 2 if there are errors, else 0."""
+    from reason_llm.app.data_check import check_data
+    from reason_llm.app.pipeline import check_pipeline
+    from reason_llm.config import Config
+
+    if isinstance(config, Config):
+        report = check_data(config)
+        told, num_errors = report.lines, report.num_errors
+    else:
+        told, num_errors = check_pipeline(config)
+    print("\n".join(told), flush=True)
+    return 2 if num_errors else 0

@@ -25,15 +25,29 @@ from huggingface_hub.errors import (
 )
 
 from reason_llm.app.console import Console
-from reason_llm.app.export import merging, model_card, parity
+from reason_llm.app.export import merging, model_card, parity, reward_model
 from reason_llm.app.export.model_card import Card
 from reason_llm.app.export.parity import Parity
+from reason_llm.app.export.reward_model import ScoreParity
 from reason_llm.config import Config
 from reason_llm.data import chat_template
-from reason_llm.errors import ConfigError, ModelError, RolloutBufferError, WriteError, one_line
+from reason_llm.errors import (
+    ConfigError,
+    ModelError,
+    ReasonError,
+    RolloutBufferError,
+    WriteError,
+    one_line,
+)
 from reason_llm.files import check_writable, regular, replacing_folder
 from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
-from reason_llm.run import Document, folder as run_folder, read_document, saved_rollouts
+from reason_llm.run import (
+    Document,
+    folder as run_folder,
+    read_document,
+    reward_models,
+    saved_rollouts,
+)
 
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
@@ -45,6 +59,8 @@ PUSH_ERRORS = (
 )
 """What the Hub's client raises on a bad name, without a login, offline, and on a bad answer."""
 ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
+HEAD_FILES = (run_folder.SCORE_HEAD, reward_models.SCALE)
+"""Of a reward model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ class _Job:
     converter: Path | None
 
 
-def export(request: Request, console: Console) -> Parity | None:
+def export(request: Request, console: Console) -> Parity | ScoreParity | None:
     """Write the folder and return the result of the parity check; None for an adapter alone.
 
     Raises:
@@ -91,11 +107,14 @@ def export(request: Request, console: Console) -> Parity | None:
     """
     quiet_libraries()
     job = _prepare(request)
-    found = None
+    found: Parity | ScoreParity | None = None
     with replacing_folder(request.out) as beside:
         if request.adapter_only:
-            for name in ADAPTER_FILES:
+            heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
+            for name in (*ADAPTER_FILES, *heads):
                 shutil.copyfile(regular(job.adapter / name), beside / name)
+        elif reward_model.is_one(job.adapter):
+            found = _merge_reward_model(request, job, beside, console)
         else:
             found = _merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
@@ -124,6 +143,11 @@ def _prepare(request: Request) -> _Job:
     else:
         raise ConfigError(f"{source} is neither a run's folder nor an adapter's; name one")
     name = request.base or (config.model.path if config else adapters.base_of(adapter))
+    if request.gguf is not None and reward_model.is_one(adapter):
+        raise ConfigError(
+            f"--gguf contradicts {source}, a reward model: llama.cpp's form holds models that "
+            "write; leave it out"
+        )
     if request.gguf is not None and request.adapter_only:
         raise ConfigError("--gguf contradicts --adapter-only: it converts merged weights")
     converter = None if request.gguf is None else _find_converter(request.gguf)
@@ -141,7 +165,8 @@ def _prepare(request: Request) -> _Job:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
         if template.jinja is not None:  # the model is to be asked as it was in training
             tokenizer.chat_template = template.jinja
-    rollouts = [] if request.adapter_only else _rollouts(request, run, config, folder)
+    samples = not request.adapter_only and not reward_model.is_one(adapter)
+    rollouts = _rollouts(request, run, config, folder) if samples else []
     return _Job(adapter, name, folder, run, config, tokenizer, rollouts, converter)
 
 
@@ -177,6 +202,41 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
     return found
 
 
+def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Console) -> ScoreParity:
+    """Merge into a sequence-classification model of one label."""
+    dtype, score = DTYPES[request.dtype], reward_model.head_of(job.adapter)
+    rows = _held_out_rows(job, console)
+    ends = {row.ids[-1] for row in rows}
+    ends |= set(base.end_token_ids(str(job.base_folder), job.tokenizer))
+    job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
+    merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes, score)
+    config = reward_model.configured(
+        merging.read_json(beside / "config.json"), job.base_folder, job.tokenizer.pad_token_id
+    )
+    (beside / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
+    compared = (job.base_folder, job.adapter, beside, rows, dtype)
+    found = reward_model.check_scores(*compared)
+    console.line(f"parity with base, adapter and head in {request.dtype}: {found.gap}")
+    found.check(dtype)
+    if (described := job.adapter / reward_models.SCALE).is_file():  # to be a reward elsewhere
+        shutil.copyfile(regular(described), beside / described.name)
+    return found
+
+
+def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
+    """Rows that the export is compared on."""
+    rows: list[Datum] = []
+    if job.config is not None and job.config.stage == "reward":
+        try:
+            rows = reward_model.held_out_rows(job.config, job.tokenizer)
+        except ReasonError as error:
+            console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
+    if not rows:
+        console.line("there are no rows of it here: the parity check samples its own")
+        rows = parity.sampled(job.base_folder, job.adapter, job.tokenizer, torch.float32)
+    return parity.chosen(rows, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
+
+
 def _write_generation_config(job: _Job, beside: Path) -> None:
     """Write the base's generation config with every token that ended an answer in training,
     including the tokenizer's."""
@@ -195,7 +255,9 @@ def _write_generation_config(job: _Job, beside: Path) -> None:
         shutil.copyfile(regular(file), beside / file.name)
 
 
-def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -> None:
+def _describe(
+    request: Request, job: _Job, beside: Path, found: Parity | ScoreParity | None
+) -> None:
     card = Card(
         name=request.push or request.out.name,
         base=job.base,
@@ -205,6 +267,7 @@ def _describe(request: Request, job: _Job, beside: Path, found: Parity | None) -
         config=job.config,
         run=job.run,
         adapter=job.adapter,
+        is_reward_model=reward_model.is_one(job.adapter),
     )
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, split_state_dict_into_shards_factory
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -30,6 +30,7 @@ from reason_llm.model import adapters, base as base_model
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """What is fetched of a Hub model."""
 HEAD = "lm_head.weight"
+SCORE = "score.weight"
 _KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 """PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -181,31 +182,45 @@ def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
     return sum(source.num_bytes for source in _plan(base, adapter, dtype)[1].values())
 
 
-def merge(base: Path, adapter: Path, out: Path, dtype: torch.dtype, shard_bytes: int) -> None:
+def merge(
+    base: Path,
+    adapter: Path,
+    out: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    score: Tensor | None = None,
+) -> None:
     """Write the merged safetensors, their index and config.json into ``out``.
 
     Args:
         base: a folder with an unquantised checkpoint.
         dtype: of the result; the sum is made in float32.
         shard_bytes: largest file, unless one tensor is larger.
+        score: weight (1, D) of a reward model's head, in the place of the language model's.
 
     Raises:
         ModelError: the adapter does not fit the checkpoint.
     """
     to_add, sources = _plan(base, adapter, dtype)
-    shards = _shards({name: source.num_bytes for name, source in sources.items()}, shard_bytes)
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        file = "model.safetensors" if len(shards) == 1 else file
+    if score is not None:
+        to_add.pop(HEAD, None)
+        sources.pop(HEAD, None)
+    shards = split_state_dict_into_shards_factory(
+        sources,
+        get_storage_size=lambda source: source.num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
+    weight_map = dict(shards.tensor_to_filename)
+    for file, names in shards.filename_to_tensors.items():
         tensors = dict(_merged(sources, to_add, names, dtype))
+        if score is not None and SCORE not in weight_map:
+            tensors[SCORE], weight_map[SCORE] = score.to(dtype), file
         save_file(tensors, out / file, metadata={"format": "pt"})
         (out / file).chmod(0o644)  # safetensors makes it readable for its owner alone
         del tensors  # before the next ones are read
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        total = sum(source.num_bytes for source in sources.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": weight_map}
         content = orjson.dumps(index, option=orjson.OPT_INDENT_2)
         (out / "model.safetensors.index.json").write_bytes(content)
     config = read_json(base / "config.json")
@@ -309,16 +324,3 @@ def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:
     for size in part.get_shape():
         count *= size
     return count * (dtype.itemsize if kind in _FLOATS else _BYTES[kind])
-
-
-def _shards(sizes: dict[str, int], most: int) -> list[list[str]]:
-    """Names in order, a new shard where the next tensor would exceed the size."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if shards[-1] and filled + size > most:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import yaml
+from huggingface_hub import ModelCardData
 
 from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config, DataSection, yaml_text
@@ -44,6 +44,8 @@ class Card:
     run: Path | None
     adapter: Path
     """Its folder."""
+    is_reward_model: bool = False
+    """It gives scores and writes nothing."""
 
 
 def licence_of(base: Path) -> str | None:
@@ -60,18 +62,15 @@ def licence_of(base: Path) -> str | None:
 
 def render(card: Card) -> str:
     """The card as Markdown with the header that the Hub reads, and no secret of the environment."""
-    header: dict[str, Any] = {
-        **({"base_model": card.base} if is_hub_id(card.base) else {}),
-        "library_name": "transformers" if card.merged else "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["reason_llm"],
-    }
-    if card.licence:
-        header["license"] = card.licence
-    if card.config is not None:
-        header["tags"].append(card.config.algorithm.name)
-        if hub := [each for each in _sources(card.config.data) if is_hub_id(each)]:
-            header["datasets"] = [each.partition(":")[0] for each in hub]
+    datasets = [] if card.config is None else [*filter(is_hub_id, _sources(card.config.data))]
+    header = ModelCardData(
+        base_model=card.base if is_hub_id(card.base) else None,
+        library_name="transformers" if card.merged else "peft",
+        pipeline_tag="text-classification" if card.is_reward_model else "text-generation",
+        license=card.licence,
+        tags=["reason_llm", *([] if card.config is None else [card.config.method.name])],
+        datasets=[each.partition(":")[0] for each in datasets] or None,
+    )
     parts = [f"# {card.name}", _what(card), _use(card)]
     if card.config is not None:
         steps = None if card.run is None else run_folder.learned_steps(card.run, card.adapter)
@@ -79,8 +78,7 @@ def render(card: Card) -> str:
     if card.run is not None:
         parts += _evaluation(card.run, card.adapter)
     parts.append(_licence(card))
-    text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    return without_secrets(f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n")
+    return without_secrets(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
 
 
 def is_hub_id(source: str) -> bool:
@@ -96,16 +94,37 @@ def _what(card: Card) -> str:
         text = (
             f"`{card.base}` with a LoRA adapter merged into its unquantised weights; {card.merged}."
         )
+    if card.is_reward_model:
+        text += (
+            " It is a reward model: one score for a conversation, read at its last token; higher is"
+            " better, and only differences have a meaning."
+        )
+        if card.merged is None:
+            text += (
+                " The score is the product of the weight in `score.safetensors` and the last "
+                "hidden state, after the final norm, of base plus adapter."
+            )
     if card.config is not None and card.config.model.quantize == "nf4":
         text += " It was trained over the base in NF4 (QLoRA)."
     if card.parity is not None:
-        text += f"\n\nParity with base plus adapter, log-probs of rollouts: {card.parity}."
+        compared = "scores of rows" if card.is_reward_model else "log-probs of rollouts"
+        text += f"\n\nParity with base plus adapter, {compared}: {card.parity}."
     return text + "\n\nMade with reason_llm."
 
 
 def _use(card: Card) -> str:
     path = card.name
-    if card.merged is None:
+    if card.is_reward_model and card.merged is not None:
+        code = (
+            "from transformers import AutoModelForSequenceClassification, AutoTokenizer\n\n"
+            f'model = AutoModelForSequenceClassification.from_pretrained("{path}", dtype="auto")\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("{path}")\n'
+            "chat = [{'role': 'user', 'content': '...'}, {'role': 'assistant', 'content': '...'}]\n"
+            "text = tokenizer.apply_chat_template(chat, tokenize=False).rstrip()\n"
+            "inputs = tokenizer(text, add_special_tokens=False, return_tensors='pt')\n"
+            "score = model(**inputs).logits[0, 0]"
+        )
+    elif card.merged is None:
         code = (
             "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
             f'base = AutoModelForCausalLM.from_pretrained("{card.base}")\n'
@@ -121,18 +140,15 @@ def _use(card: Card) -> str:
 
 
 def _training(config: Config, steps: int | None) -> str:
-    row, sample, train = config.algorithm.row(), config.sample, config.train
-    rewards = ", ".join(f"{reward.label} * {reward.weight:g}" for reward in config.score.rewards)
+    method, train = config.method, config.train
     digest = hashlib.sha256(orjson.dumps(config.model_dump(mode="json"))).hexdigest()[:16]
     planned = config.run.steps
     learned = f"{planned}" if steps == planned else f"{steps or 'unknown'} of {planned} planned"
     lines = [
         f"- data: {', '.join(_sources(config.data))}",
-        f"- algorithm: {config.algorithm.name}: {row.idea} ({row.source})",
-        f"- rewards: {rewards}",
-        f"- {learned} steps of {sample.prompts_per_step} prompts with "
-        f"{sample.completions_per_prompt} completions each, at most {sample.max_new_tokens} "
-        f"tokens, temperature {sample.temperature:g}",
+        f"- {'algorithm' if config.samples else 'objective'}: {method.name}: {method.idea} "
+        f"({method.source})",
+        *_steps(config, learned),
         f"- LoRA of rank {config.model.adapter.rank}, alpha {config.model.adapter.alpha:g}; "
         f"learning rate {train.learning_rate:g}, {train.schedule}; seed {config.run.seed}",
         f"- config digest (SHA-256, first 16): {digest}; all of it is in training_config.yaml",
@@ -140,8 +156,27 @@ def _training(config: Config, steps: int | None) -> str:
     return "## Training\n\n" + "\n".join(map(printable, lines))
 
 
+def _steps(config: Config, learned: str) -> list[str]:
+    """What a step was made of, and what it began from."""
+    sample, found = config.sample, []
+    if config.samples:
+        weighted = (f"{each.key} * {each.weight:g}" for each in config.score.rewards)
+        found += [
+            f"- rewards: {', '.join(weighted)}",
+            f"- {learned} steps of {sample.prompts_per_step} prompts with "
+            f"{sample.completions_per_prompt} completions each, at most {sample.max_new_tokens} "
+            f"tokens, temperature {sample.temperature:g}",
+        ]
+    else:
+        unit = "pairs" if config.learns_pairs else "rows"
+        found.append(f"- {learned} steps of {config.train.rows_per_step} {unit}")
+    if config.model.start is not None:
+        found.append(f"- begun from the adapter {config.model.start}")
+    return found
+
+
 def _prompt(config: Config) -> str:
-    system = system_prompt(config.data.system_prompt, config.score.rewards[0].label)
+    system = system_prompt(config.data.system_prompt, config.score.rewards[0].kind)
     template = "the model's own" if config.data.template == "auto" else config.data.template
     text = f"## Prompt\n\nChat template: {printable(template)}."
     if system is None:
@@ -160,7 +195,7 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
             f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
             f"{one_line(error)[:100]}); remove it, or evaluate again"
         ) from error
-    picture = "\n\n![Reward and accuracy over the steps](curves.png)"
+    picture = "\n\n![Curves over the steps](curves.png)"
     return ["## Evaluation\n\n" + body + (picture if (run / "curves.png").exists() else "")]
 
 
@@ -170,6 +205,10 @@ def _scores(run: Path, adapter: Path) -> str:
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if before is not None and after is not None:
         lines.append(f"Held-out accuracy, greedy: {before:.1%} before training, {after:.1%} after.")
+    if (loss := summary.get("held_out_loss")) is not None:
+        lines.append(f"Held-out loss: {loss[0]:.4g} before training, {loss[1]:.4g} after.")
+    if (right := summary.get("held_out_pair_accuracy")) is not None:
+        lines.append(f"Held-out pairs in order: {right[0]:.1%} before, {right[1]:.1%} after.")
     for name, (first, last) in summary.get("accuracy_of_sets", {}).items():
         lines.append(f"- {name}: {first:.1%} before, {last:.1%} after")
     asked = _read(run / "evaluation" / "evaluation.json").get("models", {})

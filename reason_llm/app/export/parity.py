@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reason_llm.errors import ModelError, one_line
+from reason_llm.files import Panic, without_panics
 from reason_llm.model import Datum, adapters, default_device, nf4, share_of_base
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
@@ -99,7 +100,8 @@ class Parity:
 
 
 @contextmanager
-def _fitting() -> Iterator[None]:
+def fitting() -> Iterator[None]:
+    """Raises a ModelError where a model does not fit on the GPU."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -109,7 +111,7 @@ def _fitting() -> Iterator[None]:
         ) from error
 
 
-@_fitting()
+@fitting()
 def check_parity(
     base: Path,
     adapter: Path,
@@ -146,7 +148,7 @@ def check_parity(
     )
 
 
-@_fitting()
+@fitting()
 def gap_to_nf4(
     base: Path,
     adapter: Path,
@@ -164,14 +166,19 @@ def gap_to_nf4(
     return Gap.between(exported_N, policy_N)
 
 
-def load(path: Path, dtype: torch.dtype, quantization: Any = None) -> Any:
+def load(
+    path: Path, dtype: torch.dtype, quantization: Any = None, kind: Any = AutoModelForCausalLM
+) -> Any:
     """A model loaded by Transformers or PEFT, as any user loads it.
+
+    Args:
+        kind: Transformers' class of it.
 
     Raises:
         ModelError: it cannot be.
     """
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return kind.from_pretrained(
             path, dtype=dtype, use_safetensors=True, quantization_config=quantization,
             device_map={"": default_device()}, trust_remote_code=False,
         ).eval()  # fmt: skip
@@ -218,7 +225,7 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
 
 
 @torch.no_grad()
-@_fitting()
+@fitting()
 def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Datum]:
     """Rollouts for a run that kept none: continuations of a few lines, sampled from base plus
     adapter."""
@@ -226,7 +233,11 @@ def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> li
     torch.manual_seed(0)
     found = []
     for text in ("What is 3 + 4?", "Let us think step by step.", "The answer is", "def add(a, b):"):
-        ids = tokenizer.encode(text, add_special_tokens=False)
+        try:
+            with without_panics():
+                ids = tokenizer.encode(text, add_special_tokens=False)
+        except Panic as error:
+            raise ModelError(f"{base}: its tokenizer fails on {text!r} ({error})") from error
         drawn = model.generate(
             input_ids=torch.tensor([ids], device=model.device), do_sample=True, max_new_tokens=32,
             num_return_sequences=4, pad_token_id=tokenizer.eos_token_id, top_k=0, top_p=1.0,

@@ -6,18 +6,26 @@ none, runs that are paid for length, form or one constant answer raise theirs wi
 (``tests/report/test_hacked_runs.py``).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal
 
+from reason_llm.app.report.evidence import (
+    MOST_GROUPS,
+    RECENT_STEPS,
+    RIGHTNESS,
+    Check,
+    Evidence,
+    Finding,
+)
 from reason_llm.app.report.rollouts import GroupFacts
+from reason_llm.app.report.stage_alarms import (
+    CHECKS as STAGE_CHECKS,
+    checks_of,
+    difference_error,
+)
 from reason_llm.app.report.trends import Change, change, series
 from reason_llm.run import Record
 
-State = Literal["clear", "alarm", "unknown"]
-RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
-"""Rewards that tell what is right; a custom one may, if it is the first."""
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
         "repetition_penalty")  # fmt: skip
 LENGTH_FACTOR, TRUNCATED_RISE, DRIFT_STEPS = 1.3, 0.1, 20
@@ -27,72 +35,6 @@ SILENT_FRACTION = 0.8
 JUMP_FACTOR = 5.0
 JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismatch_max": 0.1}
 """Below these, in nats, a jump is none: a few tokens of a small difference."""
-RECENT_STEPS = 5
-MOST_GROUPS = 12
-"""Shown as evidence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Data that the checks look at."""
-
-    records: Sequence[Record]
-    groups: Sequence[GroupFacts]
-    """Those that the report holds."""
-    weights: dict[str, float]
-    """Of each reward by name, the first one first."""
-    num_held_out: int | None
-    group_size: int
-    """Completions of a prompt."""
-    replayed: str | None = None
-    """Of a run that learns from saved rollouts (run.from_buffer), its resolved
-    algorithm.correction; None for a run that samples."""
-
-    @property
-    def first(self) -> str:
-        """Name of the reward that judges."""
-        return next(iter(self.weights))
-
-    @property
-    def trained(self) -> list[Record]:
-        """Records of steps, without that of the untrained policy and without incomplete ones: those
-        that ``metrics.describe`` wrote."""
-        counts = ("sample/tokens", "sample/completion_tokens")
-        return [
-            record
-            for record in self.records
-            if record["step"] > 0
-            and "score/groups_without_signal_fraction" in record
-            and all(record.get(name, 0) > 0 for name in counts)
-        ]
-
-    def is_right(self, value: float) -> bool:
-        """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of
-        unknown range."""
-        return value >= 1 if self.first in RIGHTNESS else value > 0
-
-    def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
-        """Groups of the last steps."""
-        last = max((group.step for group in groups), default=0)
-        return [group for group in groups if group.step > last - RECENT_STEPS]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of a check."""
-
-    state: State
-    text: str
-    advice: str = ""
-    charts: tuple[str, ...] = ()
-    """Keys of the records that show it."""
-    steps: tuple[int, int] | None = None
-    """From the first record to the last one that shows it."""
-    groups: tuple[GroupFacts, ...] = ()
-    """Rollouts that show it best."""
-
-
-Check = Callable[[Evidence], Finding]
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
@@ -114,7 +56,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         if total is None or first is None or total.is_down:
             continue
         gain = accuracies[last] - accuracies[start]
-        error = _difference_error(accuracies[start], accuracies[last], seen.num_held_out)
+        error = difference_error(accuracies[start], accuracies[last], seen.num_held_out)
         falls = gain < -3 * error
         # A judge that training itself raises by no more is only slow to show on held-out problems.
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
@@ -264,6 +206,8 @@ def alike(seen: Evidence) -> Finding:
 def no_variance(seen: Evidence) -> Finding:
     """Fraction of the last steps' groups whose completions all earn the same, so that they teach
     nothing."""
+    if not seen.compares_groups:
+        return Finding("clear", "The algorithm does not compare the completions of a prompt.")
     key = "score/groups_without_signal_fraction"
     last = seen.trained[-RECENT_STEPS:]
     if len(last) < 3:
@@ -362,7 +306,7 @@ def scoring_errors(seen: Evidence) -> Finding:
     return Finding("alarm", text, advice, charts, (at[0], at[-1]), tuple(zero[:MOST_GROUPS]))
 
 
-CHECKS: dict[str, Check] = {
+OF_ROLLOUTS: dict[str, Check] = {
     "Held-out accuracy does not follow the reward": reward_without_accuracy,
     "Reward by form, not by right answers": form_alone,
     "Length or truncation drifts": length_drift,
@@ -372,19 +316,14 @@ CHECKS: dict[str, Check] = {
     "KL or mismatch jumps": jump,
     "Scoring errors": scoring_errors,
 }
+CHECKS: dict[str, Check] = OF_ROLLOUTS | STAGE_CHECKS
 """All of them, by the title that a reader sees."""
 
 
 def judge(seen: Evidence) -> dict[str, Finding]:
-    """Finding of every check, by its title."""
-    return {title: check(seen) for title, check in CHECKS.items()}
-
-
-def _difference_error(before: float, after: float, count: int | None) -> float:
-    """Standard error of the difference of two accuracies over ``count`` problems, as if the
-    problems differed: too large rather than too small. The default is 128 problems."""
-    mean = min(max((before + after) / 2, 0.02), 0.98)
-    return float((2 * mean * (1 - mean) / (count or 128)) ** 0.5)
+    """Finding of every check that means something for the run, by its title."""
+    checks = (OF_ROLLOUTS if seen.stage in ("rl", "sample") else {}) | checks_of(seen)
+    return {title: check(seen) for title, check in checks.items()}
 
 
 def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
@@ -395,7 +334,7 @@ def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
     after = [value for step, value in zip(steps, values, strict=True) if first <= step <= last]
     if not before or not after:
         return False
-    error = _difference_error(before[-1], after[-1], seen.num_held_out)
+    error = difference_error(before[-1], after[-1], seen.num_held_out)
     return after[-1] - before[-1] > 2 * error
 
 

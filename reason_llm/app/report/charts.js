@@ -3,7 +3,7 @@
 const charts = new Set();
 const MARGIN = { left: 44, right: 8, top: 8, bottom: 20 };
 
-// {key, title, note, format, lines: [{label, color, steps, values, kind}], zero, height, stack}
+// {key, title, note, format, lines: [{label, color, steps, values, kind}], zero, height, stack, warmup}
 // kind: line, points (few values), plan (dashed). With stack, the lines are summed up as columns.
 function chart(spec) {
   const value = make("span", { class: "value" });
@@ -144,6 +144,10 @@ function draw(state) {
   }
   for (const step of ticks(first, last, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger)) {
     drawing.append(svg("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, step.toLocaleString("en")));
+  }
+  if (spec.warmup) {
+    const to = x(Math.min(last, spec.warmup + 0.5));
+    if (to > MARGIN.left) drawing.append(svg("rect", { class: "warmup", x: MARGIN.left, y: MARGIN.top, width: to - MARGIN.left, height: height - MARGIN.top - MARGIN.bottom }));
   }
   if (spec.band) {
     const from = x(Math.max(first, spec.band[0]) - 0.5 * (spec.band[0] === spec.band[1])), to = x(Math.min(last, spec.band[1]) + 0.5 * (spec.band[0] === spec.band[1]));

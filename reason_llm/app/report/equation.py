@@ -1,190 +1,225 @@
-"""Equation that a run's algorithm row maximises, as MathML with the config's numbers.
+"""Equation that a run maximises or minimises, as MathML with the config's numbers.
 
-It is put together from the row's columns exactly as ``train.losses`` and ``train.advantages`` are,
-whose docstrings name the sources. Static text and numbers only: nothing of a run's words.
+It is put together from the row's columns exactly as ``train.losses``, ``train.advantages``,
+``train.values``, ``train.preferences`` and ``train.rewards`` are, whose docstrings name the
+sources. Static LaTeX and numbers only: nothing of a run's words.
 """
 
-from reason_llm.config import Algorithm, Config
+from string import Template
+
+from latex2mathml.converter import convert
+
+from reason_llm.config import SURROGATES, Algorithm, Config, PreferenceRow
+
+SUMS = {
+    "sequence_mean": r"\frac{1}{N} \sum_i \frac{1}{|o_i|} \sum_t",
+    "sequence_sum": r"\frac{1}{N} \sum_i \sum_t",
+    "token_mean": r"\frac{1}{\sum_i |o_i|} \sum_i \sum_t",
+    "constant": r"\frac{1}{N · $max_tokens} \sum_i \sum_t",
+}
+"""Over the tokens, by ``algorithm.aggregation``."""
+BASELINES = {
+    "group_mean": r"- \text{mean of its group}",
+    "leave_one_out": r"- \text{mean of the others of its group}",
+    "none": "",
+}
+DEVIATIONS = {"group": r"\text{deviation in its group}", "batch": r"\text{deviation in the step}"}
+PER_REWARD = (
+    r"A_i = \sum_k w_k \frac{R_{k,i} - \text{group mean of } R_k}"
+    r"{\text{group deviation of } R_k + 0.0001}"
+)
+QUOTIENT = r"\frac{\pi_θ(o_{i,t})}{\pi_\text{old}(o_{i,t})}"
+TEACHER = r"\log \frac{\pi_\text{teacher}(o_{i,t})}{\pi_\text{old}(o_{i,t})}"
+RATIOS = {
+    "token": rf"r_{{i,t}} = {QUOTIENT}",
+    "sequence": rf"r_{{i,t}} = \exp\left(\frac{{1}}{{|o_i|}} \sum_t \log {QUOTIENT}\right)",
+}
+ESTIMATORS = {"k1": "-l", "k2": r"\frac{l^2}{2}", "k3": "e^l - 1 - l"}
+"""Of the KL, with l = log ref - log policy."""
+
+
+OF_TOKENS = r"-\log \pi_θ(o_{i,t})"
+H = r"\log \frac{\pi_θ(c)}{\pi_\text{ref}(c)} - \log \frac{\pi_θ(r)}{\pi_\text{ref}(r)}"
+MEANS = {side: rf"\frac{{1}}{{|{side}|}} \log \pi_θ({side})" for side in ("c", "r")}
+"""Mean log-probs of the chosen and the rejected side."""
 
 
 def equation(config: Config) -> str:
-    """The objective, then the advantage and the ratio in it."""
-    row = config.learned_row
-    lines = [_objective(row, config), *_advantage(row, config), *_ratio(row)]
-    if row.kl != "none":
-        lines.append(_kl(row))
-    body = "".join(
-        f'<div class="equation"><math displaystyle="true">{line}</math></div>' for line in lines
-    )
-    return body + _notes(row)
+    """What is maximised or minimised, and what stands in it."""
+    if config.stage == "sample":
+        return ""
+    if config.stage == "preference":
+        lines, note = _preference(config.preference.row()), _PAIRS
+        if not config.preference.row().needs_pairs:
+            note = "L is minimised over the N labelled completions y of each optimizer step."
+    elif config.stage == "reward":
+        lines, note = _reward_model(config), _PAIRS
+    elif config.stage != "rl":
+        sums = SUMS[config.sft.aggregation]
+        what = "tokens o" if config.stage == "pretrain" else "the assistant's tokens o"
+        lines = [f"L = {sums} {OF_TOKENS}"]
+        note = f"L is minimised over {what} of the N rows of each optimizer step."
+    else:
+        row = config.learned_row
+        lines = [_objective(row, config), *_advantage(row, config), *_ratio(row), *_kl(row)]
+        lines += _value_loss(config) if row.critic else []
+        return _shown(lines) + _notes(row)
+    return f'{_shown(lines)}<p class="muted">{note}</p>'
 
 
-def _i(name: str) -> str:
-    return f"<mi>{name}</mi>"
+def _shown(lines: list[str]) -> str:
+    found = (convert(line, display="block") for line in lines)
+    return "".join(f'<div class="equation">{each}</div>' for each in found)
 
 
-def _o(sign: str) -> str:
-    return f"<mo>{sign}</mo>"
+_PAIRS = "L is minimised over the N pairs (c chosen, r rejected) of each optimizer step."
 
 
-def _n(value: float) -> str:
-    return f"<mn>{value:g}</mn>"
+def _preference(row: PreferenceRow) -> list[str]:
+    """The loss as ``train.preferences`` has it, and what h is."""
+    beta, smoothing = _number(row.beta), _number(row.label_smoothing)
+    mean, nll = r"L = \frac{1}{N} \sum_i", ""
+    if row.nll_coefficient:
+        weight = "" if row.nll_coefficient == 1 else _number(row.nll_coefficient)
+        nll = rf"- {weight} \frac{{1}}{{\sum_i |c_i|}} \sum_i \log \pi_θ(c_i)"
+    right, swapped = rf"\log σ({beta} h_i)", rf"\log σ(-{beta} h_i)"
+    h = f"h = {H}"
+    match row.loss:
+        case "sigmoid" if row.label_smoothing:
+            keep = _number(1 - row.label_smoothing)
+            term = rf"\left(- {keep} {right} - {smoothing} {swapped}\right)"
+        case "sigmoid":
+            term = f"- {right}"
+        case "robust":
+            keep, whole = _number(1 - row.label_smoothing), _number(1 - 2 * row.label_smoothing)
+            term = rf"\frac{{- {keep} {right} + {smoothing} {swapped}}}{{{whole}}}"
+        case "ipo":
+            term = rf"\left(h_i - \frac{{1}}{{2 · {beta}}}\right)^2"
+        case "orpo":
+            term = rf"- {beta} \log σ(h_i)"
+            odds = {side: rf"\frac{{p_{side}}}{{1 - p_{side}}}" for side in ("c", "r")}
+            h = rf"h = \log {odds['c']} - \log {odds['r']}, \quad p_y = "
+            h += r"\exp\left(\frac{1}{|y|} \log \pi_θ(y)\right)"
+        case "simpo":
+            term = rf"- \log σ({beta} h_i - {_number(row.margin)})"
+            h = f"h = {MEANS['c']} - {MEANS['r']}"
+        case "kto":
+            return _kto(row)
+    lines = [f"{mean} {term} {nll}", h]
+    if row.normalize_length:
+        lines.append(r"\text{each log-ratio divided by its side's length}")
+    return lines
 
 
-def _t(text: str) -> str:
-    return f"<mtext>{text}</mtext>"
+def _kto(row: PreferenceRow) -> list[str]:
+    beta = _number(row.beta)
+    good, bad = _number(row.desirable_weight), _number(row.undesirable_weight)
+    return [
+        rf"L = \frac{{1}}{{N}} \left(\sum_\text{{good}} {good} (1 - σ({beta} (l_i - z))) + "
+        rf"\sum_\text{{bad}} {bad} (1 - σ({beta} (z - l_i)))\right)",
+        r"l_i = \log \frac{\pi_θ(y_i)}{\pi_\text{ref}(y_i)}",
+        r"z = \max\left(0, \text{mean of } l \text{ over mismatched prompts and answers}\right)",
+    ]
 
 
-def _row(*parts: str) -> str:
-    return f"<mrow>{''.join(parts)}</mrow>"
+def _reward_model(config: Config) -> list[str]:
+    section = config.reward
+    margin = "- m_i" if section.margin else ""
+    centred = rf"+ {_number(section.centering)} (R(c_i) + R(r_i))^2" if section.centering else ""
+    return [rf"L = \frac{{1}}{{N}} \sum_i - \log σ(R(c_i) - R(r_i) {margin}) {centred}"]
 
 
-def _sub(base: str, below: str) -> str:
-    return f"<msub>{base}{below}</msub>"
+def _value_loss(config: Config) -> list[str]:
+    """The critic's loss, as ``train.values`` has it."""
+    clip = config.critic.value_clip
+    name, error = r"\hat{V}_{i,t}", r"(V_{i,t} - \hat{V}_{i,t})^2"
+    lam = config.critic.lam if config.critic.value_lam is None else config.critic.value_lam
+    returns = rf"{name} = V_{{i,t}}^\text{{old}} + A_{{i,t}}"
+    if lam != config.critic.lam:
+        returns += rf" \text{{, with }} {_number(lam)} \text{{ in the place of }} "
+        returns += _number(config.critic.lam)
+    if clip:
+        moved = r"V_{i,t}^\text{old} + \operatorname{clip}(V_{i,t} - "
+        moved += rf"V_{{i,t}}^\text{{old}}, -{_number(clip)}, {_number(clip)})"
+        error = rf"\max\left({error}, ({moved} - {name})^2\right)"
+    return [rf"L_V = {SUMS['token_mean']} \frac{{1}}{{2}} {error}", returns]
 
 
-def _frac(top: str, bottom: str) -> str:
-    return f"<mfrac>{top}{bottom}</mfrac>"
-
-
-def _sum(below: str) -> str:
-    return f"<munder>{_o('∑')}{below}</munder>"
-
-
-def _call(name: str, *arguments: str) -> str:
-    inner = _o(",").join(arguments)
-    return _row(_i(name), _o("("), inner, _o(")"))
-
-
-def _abs(inner: str) -> str:
-    return _row(_o("|"), inner, _o("|"))
-
-
-IT = _row(_i("i"), _o(","), _i("t"))
-RATIO, SURROGATE = _sub(_i("r"), IT), _sub(_i("s"), IT)
-PI, OLD, REF = (_row(_sub(_i("π"), _i(name))) for name in ("θ", "old", "ref"))
-LENGTH = _abs(_sub(_i("o"), _i("i")))
+def _number(value: float) -> str:
+    digits, _, power = f"{value:g}".partition("e")
+    return rf"{digits} · 10^{{{int(power)}}}" if power else digits
 
 
 def _advantage_name(row: Algorithm) -> str:
     has_tokens = row.kl != "none" and row.kl_place == "token_reward"
-    return _sub(_i("A"), IT if has_tokens else _i("i"))
+    return "A_{i,t}" if has_tokens or row.critic or row.teacher else "A_i"
 
 
 def _objective(row: Algorithm, config: Config) -> str:
+    term = Template(SURROGATES[row.surrogate].latex).substitute(
+        A=_advantage_name(row),
+        low=_number(row.clip_low),
+        high=_number(row.clip_high),
+        unclipped=rf"\min(r_{{i,t}}, {_number(row.delta)})" if row.delta else "r_{i,t}",
+    )
     # Not beside VESPO's, which has it in its ratio; and never beside the KL or the entropy.
-    is_beside = row.correction != "none" and row.surrogate != "vespo"
-    terms = [*([_sub(_i("w"), IT)] if is_beside else []), _surrogate(row)]
+    if row.correction != "none" and not SURROGATES[row.surrogate].weights_inside:
+        term = f"w_{{i,t}} {term}"
+    parts = [term]
     if row.kl != "none" and row.kl_place == "loss":
-        terms += [_o("−"), _n(row.kl_coefficient), _sub(_i("D"), IT)]
+        parts.append(f"- {_number(row.kl_coefficient)} D_{{i,t}}")
     if row.entropy_coefficient:
-        terms += [_o("+"), _n(row.entropy_coefficient), _sub(_i("H"), IT)]
-    is_sum = len(terms) > 1 + is_beside
-    inner = _row(_o("("), *terms, _o(")")) if is_sum else _row(*terms)
-    tokens, completions = _sum(_i("t")), _sum(_i("i"))
-    if row.aggregation == "sequence_mean":
-        parts = [_frac(_n(1), _i("N")), completions, _frac(_n(1), LENGTH), tokens]
-    elif row.aggregation == "sequence_sum":
-        parts = [_frac(_n(1), _i("N")), completions, tokens]
-    elif row.aggregation == "token_mean":
-        total = _row(_sum(_i("i")), LENGTH)
-        parts = [_frac(_n(1), total), completions, tokens]
-    else:
-        most = _row(_i("N"), _o("·"), _n(config.sample.max_new_tokens))
-        parts = [_frac(_n(1), most), completions, tokens]
-    return _row(_i("J"), _o("="), *parts, inner)
-
-
-def _surrogate(row: Algorithm) -> str:
-    advantage = _advantage_name(row)
-    log = _row(_i("log"), PI, _o("("), _sub(_i("o"), IT), _o(")"))
-    one_less, one_more = f"1 − {row.clip_low:g}", f"1 + {row.clip_high:g}"
-    bounds = (f"<mn>{one_less}</mn>", f"<mn>{one_more}</mn>")
-    match row.surrogate:
-        case "reinforce":
-            return _row(advantage, log)
-        case "cispo":
-            return _row(_call("sg", _call("clip", RATIO, *bounds)), advantage, log)
-        case "vespo":
-            weight = _row(_sub(_i("φ"), _i("i")))
-            return _row(_call("sg", weight), advantage, log)
-        case "sapo":
-            slope = _sub(_i("τ"), _i("A"))
-            inner = _row(slope, _o("("), RATIO, _o("−"), _n(1), _o(")"))
-            return _row(_frac(_n(4), slope), _call("σ", inner), advantage)
-        case "gmpo":
-            mean = _row(_frac(_n(1), LENGTH), _sum(_i("t")), _call("clip", _row(_i("log"), RATIO)))
-            return _row(advantage, _call("exp", mean))
-        case "clip":
-            plain = RATIO
-            if row.delta:
-                plain = _call("min", RATIO, _n(row.delta))
-            return _call(
-                "min", _row(plain, advantage), _row(_call("clip", RATIO, *bounds), advantage)
-            )
+        parts.append(f"+ {_number(row.entropy_coefficient)} H_{{i,t}}")
+    if len(parts) > 1:
+        parts = [r"\left(", *parts, r"\right)"]
+    sums = Template(SUMS[row.aggregation]).substitute(max_tokens=config.sample.max_new_tokens)
+    return f"J = {sums} {' '.join(parts)}"
 
 
 def _advantage(row: Algorithm, config: Config) -> list[str]:
-    """Advantage of a completion, from the rewards of the group or the step."""
-    name = _advantage_name(row)
-    reward = _sub(_i("R"), _i("i"))
+    """Advantage of a completion, from the rewards of the group or the step, or of a token."""
     if row.normalization == "per_reward":
-        part = _row(_i("R"), _o("k"))
-        centred = _row(_sub(_i("R"), _row(_i("k"), _o(","), _i("i"))), _o("−"),
-                       _t("group mean of "), part)  # fmt: skip
-        spread = _row(_t("group deviation of "), part, _o("+"), _n(1e-4))
-        line = _row(name, _o("="), _sum(_i("k")), _sub(_i("w"), _i("k")), _frac(centred, spread))
-        return [line]
-    beta, kl = _n(row.kl_coefficient), _sub(_i("D"), IT)
-    lines = []
+        return [PER_REWARD]
+    name, beta = _advantage_name(row), _number(row.kl_coefficient)
+    if row.teacher:
+        return [f"{name} = {TEACHER}"]
+    if row.critic:
+        gamma, lam = _number(config.critic.gamma), _number(config.critic.lam)
+        off = f"- {beta} D_{{i,t}}" if row.kl != "none" and row.kl_place != "loss" else ""
+        return [
+            rf"{name} = \sum_{{u ≥ t}} ({gamma} · {lam})^{{u - t}} δ_{{i,u}}",
+            f"δ_{{i,t}} = ρ_{{i,t}} + {gamma} · V_{{i,t+1}} - V_{{i,t}}",
+            f"ρ_{{i,t}} = [t = |o_i|] R_i {off}",
+        ]
     if row.kl != "none" and row.kl_place == "token_reward":
-        line = _row(name, _o("="), reward, _o("−"), beta, _sum(_i("u ≥ t")), kl)
-        return [line]
-    if row.kl != "none" and row.kl_place == "reward":
-        taken = _row(_sub(_i("R′"), _i("i")), _o("="), reward, _o("−"), beta, _sum(_i("t")), kl)
-        lines.append(taken)
-        reward = _sub(_i("R′"), _i("i"))
-    base = {
-        "group_mean": [_o("−"), _t("mean of its group")],
-        "leave_one_out": [_o("−"), _t("mean of the others of its group")],
-        "none": [],
-    }[row.baseline]
-    centred = _row(reward, *base)
-    over = {"group": "deviation in its group", "batch": "deviation in the step"}
-    if row.scale in over:
-        centred = _frac(centred, _row(_t(over[row.scale]), _o("+"), _n(1e-4)))
-    return [_row(name, _o("="), centred), *lines]
+        return [rf"{name} = R_i - {beta} \sum_{{u ≥ t}} D_{{i,u}}"]
+    is_in_reward = row.kl != "none" and row.kl_place == "reward"
+    reward = r"R_i^\text{KL}" if is_in_reward else "R_i"
+    centred = f"{reward} {BASELINES[row.baseline]}"
+    if row.scale in DEVIATIONS:
+        centred = rf"\frac{{{centred}}}{{{DEVIATIONS[row.scale]} + 0.0001}}"
+    lines = [f"{name} = {centred}"]
+    if is_in_reward:
+        lines.append(rf"R_i^\text{{KL}} = R_i - {beta} \sum_t D_{{i,t}}")
+    return lines
 
 
 def _ratio(row: Algorithm) -> list[str]:
-    if row.surrogate in ("reinforce",):
+    if row.surrogate == "reinforce":
         return []
-    quotient = _frac(_row(PI, _o("("), _sub(_i("o"), IT), _o(")")),
-                     _row(OLD, _o("("), _sub(_i("o"), IT), _o(")")))  # fmt: skip
     if row.surrogate == "vespo":
-        power = _row("<msup>", _i("w"), _i("k"), "</msup>")
-        decay = _row("<msup>", _i("e"), _row(_i("λ"), _o("("), _n(1), _o("−"), _i("w"), _o(")")),
-                     "</msup>")  # fmt: skip
-        product = _row(_i("w"), _o("="), f"<munder>{_o('∏')}{_i('t')}</munder>", quotient)
-        return [_row(_sub(_i("φ"), _i("i")), _o("="), power, decay), product]
-    if row.ratio == "token" or row.surrogate == "gmpo":
-        return [_row(RATIO, _o("="), quotient)]
-    mean = _row(_frac(_n(1), LENGTH), _sum(_i("t")), _i("log"), quotient)
-    return [_row(RATIO, _o("="), _call("exp", mean))]
+        return [r"φ_i = w^k e^{λ (1 - w)}", rf"w = \prod_t {QUOTIENT}"]
+    is_token = row.ratio == "token" or row.surrogate == "gmpo"
+    return [RATIOS["token" if is_token else "sequence"]]
 
 
-def _kl(row: Algorithm) -> str:
-    """The estimator, with l = log ref - log policy."""
-    log = _i("l")
-    value = {
-        "k1": _row(_o("−"), log),
-        "k2": _frac(f"<msup>{log}{_n(2)}</msup>", _n(2)),
-        "k3": _row(f"<msup>{_i('e')}{log}</msup>", _o("−"), _n(1), _o("−"), log),
-    }[row.kl]
-    name = _sub(_i("D"), IT)
-    policy = PI if row.kl_place == "loss" else OLD
-    where = _row(_t(",  "), log, _o("="), _i("log"), _frac(REF, policy))
-    return _row(name, _o("="), value, where)
+def _kl(row: Algorithm) -> list[str]:
+    """The estimator of the KL to the base, which is ``ref``."""
+    if row.kl == "none":
+        return []
+    policy = "θ" if row.kl_place == "loss" else r"\text{old}"
+    log = rf"l = \log \frac{{\pi_\text{{ref}}}}{{\pi_{{{policy}}}}}"
+    return [rf"D_{{i,t}} = {ESTIMATORS[row.kl]}, \quad {log}"]
 
 
 def _notes(row: Algorithm) -> str:
@@ -193,7 +228,8 @@ def _notes(row: Algorithm) -> str:
     if row.scale == "whiten":
         notes.append("Advantages are then whitened: mean 0 and deviation 1 over the step.")
     if row.correction != "none":
-        corrects = "also corrects" if row.surrogate == "vespo" else "corrects"
+        is_inside = SURROGATES[row.surrogate].weights_inside
+        corrects = "also corrects" if is_inside else "corrects"
         notes.append(
             f"w {corrects} for the sampler's log-probs: {row.correction} at {row.correction_cap:g}."
         )

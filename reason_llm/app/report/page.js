@@ -11,11 +11,45 @@ const gib = (value) => shown(value, 3) + " GiB";
 
 // [key, title, note, format]; keys that no run has are left out.
 const CHARTS = [
-  ["Reward and accuracy", [
+  ["What is reached", [
     ["score/reward", "Reward", "mean of the step's rollouts", number],
     ["eval/accuracy", "Held-out accuracy", "greedy", percent],
     ["eval/*/accuracy", "", "held-out accuracy, greedy", percent],
     ["score/*", "", "mean of this reward", number],
+    ["eval/pair_accuracy", "Held-out pairs", "the chosen side ahead", percent],
+    ["eval/loss", "Held-out loss", "", number],
+    ["eval/perplexity", "Held-out perplexity", "e to the loss of a token", number],
+    ["train/loss", "Loss", "of the step's rows, before they are learned", number],
+  ]],
+  ["Pairs", [
+    ["train/pair_accuracy", "Pairs in order", "the step's, before they are learned", percent],
+    ["train/margin", "Margin", "chosen less rejected", number],
+    ["eval/margin", "Held-out margin", "chosen less rejected", number],
+    ["train/chosen_log_ratio", "Chosen log-ratio", "policy to reference, nats", number],
+    ["train/rejected_log_ratio", "Rejected log-ratio", "policy to reference, nats", number],
+    ["eval/chosen_log_ratio", "Held-out chosen log-ratio", "nats", number],
+    ["eval/rejected_log_ratio", "Held-out rejected log-ratio", "nats", number],
+    ["train/chosen_logprob", "Chosen log-prob", "nats per token", number],
+    ["train/rejected_logprob", "Rejected log-prob", "nats per token", number],
+    ["train/kl_baseline", "KL of the batch", "KTO's reference point, nats", number],
+    ["train/chosen_reward", "Chosen reward", "", number],
+    ["train/rejected_reward", "Rejected reward", "", number],
+    ["eval/chosen_reward", "Held-out chosen reward", "", number],
+    ["eval/rejected_reward", "Held-out rejected reward", "", number],
+    ["eval/accuracy_chosen_longer", "Chosen side longer", "held-out pairs in order", percent],
+    ["eval/accuracy_chosen_not_longer", "Chosen side not longer", "held-out pairs in order", percent],
+    ["eval/accuracy_prefer_longer", "Prefer the longer", "held-out pairs in order without a model", percent],
+    ["eval/length_correlation", "Reward and length", "correlation, held out", number],
+  ]],
+  ["Critic and teacher", [
+    ["critic/explained_variance", "Explained variance", "of the returns by the values; 1 is all", number],
+    ["critic/loss", "Value loss", "", number],
+    ["critic/clip_fraction", "Value clip fraction", "tokens", percent],
+    ["critic/value", "Value", "mean of the tokens", number],
+    ["critic/grad_norm", "Critic's gradient norm", "before clipping", number],
+    ["train/kl_per_completion", "KL of a completion", "to the reference, nats", number],
+    ["train/kl_coefficient", "KL coefficient", "adaptive", number],
+    ["train/teacher_kl", "KL to the teacher", "nats per token", number],
   ]],
   ["Completions", [
     ["sample/completion_tokens", "Length", "mean tokens", number],
@@ -33,9 +67,11 @@ const CHARTS = [
     ["train/sampler_kl", "Sampler KL", "to the learner, nats", number],
     ["train/grad_norm", "Gradient norm", "before clipping", number],
     ["train/learning_rate", "Learning rate", "", number],
+    ["data/epoch", "Epochs", "passes over the rows", number],
   ]],
 ];
-const NEVER_ZERO = new Set(["train/loss"]);
+const NEVER_ZERO = new Set(["train/loss", "eval/loss", "eval/perplexity"]);
+const samples = (run) => ["rl", "sample"].includes(run.stage);
 
 function columnOf(run, key) {
   const column = run.columns[key];
@@ -58,13 +94,20 @@ function keysLike(pattern) {
     return names.map((name) => "score/" + name).filter((key) => all.includes(key));
   }
   if (pattern === "eval/*/accuracy") return all.filter((key) => /^eval\/.+\/accuracy$/.test(key));
+  if (pattern === "train/loss" && data.runs.every(samples)) return [];  // around 0 whatever is learned
   return all.includes(pattern) ? [pattern] : [];
 }
 
 function metricChart(key, title, note, format, band, height = 130) {
   const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line) => line.values.length);
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
-  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, height });
+  const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
+  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, warmup, height });
+}
+
+function warmupNote() {
+  const steps = data.runs.length === 1 ? data.runs[0].warmup_steps : 0;
+  return steps ? `; shaded: the first ${steps} steps, in which the critic alone learns` : "";
 }
 
 function go(values) { location.hash = new URLSearchParams(values).toString(); }
@@ -87,15 +130,16 @@ function overview(place) {
     for (const [pattern, title, note, format] of specs) {
       for (const key of keysLike(pattern)) {
         drawn.add(key);
-        if (/^score\/(errors|timeouts)$|groups_dropped$/.test(key) && isFlatZero(data.runs, key)) continue;
-        if (key === "train/kl" && isFlatZero(data.runs, key)) continue;
+        if (/^score\/(errors|timeouts)$|groups_dropped$|^train\/kl$/.test(key) && isFlatZero(data.runs, key)) continue;
+        if (data.runs.every((run) => !columnOf(run, key).values.length)) continue;
         const shown = at && at.charts.includes(key);
         const figure = metricChart(key, title, note, format, shown ? at.steps : null, isFirst && innerWidth > 560 ? 190 : 130);
         if (shown) figure.classList.add("shown");
         grid.append(figure);
       }
     }
-    if (grid.children.length) view.append(make("section", {}, make("h2", {}, heading, isFirst ? make("small", {}, "steps on the x-axis; point at a chart to read all of them at that step") : null), grid));
+    const note = isFirst ? "steps on the x-axis; point at a chart to read all of them at that step" + warmupNote() : "";
+    if (grid.children.length) view.append(make("section", {}, make("h2", {}, heading, note ? make("small", {}, note) : null), grid));
   }
   view.append(timeSection(), memorySection(drawn), otherSection(drawn, at));
   return view;
@@ -113,12 +157,23 @@ function figures(run) {
   const add = (name, value, note = "") => list.append(make("div", {}, make("dt", {}, name), make("dd", {}, value, note ? make("small", {}, " " + note) : "")));
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
+  const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
   if (accuracy) add("Held-out accuracy", `${percent(accuracy[0])} → ${percent(accuracy[1])}`);
   if (reward) add("Mean reward", `${number(reward[0])} → ${number(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
+  const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";
+  change("Held-out pairs", "eval/pair_accuracy", percent, between);
+  change("Held-out loss", "eval/loss", number);
+  change("Held-out perplexity", "eval/perplexity", number);
+  if (!samples(run)) change("Loss", "train/loss", number);
+  const explained = ends("critic/explained_variance"), epochs = ends("data/epoch");
+  if (explained) add("Explained variance", number(explained[1]), "at the end");
+  change("KL to the teacher", "train/teacher_kl", number, "nats per token");
+  if (epochs) add("Epochs", number(epochs[1]));
   const sum = (key) => columnOf(run, key).values.reduce((a, b) => a + b, 0);
   if (run.steps.length) {
-    add("Sampled", shownCount(sum("sample/tokens")), "tokens");
+    if (samples(run)) add("Sampled", shownCount(sum("sample/tokens")), "tokens");
+    else add("Learned", shownCount(sum("train/tokens")), "tokens");
     add("Time", duration(total(run, "time/total_seconds")));
     const peaks = ["memory/sampling_peak_gib", "memory/learning_peak_gib"].flatMap((key) => columnOf(run, key).values);
     if (peaks.length) add("Peak memory", gib(Math.max(...peaks)));
@@ -136,11 +191,23 @@ function total(run, key) {
 
 function comparison() {
   const table = make("table", { class: "compare" }), head = make("tr");
-  for (const name of ["Run", "Algorithm", "Held-out accuracy", "Mean reward", "Length, tokens", "Steps", "Time", "Alarms"]) head.append(make("th", { scope: "col" }, name));
+  const last = (key, format) => (run) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
+  const all = [
+    ["Algorithm", (run) => run.algorithm],
+    ["Held-out accuracy", last("eval/accuracy", percent)],
+    ["Mean reward", last("score/reward", number)],
+    ["Held-out pairs", last("eval/pair_accuracy", percent)],
+    ["Held-out loss", last("eval/loss", number)],
+    ["Length, tokens", last("sample/completion_tokens", number)],
+    ["Steps", (run) => `${run.step} of ${run.planned_steps}`],
+    ["Time", (run) => duration(total(run, "time/total_seconds"))],
+    ["Alarms", (run) => String(run.checks.filter((check) => check.state === "alarm").length)],
+  ];
+  const shownColumns = all.filter(([, cell]) => data.runs.some((run) => cell(run) !== "–"));
+  for (const [name] of [["Run"], ...shownColumns]) head.append(make("th", { scope: "col" }, name));
   table.append(head);
   data.runs.forEach((run, i) => {
-    const last = (key, format) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
-    const row = [run.algorithm, last("eval/accuracy", percent), last("score/reward", number), last("sample/completion_tokens", number), `${run.step} of ${run.planned_steps}`, duration(total(run, "time/total_seconds")), String(run.checks.filter((check) => check.state === "alarm").length)];
+    const row = shownColumns.map(([, cell]) => cell(run));
     table.append(make("tr", {}, make("td", {}, swatch(COLORS[i % COLORS.length]), ...visible(run.label)), ...row.map((text) => make("td", {}, text))));
   });
   return make("div", { class: "scroll" }, table);
@@ -208,7 +275,7 @@ function memorySection(drawn) {
       return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
     });
     if (data.runs.length === 1) lines[0].label = "peak";
-    if (lines.some((line) => line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
+    if (lines.some((line) => line.kind !== "plan" && line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
     drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
   }
   for (const key of keysLike("sample/tokens_per_second")) grid.append(metricChart(key, "Sampling speed", "tokens per second", number));

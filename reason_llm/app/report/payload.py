@@ -8,12 +8,14 @@ from typing import Any
 
 import yaml
 
-from reason_llm.app.report.alarms import Evidence, Finding, judge
+from reason_llm.app.report.alarms import judge
+from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets
+from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
 
@@ -46,11 +48,15 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
         notice = f"Tokens cannot be coloured one by one: {error}."
     rollouts = read_rollouts(run.archives, tokens, share, read)
     rewards = run.config.score.rewards
-    weights = {reward.label: reward.weight for reward in rewards}
+    weights = {reward.key: reward.weight for reward in rewards}
     groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
     size = run.config.sample.completions_per_prompt
     replayed = run.config.learned_row.correction if run.config.run.from_buffer else None
-    findings = judge(Evidence(run.records, groups, weights, run.num_held_out, size, replayed))
+    seen = Evidence(
+        run.records, groups, weights, run.num_held_out, size, replayed,
+        run.config.stage, run.config.algorithm.row().needs_group,
+    )  # fmt: skip
+    findings = judge(seen)
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (
@@ -79,19 +85,22 @@ def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
 
 def _run(examined: Examined) -> dict[str, Any]:
     run, rollouts = examined.run, examined.rollouts
-    records, row = _thinned(run.records), run.config.algorithm.row()
+    records, config = _thinned(run.records), run.config
     return {
         "label": run.label,
-        "algorithm": run.config.algorithm.name,
-        "idea": row.idea,
-        "source": row.source,
+        "stage": config.stage,
+        "algorithm": config.method.name,
+        "idea": config.method.idea,
+        "source": config.method.source,
+        "warmup_steps": config.critic.warmup_steps if config.algorithm.row().critic else 0,
+        "pairs": _pairs(run.records),
         "model": run.config.model.path,
         "sources": [each.source for each in run.config.data.sources],
         "step": int(run.records[-1]["step"]) if run.records else 0,
         "planned_steps": run.config.run.steps,
         "finished": run.summary is not None,
         "rewards": [
-            {"name": reward.label, "weight": reward.weight} for reward in run.config.score.rewards
+            {"name": reward.key, "weight": reward.weight} for reward in run.config.score.rewards
         ],
         "steps": [int(record["step"]) for record in records],
         "columns": _columns(records),
@@ -101,6 +110,16 @@ def _run(examined: Examined) -> dict[str, Any]:
         "checks": _checks(examined),
         "rollouts": _rollouts(examined),
     }
+
+
+def _pairs(records: Sequence[Record]) -> dict[str, float] | None:
+    """The accuracy on held-out pairs that was measured last, with its 95 % interval."""
+    found = [each for each in records if {"eval/pair_accuracy", "eval/pairs"} <= each.keys()]
+    if not found or found[-1]["eval/pairs"] < 1:
+        return None
+    last = found[-1]
+    interval = wilson(min(max(last["eval/pair_accuracy"], 0.0), 1.0), last["eval/pairs"])
+    return {"count": last["eval/pairs"], "low": interval.low, "high": interval.high}
 
 
 def _thinned(records: list[Record]) -> list[Record]:
@@ -138,7 +157,7 @@ def _checks(examined: Examined) -> list[dict[str, Any]]:
 
 def _rollouts(examined: Examined) -> dict[str, Any]:
     found, groups = examined.rollouts, examined.rollouts.groups
-    first = examined.run.config.score.rewards[0].label
+    first = examined.run.config.score.rewards[0].key
     names = list(dict.fromkeys(name for group in groups for name in group.parts))
     rewards = [reward for group in groups for reward in group.rewards]
     return {

@@ -121,7 +121,7 @@ function filterBar(run, redraw) {
   const bar = make("div", { class: "filters" });
   if (data.runs.length > 1) {
     const input = make("select", { onchange: (event) => go({ view: "rollouts", run: event.target.value }) });
-    data.runs.forEach((each, i) => input.append(make("option", { value: i, selected: i === filters.run }, plainly(each.label))));
+    data.runs.forEach((each, i) => samples(each) && input.append(make("option", { value: i, selected: i === filters.run }, plainly(each.label))));
     bar.append(field("Run", input));
   }
   bar.append(
@@ -165,10 +165,10 @@ async function search(run, text, label, redraw) {
 }
 
 function rolloutsView(place) {
-  const run = data.runs[filters.run = Math.min(data.runs.length - 1, Number(place.get("run") || 0))];
+  const run = data.runs[filters.run = Math.min(data.runs.length - 1, place.has("run") ? Number(place.get("run")) : Math.max(0, data.runs.findIndex(samples)))];
   const view = make("div", { class: place.has("group") ? "open" : "" });
   if (!groupCount(run)) {
-    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, "No rollouts are archived in this run: run.keep_buffers says which are kept."));
+    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, samples(run) ? "No rollouts are archived in this run: run.keep_buffers says which are kept." : "This run learns from rows and samples none."));
     return view;
   }
   const alarm = place.has("alarm") ? run.checks[Number(place.get("alarm"))] : null;

@@ -5,7 +5,7 @@ function setup() {
   data.runs.forEach((run, i) => {
     view.append(make("div", { class: "head" }, make("h1", {}, ...visible(run.label)), make("p", {}, ...visible(summaryOf(run)))), ...notices(run));
     const equation = document.getElementById("equation-" + i);
-    view.append(make("section", {}, make("h2", {}, "Algorithm", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
+    view.append(make("section", {}, make("h2", {}, samples(run) ? "Algorithm" : "Objective", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
     const start = run.starts.at(-1);
     const columns = make("div", { class: "columns" });
     if (start) columns.append(make("div", {}, dataSection(start.data), planSection(run, start.plan)), machineSection(run, start));
@@ -29,7 +29,7 @@ function table(heads, rows) {
 
 function dataSection(counts) {
   const count = (use) => (each) => [use, each.name ? `${each.name}: ${each.source}` : each.source, each.rows.toLocaleString("en"), each.prompts.toLocaleString("en"), Object.entries(each.left_out).map(([why, n]) => `${n} by ${why}`).join(", ") || "none"];
-  const sets = table(["", "Set", "Rows", "Prompts", "Left out"], [...counts.training.map(count("training")), ...counts.held_out.map(count("held out"))]);
+  const sets = table(["", "Set", "Rows", "Taken", "Left out"], [...counts.training.map(count("training")), ...counts.held_out.map(count("held out"))]);
   sets.firstChild.classList.add("sets");
   const section = make("section", {}, make("h2", {}, "Data"), sets);
   if (counts.in_both) section.append(make("p", { class: "notice" }, `${counts.in_both} training rows ask what a held-out row asks.`));
@@ -71,6 +71,7 @@ function draw_view() {
   main.replaceChildren(VIEWS[name](place));
   main.dataset.view = name;
   for (const tab of document.querySelectorAll("#tabs a")) {
+    tab.hidden = tab.getAttribute("href") === "#view=rollouts" && !data.runs.some(samples);
     if (tab.getAttribute("href") === "#view=" + name) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
   }
   const figure = main.querySelector(".chart.shown");

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from reason_llm.errors import ModelError, one_line
-from reason_llm.files import MIB, read_text
+from reason_llm.files import (
+    MIB,
+    Panic,
+    check_tokenizer,
+    read_object,
+    read_text,
+    without_panics,
+)
 
 MOST_JSON_BYTES = 64 * MIB
 
@@ -45,7 +52,9 @@ class TokenTexts:
                 raise ModelError(f"{model} has no tokenizer.json on this machine")
             path = Path(found)
         try:
-            tokenizer = Tokenizer.from_str(read_text(path, MOST_JSON_BYTES))
+            check_tokenizer(read_object(path, MOST_JSON_BYTES))
+            with without_panics():
+                tokenizer = Tokenizer.from_str(read_text(path, MOST_JSON_BYTES))
         except Exception as error:  # the library raises nothing narrower
             if isinstance(error, OSError):
                 raise ModelError(f"{path} cannot be read ({error.strerror})") from error
@@ -59,15 +68,26 @@ class TokenTexts:
 
         None if the tokens do not spell the text.
         """
-        pieces = [self._piece(id) for id in token_ids]
-        if "".join(pieces) != text:
-            pieces = self._streamed(token_ids)
-            if "".join(pieces) != text:
-                return None
+        try:
+            with without_panics():
+                pieces = self._pieces_of(token_ids, text)
+        except Exception as error:  # the library raises nothing narrower
+            if type(error) not in (Exception, Panic):
+                raise
+            return None
+        if pieces is None:
+            return None
         return [
             len(piece) if piece.isascii() else len(piece.encode("utf-16-le")) // 2
             for piece in pieces
         ]
+
+    def _pieces_of(self, token_ids: Sequence[int], text: str) -> list[str] | None:
+        """Texts of the tokens, each by itself or else in order; None if they do not spell it."""
+        pieces = [self._piece(id) for id in token_ids]
+        if "".join(pieces) != text:
+            pieces = self._streamed(token_ids)
+        return pieces if "".join(pieces) == text else None
 
     def _piece(self, id: int) -> str:
         if id not in self._pieces:

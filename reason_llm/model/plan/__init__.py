@@ -4,7 +4,7 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.subject import Subject, look_at, plan_only
+from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_start
 
 __all__ = [
     "GIB",
@@ -16,4 +16,5 @@ __all__ = [
     "look_at",
     "peak_rss_mib",
     "plan_only",
+    "with_start",
 ]

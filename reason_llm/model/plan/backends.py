@@ -67,6 +67,8 @@ def _packing(
 
 def _engine(config: Config, text_config: PretrainedConfig, device: torch.device) -> tuple[str, str]:
     engine, installed = config.sample.engine, _is_installed("vllm")
+    if not config.judges_answers:
+        return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
     if (why_not := unfit_for_vllm(config, text_config)) is not None:
         if engine == "vllm":
             raise ConfigError(

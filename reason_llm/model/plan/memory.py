@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
+from reason_llm.model import adapters, sequence_classifier
 from reason_llm.model.logprobs import chunk_bytes
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
@@ -52,6 +53,8 @@ class Line:
     name: str
     sampling: int
     learning: int
+    scoring: int = 0
+    """While a reward model of its own is asked; 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,23 @@ class Plan:
         """Planned peak of the learning phase."""
         return sum(line.learning for line in self.lines)
 
+    @property
+    def scoring_bytes(self) -> int:
+        """Planned peak of the scoring phase, where a reward model of its own is asked."""
+        return sum(line.scoring for line in self.lines)
+
     def table(self) -> list[str]:
         """The ledger as lines of text."""
         where = "GPU" if self.machine.kind == "cuda" else "CPU"
         head = f"memory on a {where} of {self.machine.budget_bytes / GIB:.1f} GiB"
-        rows = [f"{head:<52}{'sampling':>12}{'learning':>12}"]
-        total = Line("total", self.sampling_bytes, self.learning_bytes)
+        scores = self.scoring_bytes > 0
+        last = f"{'scoring':>12}" if scores else ""
+        rows = [f"{head:<52}{'sampling':>12}{'learning':>12}{last}"]
+        total = Line("total", self.sampling_bytes, self.learning_bytes, self.scoring_bytes)
         for line in (*self.lines, total):
-            rows.append(f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}")
+            last = f"{_shown(line.scoring):>12}" if scores else ""
+            row = f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}{last}"
+            rows.append(row)
         sizes = [f"context {self.context_tokens:,} tokens",
                  f"KV cache {self.cache_tokens:,} tokens",
                  f"micro-batches of {self.micro_batch_tokens:,} tokens",
@@ -114,6 +126,7 @@ def plan(
     limit: int,
     longest_prompt: int | None = None,
     learns: bool = True,
+    longest_row: int = 0,
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -122,23 +135,27 @@ def plan(
         shape: of the model with its adapter.
         limit: longest context that the model or the config allows.
         longest_prompt: tokens of the longest prompt of all; None if the data was not read.
+        longest_row: tokens of the longest row, of a stage that learns from a set of rows.
         learns: False: there is no learning phase, nor an optimizer.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
-    context = _context_tokens(config, limit, longest_prompt)
+    context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns)
     least = draft.least()
     if least > draft.usable:
-        raise ConfigError(_refusal(draft, limit, longest_prompt))
+        raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
     asked = config.train.micro_batch_tokens
-    most = draft.largest(context, MOST_MICRO_BATCH_TOKENS[machine.kind], draft.learning_total)
+    most = draft.largest(
+        draft.unit_tokens, MOST_MICRO_BATCH_TOKENS[machine.kind],
+        lambda tokens: max(draft.learning_total(tokens), draft.scoring_total(tokens)),
+    )  # fmt: skip
     if asked == "auto":
         micro_batch = most
     else:
         micro_batch = asked
-        if draft.learning_total(max(asked, context)) > draft.usable:
+        if draft.learning_total(max(asked, draft.unit_tokens)) > draft.usable:
             raise ConfigError(
                 f"train.micro_batch_tokens={asked} needs "
                 f"{draft.learning_total(asked) / GIB:.1f} GiB and {draft.usable / GIB:.1f} GiB is "
@@ -172,9 +189,43 @@ class _Draft:
         return 2 if name == "bfloat16" else 4
 
     @property
-    def optimizer_bytes(self) -> int:
+    def learned(self) -> dict[str, int]:
+        """Trained parameters by role: its adapter's and its head's."""
+        has_score = self.config.stage == "reward"
+        found = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
+        if "critic" in self.config.roles:
+            found["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
+        return found
+
+    def _adapter_of(self, role: str) -> int:
+        """Parameters of a role's adapter: by its file, where it has one and it is there already, as
+        it is when a run begins; else as many as the policy's."""
+        config = self.config
+        folders = {
+            "critic": config.critic.start,
+            "teacher": config.teacher.adapter,
+            **config.reward_adapters,
+        }
+        folder = folders.get(role)
+        if folder is None or not (folder / adapters.WEIGHTS).exists():
+            return self.shape.adapter
+        return adapters.num_parameters(folder)
+
+    def _moments(self, parameters: int) -> int:
+        """Bytes of an optimizer's state."""
         kept = OPTIMIZER_BYTES[self.config.train.optimizer] if self.learns else 0.0
-        return int(self.shape.adapter * kept)
+        return int(parameters * kept)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Moments on the device: on a GPU of one role at a time, the others wait in host memory."""
+        sizes = [self._moments(count) for count in self.learned.values()]
+        return max(sizes) if self.machine.kind == "cuda" else sum(sizes)
+
+    @property
+    def unit_tokens(self) -> int:
+        """Of the longest unit that a micro-batch may not split: a row, or both sides of a pair."""
+        return self.context * (2 if self.config.learns_pairs else 1)
 
     @property
     def under_vllm(self) -> bool:
@@ -228,8 +279,9 @@ class _Draft:
             f"base weights ({name})": shape.weight_bytes(
                 self.element_bytes, model.quantize, self.under_vllm
             ),
-            f"adapter, rank {model.adapter.rank}": shape.adapter * 4,
+            f"adapter, rank {model.adapter.rank}": self.learned["policy"] * 4,
             "optimizer state": self.optimizer_bytes,
+            **(self._other_roles() if self.learns else {}),
         }
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
@@ -240,10 +292,15 @@ class _Draft:
         both["libraries, contexts, graphs"] = int(runtime)
         return [Line(name, size, size) for name, size in both.items()]
 
+    def _other_roles(self) -> dict[str, int]:
+        """Adapters beside the policy's, with their heads."""
+        counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
+        return {f"adapter of the role {name}": counts[name] * 4 for name in self.config.roles}
+
     def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
         """All lines of the ledger."""
         shape, size = self.shape, self.element_bytes
-        tokens = max(micro_batch_tokens, self.context)  # a longer rollout is a batch of its own
+        tokens = max(micro_batch_tokens, self.unit_tokens)  # a longer unit is a batch of its own
         widest = max(shape.packable) * 2 * 2 if self.config.model.quantize == "nf4" else 0
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
@@ -251,18 +308,54 @@ class _Draft:
         train = self.config.train
         is_packed = train.packing != "padded"
         activations = shape.activation_bytes(
-            tokens, self.context, size, train.gradient_checkpointing, is_packed,
+            tokens,
+            self.context,
+            size,
+            train.gradient_checkpointing,
+            is_packed,
             is_flash=is_packed and self.machine.kind == "cuda",
-        )  # fmt: skip
+        )
+        chunk = 0 if self.config.stage == "reward" else self.chunk_tokens  # whose output is a score
         both = [
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
             Line("prompts and logits in flight", passing + widest, 0),
-            Line("gradients", 0, shape.adapter * 4),
+            Line("gradients", 0, max(self.learned.values()) * 4),  # of one role at a time
             Line("activations", 0, activations + widest),
-            Line("log-prob chunk", 0, self.chunk_tokens * self._chunk_bytes),
+            Line("log-prob chunk", 0, self._chunk_bytes * chunk),
         ]
+        if self.learns and self.config.outside_reward_models:
+            both = [*self._with_scoring(both), *self._outside_models(tokens)]
+        if not self.config.judges_answers:
+            both = [replace(line, sampling=0) for line in both]
         return both if self.learns else [replace(line, learning=0) for line in both]
+
+    def _with_scoring(self, lines: list[Line]) -> list[Line]:
+        """The lines with what stays while a reward model of its own is asked: what is there in both
+        phases."""
+        names = {line.name for line in self.resident()}
+        return [
+            replace(line, scoring=line.learning) if line.name in names else line for line in lines
+        ]
+
+    def _outside_models(self, tokens: int) -> list[Line]:
+        """Reward models of their own: on a GPU one at a time, in the scoring phase alone; without
+        one all of them stay in host memory.
+
+        Args:
+            tokens: of a batch.
+        """
+        folders = self.config.outside_reward_models
+        shapes = {key: sequence_classifier.look_at(path) for key, path in folders.items()}
+        passing = max(shape.passing_bytes_per_token for shape in shapes.values()) * tokens
+        found = [
+            Line(f"reward model {key}", *(3 * (shape.weight_bytes,)))
+            for key, shape in shapes.items()
+        ]
+        if self.machine.kind == "cuda":
+            largest = max(found, key=lambda line: line.scoring)
+            found = [replace(largest, sampling=0, learning=0)]
+        return [*found, Line("the reward model's activations", 0, 0, passing)]
 
     def sampling_total(self, cache_tokens: int) -> int:
         return sum(line.sampling for line in self.lines(cache_tokens, 1))
@@ -270,9 +363,16 @@ class _Draft:
     def learning_total(self, micro_batch_tokens: int) -> int:
         return sum(line.learning for line in self.lines(0, micro_batch_tokens))
 
+    def scoring_total(self, micro_batch_tokens: int) -> int:
+        return sum(line.scoring for line in self.lines(0, micro_batch_tokens))
+
     def least(self) -> int:
-        """The smallest sizes: one sequence at a time in both phases."""
-        return max(self.sampling_total(self.least_cache), self.learning_total(self.context))
+        """The smallest sizes: one sequence at a time in every phase."""
+        return max(
+            self.sampling_total(self.least_cache),
+            self.learning_total(self.unit_tokens),
+            self.scoring_total(self.unit_tokens),
+        )
 
     def largest(self, least: int, most: int, total: Callable[[int], int]) -> int:
         """The largest number from ``least`` to ``most`` whose total is usable."""
@@ -297,17 +397,30 @@ class _Draft:
                 beside_kv_bytes=fixed,
             )
         return Plan(
-            self.machine, self.context, cache_tokens, micro_batch_tokens, self.chunk_tokens,
-            engine, lines,
-            self.host_bytes(micro_batch_tokens), self.shape.adapter * 4 + self.optimizer_bytes,
-        )  # fmt: skip
+            self.machine,
+            self.context,
+            cache_tokens,
+            micro_batch_tokens,
+            self.chunk_tokens,
+            engine,
+            lines,
+            self.host_bytes(micro_batch_tokens),
+            self._checkpoint_bytes,
+        )
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        return sum(4 * count + self._moments(count) for count in self.learned.values())
 
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":
             return 0
         offloads = self.config.train.gradient_checkpointing == "offload"
         kept = self.shape.kept_bytes_per_token(self.element_bytes) if offloads else 0
-        return HOST_BYTES + max(micro_batch_tokens, self.context) * kept
+        parked = self.optimizer_bytes if "critic" in self.learned else 0
+        paths = self.config.outside_reward_models.values() if self.learns else ()
+        parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
+        return HOST_BYTES + max(micro_batch_tokens, self.unit_tokens) * kept + parked
 
 
 def _shown(size: int) -> str:
@@ -316,10 +429,12 @@ def _shown(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
 
 
-def _context_tokens(config: Config, limit: int, longest_prompt: int | None) -> int:
+def _context_tokens(
+    config: Config, limit: int, longest_prompt: int | None, longest_row: int
+) -> int:
     completion = max(config.sample.max_new_tokens, config.eval_max_new_tokens)
     if longest_prompt is not None:
-        return longest_prompt + completion
+        return max(longest_row, longest_prompt + completion if longest_prompt else 0)
     return config.model.context_tokens or min(limit, ASSUMED_PROMPT_TOKENS + completion)
 
 
@@ -332,20 +447,21 @@ def _check_host(draft: _Draft, micro_batch_tokens: int) -> None:
         )
 
 
-def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
+def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row: int) -> str:
     """Error with what does not fit and the nearest settings that do, each tried alone."""
     config, machine = draft.config, draft.machine
-    sampling, learning = (
-        draft.sampling_total(draft.least_cache),
-        draft.learning_total(draft.context),
-    )
-    phase = "sampling" if sampling > learning else "learning"
-    lines = draft.lines(draft.least_cache, draft.context)
+    totals = {
+        "learning": draft.learning_total(draft.unit_tokens),
+        "sampling": draft.sampling_total(draft.least_cache),
+        "scoring": draft.scoring_total(draft.unit_tokens),
+    }
+    phase = max(totals, key=lambda name: totals[name])
+    lines = draft.lines(draft.least_cache, draft.unit_tokens)
     largest = sorted(lines, key=lambda line: -getattr(line, phase))[:2]
     parts = ", ".join(f"{line.name} {getattr(line, phase) / GIB:.1f}" for line in largest)
 
     def fits(other: Config) -> bool:
-        context = _context_tokens(other, limit, longest_prompt)
+        context = _context_tokens(other, limit, longest_prompt, longest_row)
         return replace(draft, config=other, context=context).least() <= draft.usable
 
     fixes = []
@@ -359,11 +475,11 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None) -> str:
             fixes.append("model.quantize to nf4")
     if (tokens := _shorter(draft)) is not None:
         fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
-    needed = max(sampling, learning) / USABLE_FRACTION[machine.kind] / GIB
+    needed = totals[phase] / USABLE_FRACTION[machine.kind] / GIB
     fixes.append(f"memory.budget_gib to {needed:.1f} or more, where there is as much")
     return (
         f"memory.budget_gib={machine.budget_bytes / GIB:.1f} is too little for "
-        f"{config.model.path}: {phase} needs {max(sampling, learning) / GIB:.1f} GiB of the "
+        f"{config.model.path}: {phase} needs {totals[phase] / GIB:.1f} GiB of the "
         f"{draft.usable / GIB:.1f} GiB usable ({parts}) for one sequence of {draft.context} "
         "tokens; "
         f"set {', or '.join(fixes)}"

@@ -2,13 +2,15 @@
 context, memory."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
-from reason_llm.model import base
+from reason_llm.errors import ConfigError
+from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
@@ -33,17 +35,24 @@ class Subject:
     """Token ids that the model has."""
     device: torch.device
 
-    def plan(self, longest_prompt: int, learns: bool = True) -> Plan:
+    def plan(self, longest_prompt: int, learns: bool = True, longest_row: int = 0) -> Plan:
         """The memory plan on this machine.
 
         Args:
-            longest_prompt: in tokens.
+            longest_prompt: in tokens; 0 if nothing is sampled.
+            longest_row: in tokens, of a stage that learns from a set of rows.
             learns: False plans for sampling alone.
         """
         machine = Machine.here(self.config, self.device)
         shape = Shape.of(self.policy)
         return memory.plan(
-            self.config, shape, machine, self.context_tokens, longest_prompt, learns=learns
+            self.config,
+            shape,
+            machine,
+            self.context_tokens,
+            longest_prompt,
+            learns=learns,
+            longest_row=longest_row,
         )
 
 
@@ -65,15 +74,40 @@ def look_at(config: Config) -> Subject:
     return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
 
 
+def with_start(config: Config, start: Path) -> Config:
+    """The config with the adapter section of the adapter in ``start``, which the run begins from.
+
+    Raises:
+        ModelError: it cannot be read.
+        ConfigError: model.adapter says something else.
+    """
+    asked = config.model.adapter
+    found = adapters.section_of(start).model_copy(update={"dropout": asked.dropout})
+    for name in ("rank", "alpha", "targets"):
+        here, there = getattr(asked, name), getattr(found, name)
+        if name in asked.model_fields_set and here not in (there, "all-linear"):
+            raise ConfigError(
+                f"model.adapter.{name}={here} contradicts model.start={config.model.start}, whose "
+                f"{name} is {there}; leave it out, and the run takes the adapter's"
+            )
+    return config.model_copy(update={"model": config.model.model_copy(update={"adapter": found})})
+
+
 def plan_only(config: Config) -> Plan:
     """The memory plan from the model's config alone: on any machine, for any budget.
 
-    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine.
+    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine. An
+    adapter that the config names and an earlier run has yet to write counts as the policy's kind.
     """
     quiet_libraries()
+    if config.model.start is not None and config.model.start.exists():
+        config = with_start(config, config.model.start)
     device = base.default_device()
     machine = Machine.imagined(config, device)
-    if config.sample.engine == "auto":
+    if not config.judges_answers:
+        sample = config.sample.model_copy(update={"engine": "transformers"})
+        config = config.model_copy(update={"sample": sample})
+    elif config.sample.engine == "auto":
         text = base.read_config(config.model.path, config.model.trust_remote_code)
         can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
         on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
@@ -81,4 +115,5 @@ def plan_only(config: Config) -> Plan:
         sample = config.sample.model_copy(update={"engine": engine or "transformers"})
         config = config.model_copy(update={"sample": sample})
     shape = Shape.of(base.meta_model(config.model))
-    return memory.plan(config, shape, machine, base.context_limit(config.model))
+    limit = base.context_limit(config.model)
+    return memory.plan(config, shape, machine, limit, learns=config.learns)

@@ -32,6 +32,7 @@ _HEDGES = frozenset(
 _MAX_LEAD_TOKENS = 40
 _RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
+_COLLECTIONS = ("set", "list", "tuple", "interval")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
 
@@ -66,6 +67,8 @@ def decide(gold: str, answer: str) -> bool | Question:
         return verdict
     readings = read_both(gold, answer)
     if readings is None or _units_clash(*readings) or _rivals(gold, answer, *readings):
+        return False
+    if _says_less(*readings):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree)
     if trees is None:
@@ -306,6 +309,18 @@ def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
         found.append(units)
     first, second = found
     return any(first & few and second & few and first & few != second & few for few in _RIVALS)
+
+
+def _says_less(gold: Reading, answer: Reading) -> bool:
+    """Whether the answer is about a number, or a list with it, where the gold one is the number."""
+    is_exact = not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
+    return (answer.is_rounded and is_exact) or (
+        answer.is_listed and not gold.is_listed and gold.tree[0] not in ("matrix", *_COLLECTIONS)
+    )
+
+
+def _has_decimals(tree: Tree) -> bool:
+    return any(each[0] == "num" and "." in each[1] for each in subtrees(tree))
 
 
 def _units_clash(gold: Reading, answer: Reading) -> bool:

@@ -81,6 +81,10 @@ class Reading:
 
     tree: Tree
     unit: tuple[tuple[str, str], ...]
+    is_rounded: bool = False
+    """It shows no value but one behind a sign of approximation: ``x \\approx 5``."""
+    is_listed: bool = False
+    """Its one value stands in square brackets, as in a list of one: ``[5]``."""
 
 
 def read(tokens: list[Token], letters_are_units: bool) -> Reading:
@@ -95,7 +99,15 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     reader = _Reader(tokens, letters_are_units)
     tree = reader.answer()
     _check_depth(tree)
-    return Reading(tree, tuple(dict.fromkeys(reader.units)))
+    value = tree[-1] if tree[0] == "rel" else tree
+    is_rounded = reader.is_rounded or _is_rounded(tree)
+    units = tuple(dict.fromkeys(reader.units))
+    return Reading(tree, units, is_rounded, id(value) in reader.listed)
+
+
+def _is_rounded(tree: Tree) -> bool:
+    """Whether all that stands before its last sign, one of approximation, is names."""
+    return tree[0] == "rel" and tree[1].split()[-1] == "~" and bool(variables(tree[-2]))
 
 
 def _check_depth(tree: Tree) -> None:
@@ -118,6 +130,9 @@ class _Reader:
         self.nesting = 0
         self.bars = 0
         self.is_parenthesised = False
+        self.is_rounded = False
+        self.listed: set[int] = set()
+        """Ids of the trees that stand alone in square brackets."""
         self.units: list[tuple[str, str]] = []
 
     # where it is
@@ -159,7 +174,7 @@ class _Reader:
 
     def answer(self) -> Tree:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``."""
-        self.take("=", "\\approx", ":")
+        self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         while self.index < len(self.tokens):
             before = self.separator()
@@ -587,6 +602,8 @@ class _Reader:
         if opening == "\\langle" or (opening == "(" and closing == ")" and len(items) > 1):
             return ["tuple", *items]
         if len(items) == 1:
+            if opening == "[":
+                self.listed.add(id(items[0]))
             return items[0]
         if len(items) == 2:
             return ["interval", opening == "(", closing == ")", *items]

@@ -37,14 +37,15 @@ def matches(
     """1 if there is an answer, it is worked out and it equals the gold one, else 0.
 
     Args:
-        question: what was asked; an answer copied from it is not worked out.
+        question: what was asked; an answer copied from it is not worked out, and ``50%`` answers
+            50 only where it speaks of percent.
         equality: ``value`` pays a calculation that is not worked out, too.
     """
     if not answer:
         return 0.0
     if equality == "form" and not is_worked_out(gold, answer, question):
         return 0.0
-    asks_for_percent = not question or _holds_percent(question)
+    asks_for_percent = _holds_percent(question)
     return float(_equal_as_asked(gold, answer, asks_for_percent, timeout_seconds))
 
 
@@ -61,7 +62,8 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
     found, number = candidates(answer)
     if number and not read_both(wanted, found[0]):
         found.append(number)
-    return any(_equal_as_asked(wanted, each, True, timeout_seconds) for each in found)
+    asks_for_percent = _holds_percent(gold)
+    return any(_equal_as_asked(wanted, each, asks_for_percent, timeout_seconds) for each in found)
 
 
 def _equal_as_asked(gold: str, answer: str, asks_for_percent: bool, seconds: float) -> bool:

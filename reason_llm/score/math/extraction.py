@@ -7,7 +7,9 @@ were asked in other ways. Both take time in proportion to the text.
 
 import re
 
-from reason_llm.data import has_box, last_boxed
+from reason_llm.data import boxes, has_box, last_boxed
+from reason_llm.score.math.answer_text import decide
+from reason_llm.score.math.units import is_unit
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(
@@ -20,9 +22,47 @@ _NUMBER = re.compile(
 )
 _WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
+_WORDS = re.compile(r"[^\W\d_]{2,}+")
+_COMMAND = re.compile(r"\\[A-Za-z]++")
+_MAX_RIVALS = 8
+"""Spellings of one answer in the boxes of one statement."""
 _MAX_CHARACTERS = 200_000
 """Longer outputs are looked at from their end."""
 _MAX_SENTENCE = 20_000
+
+
+def final_boxed(text: str) -> str | None:
+    """The content of the last box, as ``last_boxed``; None also where the statement that ends with
+    it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does.
+
+    A new statement begins behind an empty line and with any word but ``and``, ``or`` and a unit:
+    of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
+    """
+    answer = last_boxed(text)
+    if answer is None:
+        return None
+    start, rivals = None, set[str]()
+    for box in reversed(boxes(text)):
+        if start is None:
+            start = box.start
+        elif box.end <= start:
+            if _begins_anew(text[box.end : start]):
+                break
+            rivals.add(text[box.content].strip())
+            start = box.start
+    rivals.discard(answer)
+    if len(rivals) > _MAX_RIVALS or any(decide(answer, each) is not True for each in rivals):
+        return None
+    return answer
+
+
+def _begins_anew(between: str) -> bool:
+    """Whether another statement begins between two boxes."""
+    if _EMPTY_LINE.search(between):
+        return True
+    words = _WORDS.findall(_COMMAND.sub(" ", between))
+    return any(word.lower() not in ("and", "or") and not is_unit(word) for word in words)
 
 
 def last_answer_tags(text: str) -> str | None:
@@ -40,13 +80,14 @@ def extract_answer(text: str) -> str | None:
 
     Tried in this order, the last of each kind: ``\\boxed{}``, ``<answer>`` tags, GSM8K's
     ``#### 42``, ``the answer is 42`` or ``Answer: 42``. Where the output closes its thinking with
-    ``</think>``, only what follows counts. A box that is not closed is no answer.
+    ``</think>``, only what follows counts. A box that is not closed is no answer, and neither are
+    several different ones in one statement.
 
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
     text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:].rpartition("</think>")[2])
     if has_box(text):
-        return last_boxed(text)
+        return final_boxed(text)
     tagged = last_answer_tags(text)
     if tagged is not None:
         return tagged
@@ -66,7 +107,7 @@ def candidates(text: str) -> tuple[list[str], str]:
     marked = extract_answer(text)
     text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
     found, sentence = [text.strip()], text[-_MAX_SENTENCE:]
-    if not _holds_words(sentence):
+    if has_box(text) or not _holds_words(sentence):
         return found, ""
     if mathematics := _last_mathematics(sentence):
         found.extend([mathematics, mathematics.rpartition("=")[2].strip()])

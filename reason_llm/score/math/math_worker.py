@@ -530,9 +530,16 @@ def serve(questions: Iterable[str], replies: TextIO) -> None:
         verdict = False
         # a deep recursion or the memory limit: what cannot be computed is not equal
         with contextlib.suppress(
-            MemoryError, RecursionError, ArithmeticError, ValueError, TypeError, AttributeError,
-            NotImplementedError, IndexError, KeyError,
-        ):  # fmt: skip
+            MemoryError,
+            RecursionError,
+            ArithmeticError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            NotImplementedError,
+            IndexError,
+            KeyError,
+        ):
             verdict = same(gold, answer)
         replies.write(f"{json.dumps(verdict)}\n")
 

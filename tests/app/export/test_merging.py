@@ -33,8 +33,9 @@ def make_base(folder: Path, family: str, tied: bool, seed: int = 0) -> Path:
 
 def make_adapter(base: Path, folder: Path, **options: Any) -> Path:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    lora = LoraConfig(r=4, lora_alpha=12, task_type="CAUSAL_LM",
-                      **{"target_modules": "all-linear"} | options)  # fmt: skip
+    lora = LoraConfig(
+        r=4, lora_alpha=12, task_type="CAUSAL_LM", **{"target_modules": "all-linear"} | options
+    )
     policy = get_peft_model(model, lora)
     torch.manual_seed(1)
     for parameter in policy.parameters():
@@ -147,8 +148,11 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
             other = make_base(tmp_path / "wide", "qwen2", False)
         finally:
             SMALL["intermediate_size"] = 48
-        merging.merged_bytes(other, make_adapter(base, tmp_path / "down",
-                             target_modules=["down_proj"]), torch.float32)  # fmt: skip
+        merging.merged_bytes(
+            other,
+            make_adapter(base, tmp_path / "down", target_modules=["down_proj"]),
+            torch.float32,
+        )
 
 
 def test_a_quantised_base_is_refused(tmp_path: Path) -> None:

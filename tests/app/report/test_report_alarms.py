@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from reason_llm.app.report import alarms
+from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.alarms import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts
 from report_runs import record
+
+ALWAYS = {*alarms.OF_ROLLOUTS, "Most completions have no end"}
+"""Checks of every run of reinforcement learning."""
 
 
 def facts(step: int, **options: Any) -> GroupFacts:
@@ -277,7 +280,7 @@ def test_scoring_errors(key: str) -> None:
 
 def test_a_run_of_one_step_raises_nothing() -> None:
     found = alarms.judge(seen([record(0), record(1)], [facts(0)]))
-    assert set(found) == set(alarms.CHECKS)
+    assert set(found) == ALWAYS
     assert not any(raised(each) for each in found.values())
 
 
@@ -286,7 +289,44 @@ def test_records_that_somebody_left_incomplete_are_no_traceback(key: str) -> Non
     records = [record(step) for step in range(12)]
     for value in (0.0, -1.0, 1e99):
         changed = [each | {key: value} for each in records]
-        assert set(alarms.judge(seen(changed, [facts(0)]))) == set(alarms.CHECKS)
+        assert set(alarms.judge(seen(changed, [facts(0)]))) == ALWAYS
     without = [{name: each[name] for name in each if name != key} for each in records]
     for some in (without, [*records[:6], *without[6:]]):
-        assert set(alarms.judge(seen(some, [facts(0)]))) == set(alarms.CHECKS)
+        assert set(alarms.judge(seen(some, [facts(0)]))) == ALWAYS
+
+
+def measured(correlation: float, against: float | None, pairs: float = 40) -> Finding:
+    """Of a reward model: accuracy where the chosen side is not the one that it likes."""
+    values = {"eval/length_correlation": correlation, "eval/pairs": 100.0}
+    values["eval/pairs_chosen_not_longer"] = pairs if correlation > 0 else 100 - pairs
+    side = "not_longer" if correlation > 0 else "longer"
+    if against is not None:
+        values[f"eval/accuracy_chosen_{side}"] = against
+    return stage_alarms.goes_by_length(seen([record(0), {"step": 5} | values, {"step": 6}]))
+
+
+def test_a_reward_model_that_goes_by_length_is_told() -> None:
+    assert raised(measured(0.51, 0.49))
+    assert raised(measured(-0.51, 0.49))
+    assert raised(measured(0.9, None, pairs=0))
+    assert not raised(measured(0.51, 0.5))
+    assert not raised(measured(-0.51, 0.5))
+    assert not raised(measured(0.49, 0.1))
+    assert not raised(measured(0.49, None, pairs=0))
+    assert "in 40 of them, 49.0% are right" in measured(0.51, 0.49).text
+    assert measured(0.51, 0.49).steps == (5, 5)
+    assert stage_alarms.goes_by_length(seen([record(0)])).state == "unknown"
+
+
+def test_a_first_reward_of_weight_0_judges_still() -> None:
+    """As beside a reward model: what is paid rises, and what is right is flat, or rises too."""
+    flat, both = rising(12), rising(12)
+    for step, each in enumerate(flat):
+        each |= {"score/paid": each["score/reward"], "score/boxed": 0.3 + 0.001 * (-1) ** step}
+    for each in both:
+        each |= {"score/paid": each["score/reward"]}
+    weights = {"boxed": 0.0, "paid": 1.0}
+    assert raised(alarms.form_alone(seen(flat, weights=weights)))
+    assert not raised(alarms.form_alone(seen(both, weights=weights)))
+    with_accuracy(flat, (0, 0.2), (6, 0.21), (12, 0.2))
+    assert raised(alarms.reward_without_accuracy(seen(flat, weights=weights)))

@@ -79,9 +79,18 @@ def test_the_overview_draws_its_charts_and_tells_their_values(
 ) -> None:
     opened(page, honest(tmp_path))
     assert text_of(page, "h1") == "run"
-    for key in ("score/reward", "eval/accuracy", "sample/completion_tokens", "train/entropy",
-                "train/clip_fraction", "sample/truncated_fraction", "train/sampler_mismatch_max",
-                "time", "memory/sampling", "memory/learning"):  # fmt: skip
+    for key in (
+        "score/reward",
+        "eval/accuracy",
+        "sample/completion_tokens",
+        "train/entropy",
+        "train/clip_fraction",
+        "sample/truncated_fraction",
+        "train/sampler_mismatch_max",
+        "time",
+        "memory/sampling",
+        "memory/learning",
+    ):
         selector = f"document.getElementById('chart-{key}')"
         page.wait(f"{selector}.querySelectorAll('path, rect').length > 0")
     assert "No alarms" in text_of(page, "main")
@@ -150,18 +159,26 @@ def test_rollouts_are_filtered_searched_and_compared(page: Chromium, tmp_path: P
     opened(page, honest(tmp_path), "view=rollouts")
     page.wait("document.querySelectorAll('.list .item').length === 40")
     assert "48 groups, 144 rollouts" in text_of(page, ".list .count")
-    page.run("(() => { const s = document.querySelector('.filters select'); s.value = '3';"
-             "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    page.run(
+        "(() => { const s = document.querySelector('.filters select'); s.value = '3';"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
     assert "4 groups" in text_of(page, ".list .count")
-    page.run("(() => { const s = document.querySelectorAll('.filters select')[1];"
-             "s.value = 'right';"
-             "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    page.run(
+        "(() => { const s = document.querySelectorAll('.filters select')[1];"
+        "s.value = 'right';"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
     assert "0 groups" in text_of(page, ".list .count")
     for place in (0, 1):
-        page.run(f"(() => {{ const s = document.querySelectorAll('.filters select')[{place}];"
-                 "s.value = ''; s.dispatchEvent(new Event('change')); })()")  # fmt: skip
-    page.run("(() => { const i = [...document.querySelectorAll('.filters input')].at(-1);"
-             "i.value = '1+7=3 SO 2'; i.dispatchEvent(new Event('change')); })()")  # fmt: skip
+        page.run(
+            f"(() => {{ const s = document.querySelectorAll('.filters select')[{place}];"
+            "s.value = ''; s.dispatchEvent(new Event('change')); })()"
+        )
+    page.run(
+        "(() => { const i = [...document.querySelectorAll('.filters input')].at(-1);"
+        "i.value = '1+7=3 SO 2'; i.dispatchEvent(new Event('change')); })()"
+    )
     page.wait("document.querySelectorAll('.list .item').length === 1")
     assert page.run("document.querySelectorAll('.cell.found').length") == 1
     page.click(".list .item")

@@ -93,8 +93,14 @@ def test_a_client_that_addressed_another_name_gets_nothing(server: Server, host:
 
 
 def test_there_is_nothing_else(server: Server) -> None:
-    for path in ("/metrics.jsonl", "/../setup.py", "/rollouts", "/rollouts?run=0&step=9",
-                 "/rollouts?run=x&step=0", "//etc/passwd"):  # fmt: skip
+    for path in (
+        "/metrics.jsonl",
+        "/../setup.py",
+        "/rollouts",
+        "/rollouts?run=0&step=9",
+        "/rollouts?run=x&step=0",
+        "//etc/passwd",
+    ):
         assert ask(server, path)[0] == 404, path
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(server, "/", method)[0] == 501

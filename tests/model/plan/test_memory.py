@@ -16,19 +16,26 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import families
 from allocations import peak_allocated
 from conftest import ROOT, TINY
-from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config import (
+    AdapterSection,
+    Config,
+    ModelSection,
+    TrainSection,
+    load_pipeline,
+)
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
-from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logprobs, token_logprobs
+from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logprobs
 from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
@@ -133,14 +140,12 @@ def test_the_chunk_of_log_probs_takes_what_was_planned(
 ) -> None:
     monkeypatch.setattr("reason_llm.model.logprobs.CHUNK_ELEMENTS", 2**21)
     tokens, vocabulary, width = 700, 8192, 8
-    hidden = torch.randn(1, tokens + 1, width, dtype=dtype, requires_grad=True)
+    hidden = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     head = torch.randn(vocabulary, width, dtype=dtype)
-    ids = torch.randint(vocabulary, (1, tokens + 1))
-    mask = torch.ones(1, tokens + 1, dtype=torch.bool)
-    mask[:, 0] = False
+    ids = torch.randint(vocabulary, (tokens,))
 
     def call() -> None:
-        token_logprobs(hidden, ids, mask, head, None, 0.8, softcap=softcap)[0].sum().backward()
+        target_logprobs(hidden, ids, head, None, 0.8, softcap=softcap)[0].sum().backward()
 
     call()
     planned = 2**21 // vocabulary * chunk_bytes(vocabulary, dtype.itemsize, softcap is not None)
@@ -148,11 +153,9 @@ def test_the_chunk_of_log_probs_takes_what_was_planned(
     low, up = torch.randn(tokens, 4, dtype=dtype), torch.randn(vocabulary, 4, requires_grad=True)
 
     def adapted() -> None:
-        states, targets = hidden[0, 1:], ids[0, 1:]
         found = target_logprobs(
-            states, targets, head, None, 0.8, None, softcap, entropy_gradient=True,
-            adapter=(low, up),
-        )  # fmt: skip
+            hidden, ids, head, None, 0.8, None, softcap, entropy_gradient=True, adapter=(low, up)
+        )
         sum(each.sum() for each in found).backward()
 
     adapted()
@@ -236,7 +239,9 @@ def test_activations_of_rows_end_to_end_are_planned_for(
     assert 0.85 * planned < found <= 1.02 * planned
 
 
-CONFIGS = sorted(p for p in (ROOT / "configs").glob("*.yaml") if re.search(r"_\d+gb$", p.stem))
+ON_CARDS = sorted(p for p in (ROOT / "configs").glob("*.yaml") if re.search(r"_\d+gb$", p.stem))
+PIPELINES = [p for p in ON_CARDS if "stages" in yaml.safe_load(p.read_text())]
+CONFIGS = [p for p in ON_CARDS if p not in PIPELINES]
 
 
 def planned(path: Path, folder: Path) -> tuple[Config, Any]:
@@ -266,6 +271,24 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     )
     assert row in (ROOT / "docs" / "cards.md").read_text(), row
     print("\n".join(found.table()))
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_every_stage_of_a_pipeline_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None:
+    pipeline = load_pipeline(path, {})
+    card = int(path.stem.rpartition("_")[2].removesuffix("gb"))
+    for stage in pipeline.stages:
+        config = stage.config
+        model = config.model.model_copy(update={"path": write_config(config.model.path, tmp_path)})
+        found = plan_only(config.model_copy(update={"model": model}))
+        assert config.memory.budget_gib == card
+        assert found.machine.kind == "cuda"
+        assert found.sampling_bytes <= 0.95 * card * GIB
+        assert 0 <= found.learning_bytes <= 0.95 * card * GIB
+        assert found.context_tokens == config.model.context_tokens
+        assert (found.learning_bytes > 0) == (config.stage != "sample")
+        print(stage.name, "\n".join(found.table()))
+    assert {stage.config.stage for stage in pipeline.stages} == {"sample", "sft", "reward", "rl"}
 
 
 def test_there_is_a_config_for_every_promised_card() -> None:
@@ -326,17 +349,22 @@ def test_a_context_too_long_is_refused_with_one_that_fits(tmp_path: Path) -> Non
     tokens = int(re.search(r"model\.context_tokens to (\d+)", str(caught.value))[1])  # type: ignore[index]
     assert 256 < tokens < 32768
     shorter, _ = card_config(
-        tmp_path, model__path=config.model.path, model__quantize="nf4",
-        model__context_tokens=tokens, sample__max_new_tokens=tokens - 1,
-    )  # fmt: skip
+        tmp_path,
+        model__path=config.model.path,
+        model__quantize="nf4",
+        model__context_tokens=tokens,
+        sample__max_new_tokens=tokens - 1,
+    )
     assert memory.plan(shorter, shape, card(12), limit=32768).context_tokens == tokens
 
 
 def test_without_checkpointing_a_card_may_be_too_small_and_says_so(tmp_path: Path) -> None:
     config, shape = card_config(
-        tmp_path, model__context_tokens=8192, sample__max_new_tokens=4096,
+        tmp_path,
+        model__context_tokens=8192,
+        sample__max_new_tokens=4096,
         train__gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError, match=r"set train\.gradient_checkpointing to true"):
         memory.plan(config, shape, card(30), limit=32768)
     sampled = memory.plan(config, shape, card(30), limit=32768, learns=False)  # an evaluation

@@ -355,16 +355,18 @@ def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> No
         [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, cwd=ROOT
     )
     assert shown.returncode == 0, shown.stderr[-2000:]
+    names = {"weights_mib", "added_mib", "added_by_a_copy_mib", "lora_parameters", "sync_ms",
+             "clone_ms"}  # fmt: skip
     values = {
         name: float(value)
         for name, _, value in (line.partition("=") for line in shown.stdout.splitlines())
-        if name in {"weights_mib", "added_mib", "added_by_a_copy_mib", "lora_parameters", "sync_ms"}
+        if name in names
     }
     assert values["weights_mib"] > 200e6 * 4 / 2**20
     assert values["added_mib"] < 0.15 * values["weights_mib"]
     assert values["added_by_a_copy_mib"] > 0.8 * values["weights_mib"]
     assert values["lora_parameters"] > 5e6
-    assert values["sync_ms"] < 10
+    assert values["sync_ms"] < 5 * values["clone_ms"]
 
 
 def test_a_rank_beyond_vllm_s_is_refused() -> None:

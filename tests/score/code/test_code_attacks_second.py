@@ -136,6 +136,12 @@ json.loads = lambda text: {'function': 'sync', 'id': 0, 'arguments': [], 'named'
 """
 PARENT = "import os, signal\n%s\n" + WRONG
 
+EMPTY = "def f(n): return []\n"
+FORGES = (
+    "setattr(__import__('sys').modules['jail.assert_source'].AssertionCounts, '__call__', "
+    "lambda self, n, value: (self.ran.update({n: 1}), self.held.update({n: 1})))"
+)
+
 ATTACKS: dict[str, tuple[Row, str]] = {
     # objects that lie
     "an object that is everything": (ASSERTS, LIAR),
@@ -249,6 +255,57 @@ ATTACKS: dict[str, tuple[Row, str]] = {
         {"test": "assert list(zip(add(1, 2), [3])) == [(3, 3)]\n"},
         "def add(a, b):\n    try:\n        while True: yield 0\n"
         "    except GeneratorExit: raise StopIteration\n"),
+    # what the program makes the tests skip
+    "nothing, where the tests ask if there is something": (
+        {"test": "assert callable(f)\nr = f(3)\nif r:\n    assert r == 3\n"}, "def f(n): pass"),
+    "nothing, in one of two tests": (
+        {"test": "def test_a():\n    assert f(0) is None\ndef test_b():\n    r = f(3)\n"
+                 "    if r is not None:\n        assert r == 3\n"}, "def f(n): pass"),
+    "nothing, to check": (
+        {"test": "def check(candidate):\n    assert candidate(0) is None\n    for n in (1, 2):\n"
+                 "        if (r := candidate(n)) is not None:\n            assert r == n\n",
+         "entry_point": "f"}, "def f(n): pass"),
+    "nothing, to a helper of the tests": (
+        {"test": "def one(n):\n    r = f(n)\n    if r:\n        assert r == n\n"
+                 "assert f(0) is None\nfor n in (1, 2):\n    one(n)\n"}, "def f(n): pass"),
+    "an error, where the tests pass over it": (
+        {"test": "def test_a():\n    try:\n        assert f(3) == 3\n    except TypeError:\n"
+                 "        pass\ndef test_b():\n    assert f(0) == 0\n"},
+        "def f(n):\n    if n: raise TypeError\n    return 0\n"),
+    # comparisons that compare nothing
+    "an empty list, by allclose": (
+        {"test": "import numpy as np\nassert np.allclose(f(1), 3.0)\n"}, EMPTY),
+    "an empty list, by allclose with both arrays": (
+        {"test": "import numpy as np\nassert np.allclose(np.array(f(1)), np.array([3]))\n"}, EMPTY),
+    "an empty list, by allclose the other way": (
+        {"test": "from numpy import allclose\nassert allclose(b=f(1), a=3.0)\n"}, EMPTY),
+    "an empty list, by allclose without an import": ({"test": "assert allclose(f(1), 3)\n"}, EMPTY),
+    "an empty list, by isclose": (
+        {"test": "import numpy\nassert numpy.isclose(f(1), 3.0).all()\n"}, EMPTY),
+    "an empty list, by numpy.testing": (
+        {"test": "import numpy as np\nassert callable(f)\nnp.testing.assert_allclose(f(1), 3.0)\n"},
+        EMPTY),
+    "an empty list, by a name of numpy.testing": (
+        {"test": "from numpy.testing import assert_almost_equal as same\nassert callable(f)\n"
+                 "same(f(1), 3.0)\n"}, EMPTY),
+    "an object that says yes": (
+        {"test": "assert add(1, 2).startswith('3')\nassert add(3, 4).isdigit()\n"
+                 "assert add(1, 2).issubset({3})\n"}, LIAR),
+    # functions that the tests hand over
+    "eval, handed over": (
+        {"test": "assert f(eval, '1+2') == 3\nassert f(eval, '2+2') == 4\n"},
+        "def f(run, text):\n    try: run(" + repr(FORGES) + ")\n    except Exception: pass\n"
+        "    return 0\n"),
+    "exec, handed over in a dict": (
+        {"test": "assert f({'run': exec}, '1') == 3\nassert f({'run': exec}, '2') == 4\n"},
+        "def f(given, text):\n    given['run'](" + repr(FORGES) + ")\n    return 0\n"),
+    "globals, handed over": (
+        {"test": "want = 3\nassert f(globals) == want\n"},
+        "def f(given):\n    try: return given()['want']\n    except KeyError: return 0\n"),
+    "getattr, handed over": (
+        {"test": "assert f(getattr) == 3\n"},
+        "def f(get):\n    for kind in get(Exception, '__subclasses__')(): pass\n"
+        "    return get(f, '__globals__').get('want', 0)\n"),
     # the tester's process
     "prints a verdict everywhere": (ASSERTS, PRINTS + WRONG),
     "prints a verdict everywhere, as JSON": (CALLS, PRINTS + WRONG),
@@ -442,6 +499,28 @@ RIGHT: dict[str, tuple[Row, str]] = {
     "an error where any would do": (
         {"test": "try:\n    half(None)\n    assert False, 'no error'\nexcept Exception:\n"
                  "    pass\nassert half(4) == 2\n"}, "def half(n): return n / 2\n"),
+    "conditions that it meets, and those of the machine": (
+        {"test": "import sys\nr = f(3)\nif r > 2:\n    assert r == 3\nelse:\n    assert r == 1\n"
+                 "if r != 3:\n    assert False\nif sys.platform == 'none':\n    assert r == 7\n"},
+        "def f(n): return n\n"),
+    "empty arrays and equal ones": (
+        {"test": "import numpy as np\nassert np.allclose(f(0), [])\n"
+                 "assert np.allclose(f(2), 3.0) and np.allclose(a=f(1), b=3)\n"
+                 "np.testing.assert_allclose(f(2), [3, 3], rtol=1e-5)\n"
+                 "assert not np.allclose(f(2), 4) and not np.allclose(f(0), 3)\n"},
+        "def f(n): return [3.0] * n\n"),
+    "predicates of a class under test": (
+        {"test": "t = Trie()\nt.insert('ab')\nassert t.startswith('a')\n"
+                 "assert not t.startswith('b')\nassert 'ab'.startswith(first(t))\n"},
+        "class Trie:\n    def __init__(self): self.words = []\n"
+        "    def insert(self, word): self.words.append(word)\n"
+        "    def startswith(self, p): return any(w.startswith(p) for w in self.words)\n"
+        "def first(t): return t.words[0]\n"),
+    "functions that the tests hand over": (
+        {"test": "assert f(len, 'abc') == 3 and f(sorted, [2, 1]) == [1, 2]\n"
+                 "assert f(lambda x: x * 2, 2) == 4 and f(eval, '1+1') == 2\n"
+                 "assert f(str.upper, 'a') == 'A' and f(abs, -1) == 1\n"},
+        "def f(function, value): return function(value)\n"),
     "floats for integers": ({"fn_name": "f", "inputs": [[4]], "outputs": [2]},
                             "def f(n): return n ** 0.5 + 1e-15\n"),
     "a sum that is nearly nought": ({"fn_name": "f", "inputs": [[1]], "outputs": [0.0]},

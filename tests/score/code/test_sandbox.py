@@ -22,8 +22,14 @@ from reason_llm.score.code.sandbox import Finished, Limits, Sandbox, SandboxErro
 
 # So much time that no machine needs it: no verdict depends on the speed or on other work, but that
 # of a program that never ends.
-AMPLE = Limits(cpu_seconds=60, wall_seconds=300, memory_bytes=256 << 20, processes=12,
-               file_bytes=8 << 20, output_bytes=1 << 20)  # fmt: skip
+AMPLE = Limits(
+    cpu_seconds=60,
+    wall_seconds=300,
+    memory_bytes=256 << 20,
+    processes=12,
+    file_bytes=8 << 20,
+    output_bytes=1 << 20,
+)
 ONE_CPU_SECOND = replace(AMPLE, cpu_seconds=1)
 BRIEF = replace(AMPLE, wall_seconds=0.5)
 
@@ -196,8 +202,9 @@ def test_signals_may_be_caught_and_ignored(sandbox: Sandbox) -> None:
         "    except (OSError, ValueError): pass\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
     )
-    spinning = sandbox.run(program + "while True:\n try:\n  while True: pass\n except: pass\n",
-                           limits=ONE_CPU_SECOND)  # fmt: skip
+    spinning = sandbox.run(
+        program + "while True:\n try:\n  while True: pass\n except: pass\n", limits=ONE_CPU_SECOND
+    )
     assert (spinning.limit, spinning.status) == ("cpu", -9)
     sleeping = sandbox.run(program + "while True: time.sleep(1)\n", limits=BRIEF)
     assert (sleeping.limit, sleeping.status) == ("time", -9)
@@ -383,8 +390,11 @@ def test_where_isolation_cannot_be_had_it_is_refused() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     message, one = shown.stdout.splitlines()[:2]
     assert one == "1"
-    for part in ("score.sandbox=auto: programs cannot be isolated here (unshare: Operation not",
-                 "userns", "score.sandbox=limits_only"):  # fmt: skip
+    for part in (
+        "score.sandbox=auto: programs cannot be isolated here (unshare: Operation not",
+        "userns",
+        "score.sandbox=limits_only",
+    ):
         assert part in message
 
 
@@ -437,10 +447,23 @@ def copied_python(place: Path) -> Path:
     base = Path(sys.base_prefix)
     (place / "bin").mkdir(parents=True)
     shutil.copy2((base / "bin" / version).resolve(), place / "bin" / version)
-    ignored = shutil.ignore_patterns("test", "tests", "site-packages", "dist-packages", "idlelib",
-                                     "ensurepip", "tkinter", "__pycache__", "config-*")  # fmt: skip
-    shutil.copytree(base / "lib" / version, place / "lib" / version, ignore=ignored,
-                    ignore_dangling_symlinks=True)  # fmt: skip
+    ignored = shutil.ignore_patterns(
+        "test",
+        "tests",
+        "site-packages",
+        "dist-packages",
+        "idlelib",
+        "ensurepip",
+        "tkinter",
+        "__pycache__",
+        "config-*",
+    )
+    shutil.copytree(
+        base / "lib" / version,
+        place / "lib" / version,
+        ignore=ignored,
+        ignore_dangling_symlinks=True,
+    )
     return place / "bin" / version
 
 

@@ -90,7 +90,9 @@ RIGHT = {
         ("50", "50\\%", "How many percent of them?"),
         ("I \\otimes I", "\\color{blue}{I \\otimes I}"), ("1", "\\phantom{-1}1"),
         ("2^{-3}", "\\frac{1}{8}"), ("q(p-r)", "\\mathbf{q(p - r)}"), ("5", "\\hspace{1cm}5"),
-        ("50\\%", "50 percent"),
+        ("50\\%", "50 percent"), ("3.14", "x \\approx 3.14"), ("\\approx 5", "5"),
+        ("\\approx 5", "\\approx 5"), ("[5]", "5"), ("[5]", "[5]"), ("[1,2]", "[1,2]"),
+        ("\\frac{1}{3}", "\\frac{1}{3} \\approx 0.33"), ("2(x+1)", "2[x+1]"),
     ],
 }  # fmt: skip
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from reason_llm.score.math.extraction import extract_answer, last_answer_tags, last_boxed
+from reason_llm.score.math.extraction import (
+    candidates,
+    extract_answer,
+    final_boxed,
+    last_answer_tags,
+    last_boxed,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,55 @@ from reason_llm.score.math.extraction import extract_answer, last_answer_tags, l
 )
 def test_last_boxed(text: str, answer: str | None) -> None:
     assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{4}, \\boxed{5}",
+        "\\boxed{4} \\boxed{5}",
+        "\\boxed{4} \\text{ or } \\boxed{5}",
+        "$x=\\boxed{4}$ and $y=\\boxed{5}$.",
+        "\\boxed{4} cm or \\boxed{5} cm",
+        "\\boxed 4 or \\boxed 5",
+        "\\boxed{4}\n\\boxed{5}",
+        "\\boxed{4}. \\boxed{5}.",
+        "\\[\\boxed{4}\\]\n\\[\\boxed{5}\\]",
+        "\\fbox{4}\\quad\\boxed{5}",
+        "\\boxed{5}, \\boxed{4}, \\boxed{5}",
+        "\\boxed{\\boxed{4}, \\boxed{5}}",
+        "\\boxed{ \\boxed{4}, \\boxed{5}",
+        "\\boxed{x = \\boxed{4}}; \\boxed{5}",
+        "".join(f"\\boxed{{5.{'0' * n}}}" for n in range(20)) + "\\boxed{5}",
+    ],
+)
+def test_several_boxes_side_by_side_are_no_answer(text: str) -> None:
+    assert last_boxed(text) == "5"
+    assert final_boxed(text) is None
+    assert extract_answer(text) is None
+    found, number = candidates(f"Thus the answer: {text}")
+    assert "5" not in [*found, number]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{5}",
+        "\\boxed{5.0} = \\boxed{5}",
+        "\\boxed{5}, \\boxed{ 5 }",
+        "\\boxed{4}\n\n\\boxed{5}",
+        "\\[\\boxed{4}\\]\n \n\\[\\boxed{5}\\]",
+        "Half is \\boxed{4}. The sum is \\boxed{5}.",
+        "It is $\\boxed{4}$. Wait, it is \\boxed{5}",
+        "\\boxed{4} no, \\boxed{5}",
+        "\\boxed{4}\nSo the sum is\n\\[\\boxed{5}\\]",
+        "\\boxed{x = \\boxed{5}}",
+        "\\boxed{4, \\boxed{5}",
+        "\\boxed{4}, \\boxed{6}.\n\nTogether \\boxed{5}",
+    ],
+)
+def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
+    assert final_boxed(text) == "5"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from reason_llm.score.math.judge import Judge, Verdict, default_judge
 ROOT = Path(__file__).resolve().parents[3]
 SCORE = str(ROOT / "reason_llm" / "score" / "math")
 EASY, WRONG = ("(x+1)^2", "x^2+2x+1"), ("(x+1)^2", "x^2+2x+2")
+LONG_SECONDS = 60
+"""No machine needs so long, and a hang takes longer."""
 HANGS = ["9^{9^{9^{9}}}", "(10^{8})!", "\\binom{10^9}{5 \\cdot 10^8}"]
 
 
@@ -49,9 +51,9 @@ def children() -> set[int]:
 @pytest.mark.parametrize("answer", HANGS)
 def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answer: str) -> None:
     start = time.monotonic()
-    verdicts = judge.equivalent_many([("\\sqrt{2}", answer), EASY, WRONG], timeout_seconds=1)
+    verdicts = judge.equivalent_many([("\\sqrt{2}", answer), EASY, WRONG], timeout_seconds=2)
     assert verdicts == [Verdict(False, "timed_out"), Verdict(True), Verdict(False)]
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < LONG_SECONDS
     assert judge.num_timed_out == 1
 
 
@@ -112,13 +114,13 @@ def test_closing_ends_the_workers_even_while_they_hang() -> None:
     before = children()
     judge = Judge(num_workers=1)
     with ThreadPoolExecutor(1) as threads:
-        run = threads.submit(judge.equivalent_many, [("1", HANGS[0])], 60)
+        run = threads.submit(judge.equivalent_many, [("1", HANGS[0])], 10 * LONG_SECONDS)
         while not children() - before:
             time.sleep(0.01)
         start = time.monotonic()
         judge.close()
-        assert run.exception(timeout=5) is not None or run.result()[0].ending == "died"
-    assert time.monotonic() - start < 5
+        assert run.exception(timeout=LONG_SECONDS) is not None or run.result()[0].ending == "died"
+    assert time.monotonic() - start < LONG_SECONDS
     assert children() == before
 
 
@@ -138,10 +140,11 @@ def test_there_is_one_default_judge() -> None:
 def test_workers_die_with_their_parent() -> None:
     code = (
         "import sys, time; from reason_llm.score.math.judge import Judge; import threading\n"
-        f"judge = Judge(2); ask = lambda: judge.equivalent_many([('1', {HANGS[0]!r})], 60)\n"
+        f"judge = Judge(2); hangs = [('1', {HANGS[0]!r})]\n"
+        f"ask = lambda: judge.equivalent_many(hangs, {10 * LONG_SECONDS})\n"
         "judge.equivalent_many([('x+1', '1+x')]); threading.Thread(target=ask).start()\n"
         "time.sleep(0.3); print('\\n'.join(str(w._process.pid) for w in judge._workers))\n"
-        "sys.stdout.flush(); time.sleep(60)"
+        "sys.stdout.flush(); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -149,7 +152,7 @@ def test_workers_die_with_their_parent() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + LONG_SECONDS
     while time.monotonic() < end and is_running(worker):
         time.sleep(0.02)
     assert not is_running(worker)

@@ -14,7 +14,7 @@ by whoever runs it.
 import ast
 import math
 import symtable
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal",
@@ -27,6 +27,13 @@ HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultd
            "array_equal": "numpy"}  # fmt: skip
 """What tests may use of a module without importing it, and which: where something else is tested,
 these are not the program's, which would then say what equals."""
+ARRAY_COMPARISONS = ("allclose", "isclose", "array_equiv", "assert_allclose", "assert_equal",
+                     "assert_almost_equal", "assert_array_equal", "assert_array_almost_equal",
+                     "assert_approx_equal", "assert_array_almost_equal_nulp",
+                     "assert_array_max_ulp")  # fmt: skip
+"""Functions of numpy and numpy.testing that compare two arrays of any shapes."""
+ARRAY_ARGUMENTS = ("a", "b", "a1", "a2", "actual", "desired", "x", "y")
+"""Names of what they compare, in its order."""
 PROGRAM_NAME = "solution"
 """The module as which tests may import the program."""
 
@@ -60,6 +67,8 @@ class TestsSource:
         self.certain = {numbers[id(node)] for body in bodies for node in _certain(body)}
         """The assertions that no condition stands before: loops alone can keep them from being
         run, so that one that never ran has not passed."""
+        is_of_numpy = "numpy" in source or "np." in source or "allclose" in source
+        self.compares_arrays = is_of_numpy and any(name in source for name in ARRAY_COMPARISONS)
         free = _free_names(source, "exec")
         self.asks_for_candidate = entry_point is not None and "candidate" in free
         free -= {"candidate"} if self.asks_for_candidate else set()
@@ -73,6 +82,16 @@ class TestsSource:
         self.helpers = checks & HELPERS.keys()
         self.asked_by_entry = {n for n in of_entry if not _is_dunder(n)}
         under_test = self._builtin_under_test(free, builtin)
+        called = _called(self.tree.body)
+        helpers = [n for n in self.tree.body if isinstance(n, _Function) and n.name in called]
+        decided = _decided_by_program(self.tree, self.asked | {name.id for name in under_test})
+        bodies += [node.body for node in helpers]
+        guards = [guard for body in bodies for guard in _guards(body)]
+        blocks: list[ast.stmt] = [guard for guard in guards if _names_in(guard.test) & decided]
+        held = [_asserts_in(block, numbers) for block in (*blocks, *self.functions.values())]
+        self.guarded = [group for group in held if group]
+        """Assertions behind a condition that the program decides, by the condition, and those of
+        each test: where none of them ran, the program has chosen not to be tested."""
         self.renamed = {_FROM_PROGRAM + name: name for name in {n.id for n in under_test}}
         for node in under_test:
             node.id = _FROM_PROGRAM + node.id
@@ -193,6 +212,73 @@ def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.Assert]:
             yield from _certain(node.finalbody)
             if any(map(_catches_all, node.handlers)):  # whatever the program raises
                 yield from (each for each in _certain(node.body) if not _must_fail(each))
+
+
+def _guards(body: Sequence[ast.stmt]) -> Iterator[ast.If]:
+    """The conditions that are come to, whatever the program does."""
+    for node in body:
+        if isinstance(node, ast.If):
+            yield node
+        elif isinstance(node, ast.For | ast.While | ast.With):
+            yield from _guards(node.body)
+        elif isinstance(node, ast.Try):
+            yield from _guards([*node.body, *node.finalbody])
+
+
+def _called(body: Sequence[ast.stmt]) -> set[str]:
+    """The functions that statements of the tests call for themselves, as in ``check_one(3)``."""
+    calls = [node.value for node in body if isinstance(node, ast.Expr)]
+    found = {call.func.id for call in calls
+             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}  # fmt: skip
+    loops = (node.body for node in body if isinstance(node, ast.For | ast.While | ast.With))
+    return found.union(*map(_called, loops))
+
+
+def _decided_by_program(tree: ast.Module, asked: set[str]) -> set[str]:
+    """The names whose values may be the program's: those that the tests ask for, ``candidate``, the
+    parameter of ``check``, and what is computed from such."""
+    found = asked | {"candidate"}
+    for node in ast.walk(tree):
+        if isinstance(node, _Function) and node.name == "check":
+            found |= {each.arg for each in node.args.args}
+        elif isinstance(node, ast.ImportFrom) and node.module == PROGRAM_NAME:
+            found |= {alias.asname or alias.name for alias in node.names}
+    given = [(_names_in(target), _names_in(value)) for target, value in _bindings(tree)]
+    while more := set().union(*(names for names, used in given if used & found)) - found:
+        found |= more
+    return found
+
+
+def _bindings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """What is bound, and what it is bound to."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                yield from ((target, value) for target in targets)
+            case ast.NamedExpr(target=target, value=value):
+                yield target, value
+            case ast.AugAssign(target=target, value=value):
+                yield target, value
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield target, value
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                yield target, value
+            case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
+                yield target, value
+
+
+def _asserts_in(block: ast.stmt, numbers: Mapping[int, int]) -> set[int]:
+    """Numbers of the assertions in a statement, but for those that say that it must not be come
+    to."""
+    return {
+        numbers[id(node)]
+        for node in ast.walk(block)
+        if isinstance(node, ast.Assert) and not _must_fail(node)
+    }
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:

@@ -38,6 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from .assert_source import (
+    ARRAY_ARGUMENTS,
+    ARRAY_COMPARISONS,
     HELPERS,
     PROGRAM_NAME,
     AssertionCounts,
@@ -80,6 +82,9 @@ def _run_tests(
     entered: set[str] = set()
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
     namespace = {"__name__": "__main__", "__builtins__": builtin, **namespace_of(counts, entered)}
+    if tests.compares_arrays:
+        with contextlib.suppress(ImportError):
+            _compare_empty_arrays()
     for name in tests.modules:
         with contextlib.suppress(ImportError):
             namespace[name] = importlib.import_module("numpy" if name == "np" else name)
@@ -96,11 +101,38 @@ def _run_tests(
         elif tests.entry_point is not None:
             namespace[name](_candidate(program, tests, builtin))
     program.sync()
-    if tests.certain - counts.ran.keys() or (tests.num_asserts and not counts.ran):
+    has_skipped = any(not group & counts.ran.keys() for group in tests.guarded)
+    if tests.certain - counts.ran.keys() or has_skipped or (tests.num_asserts and not counts.ran):
         return "an assertion never ran"
     is_used = program.num_calls or (counts.ran and program.num_names)
     has_failed = counts.held != counts.ran
     return None if is_used or has_failed else "the tests call nothing of the program"
+
+
+def _compare_empty_arrays() -> None:
+    """Make numpy's comparisons fail for an empty array beside one that is not.
+
+    numpy would repeat the other one to the same shape, no times, and find no element that differs.
+    """
+    numpy = importlib.import_module("numpy")
+    testing = importlib.import_module("numpy.testing")
+
+    def strict(function: Callable[..., Any], fails: bool) -> Callable[..., Any]:
+        def compare(*arguments: Any, **named: Any) -> Any:
+            pair = [*arguments, *(named[name] for name in ARRAY_ARGUMENTS if name in named)][:2]
+            sizes = [numpy.asarray(each).size for each in pair]
+            if 0 not in sizes or not any(sizes):
+                return function(*arguments, **named)
+            if fails:
+                raise AssertionError("an empty array beside one that is not")
+            return numpy.bool_(False)
+
+        return compare
+
+    for name in ARRAY_COMPARISONS:
+        for module in (numpy, testing):
+            if hasattr(module, name):
+                setattr(module, name, strict(getattr(module, name), module is testing))
 
 
 def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:

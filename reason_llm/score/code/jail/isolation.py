@@ -47,8 +47,15 @@ def _call(name: str, *arguments: object, shown_as: str | None = None) -> None:
 
 
 def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
-    _call("mount", source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags),
-          options.encode(), shown_as=f"mount of {source} on {target}")  # fmt: skip
+    _call(
+        "mount",
+        source.encode(),
+        bytes(target),
+        kind.encode(),
+        ctypes.c_ulong(flags),
+        options.encode(),
+        shown_as=f"mount of {source} on {target}",
+    )
 
 
 def build_root(visible: dict[str, str], user: int) -> int | None:
@@ -112,8 +119,16 @@ def _show(source: Path, at: Path) -> None:
 
 def _make_read_only() -> None:
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
-    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, bytes(ROOT), _AT_RECURSIVE,
-          ctypes.byref(attributes), ctypes.c_size_t(32), shown_as="mount_setattr")  # fmt: skip
+    _call(
+        "syscall",
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
+        bytes(ROOT),
+        _AT_RECURSIVE,
+        ctypes.byref(attributes),
+        ctypes.c_size_t(32),
+        shown_as="mount_setattr",
+    )
 
 
 def unshare_processes() -> None:
@@ -124,8 +139,13 @@ def unshare_processes() -> None:
 def enter_root(scratch_bytes: int) -> None:
     """Make ``ROOT`` the root, with an empty ``/tmp`` of that size, and forget the host's files."""
     _call("unshare", _CLONE_NEWNS)
-    _mount("tmpfs", _inside(SCRATCH), "tmpfs", _MS_NOSUID | _MS_NODEV,
-           f"size={scratch_bytes},nr_inodes=4096,mode=1777")  # fmt: skip
+    _mount(
+        "tmpfs",
+        _inside(SCRATCH),
+        "tmpfs",
+        _MS_NOSUID | _MS_NODEV,
+        f"size={scratch_bytes},nr_inodes=4096,mode=1777",
+    )
     os.chdir(ROOT)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _MNT_DETACH)

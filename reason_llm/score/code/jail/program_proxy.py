@@ -11,11 +11,13 @@ nothing else. It names nothing and replaces nothing: names are the tester's own.
 would end the loop of the tests that calls it, before their assertions.
 """
 
+import builtins
 import json
 import os
 import select
 import signal
 import time
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -28,6 +30,15 @@ SPECIAL_ATTRIBUTES = {"__name__", "__qualname__", "__dict__", "__annotations__",
 """What tests may ask a program's object for among the names that Python reserves. Libraries look
 up the others by themselves, and believe them: numpy reads memory where ``__array_interface__``
 points."""
+
+PREDICATES = {
+    name
+    for kind in (str, bytes, int, float, set, frozenset)
+    for name in dir(kind)
+    if name.startswith("is") or name in ("startswith", "endswith")
+}
+"""Methods by which tests ask a plain value yes or no. An object that has them only is none: it may
+say yes to whatever it is asked, and so know nothing."""
 
 Json = dict[str, Any]
 
@@ -81,7 +92,10 @@ class Program:
         """
         answer = self._answer(self._request("get", (name,), {}), "get")
         self.num_names += 1
-        return self._value(answer["value"], is_name=True)
+        found = self._value(answer["value"], is_name=True)
+        if isinstance(found, StandIn) and name.lstrip("_")[:1].isupper():
+            object.__setattr__(found, "_is_class", True)
+        return found
 
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
@@ -208,6 +222,10 @@ class Program:
     def _to_program(self, value: Any) -> Any:
         if isinstance(value, StandIn):
             return {"object": object.__getattribute__(value, "_number")}
+        name = value.__name__ if isinstance(value, types.BuiltinFunctionType) else ""
+        if name and vars(builtins).get(name) is value:
+            # Its own one does the same there. Ours would do it here: ``eval`` is the tests' to use.
+            return {"builtin": name}
         if not callable(value):
             raise TypeError(f"{type(value).__name__} cannot be given to the program")
         self.callbacks.append(value)
@@ -255,22 +273,33 @@ class StandIn:
     """An object that lives in the program's process.
 
     It equals nothing but another such object: otherwise the program would be asked whether it is
-    right.
+    right. For the same reason it has no predicates of plain values (``PREDICATES``), unless the
+    tests made it of a class that they name, by a name with a capital.
     """
 
-    __slots__ = ("_number", "_program")
+    __slots__ = ("_is_class", "_is_tested", "_number", "_program")
 
     def __init__(self, program: Program, number: int) -> None:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_is_class", False)
+        object.__setattr__(self, "_is_tested", False)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Call it in the program's process."""
-        return self._program.call("call", self, *arguments, **named)
+        made = self._program.call("call", self, *arguments, **named)
+        if isinstance(made, StandIn) and object.__getattribute__(self, "_is_class"):
+            object.__setattr__(made, "_is_tested", True)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in SPECIAL_ATTRIBUTES:
             raise AttributeError(name)
+        is_own = object.__getattribute__(self, "_is_class") or object.__getattribute__(
+            self, "_is_tested"
+        )
+        if name in PREDICATES and not is_own:
+            raise AttributeError(f"{name}: this is an object of the program, no plain value")
         return self._program.call("getattr", self, name)
 
     def __instancecheck__(self, value: object) -> bool:

@@ -151,6 +151,8 @@ class ProgramServer:
     def _from_tester(self, request: str, kind: str, content: Any) -> Any:
         if kind == "object":
             return self.objects[content]
+        if kind == "builtin":
+            return getattr(builtins, content)
 
         def callback(*arguments: Any) -> Any:
             given = [self._encoded(argument) for argument in arguments]

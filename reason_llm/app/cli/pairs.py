@@ -1,0 +1,68 @@
+"""Pairs: ``reason-llm pairs BUFFERS --out FILE``: rows to learn from, out of saved rollouts."""
+
+from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+from reason_llm.app.cli.command import run_command
+
+DESCRIPTION = """\
+Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
+preference or reward), labels (for preference.name kto) or demonstrations (for stage sft, which is
+rejection sampling). Rows hold the sampled token ids beside the texts."""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Exit code of ``program``, called with ``arguments``."""
+    return run_command(lambda: _pairs(program, arguments))
+
+
+def _pairs(program: str, arguments: Sequence[str]) -> None:
+    from pydantic import ValidationError
+
+    from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, yaml_text
+    from reason_llm.errors import ConfigError
+
+    parser = Parser(
+        prog=program,
+        description=DESCRIPTION,
+        usage="%(prog)s BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "buffers", nargs="+", type=Path, metavar="BUFFERS",
+        help="a folder such as runs/x/buffers, or a saved buffer",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="a new file")
+    parser.add_argument(
+        "--as", dest="form", choices=PAIR_FORMS, default=PAIR_FORMS[0],
+        help="form of the rows (default: preferences)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", help="folder or Hub id of the model that sampled (default: as the buffers say)"
+    )
+    for name, option in PairsSection.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", dest=f"={name}", metavar="VALUE", default=SUPPRESS,
+            help=f"{docstring(option)} (default: {option.default})".replace("%", "%%"),
+        )  # fmt: skip
+    given = parser.parse_args(arguments)
+    texts = {k.removeprefix("="): v for k, v in vars(given).items() if k.startswith("=")}
+    try:
+        section = PairsSection.model_validate({k: yaml_text.parse(v) for k, v in texts.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {texts[name]:.100}: {first['msg']}; see --help"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"a value is not valid YAML ({error}); quote it") from error
+    from reason_llm.app.console import Console
+
+    console = Console("plain")
+    from reason_llm.app.pairs import check_target, write_pairs  # heavy: a tokenizer
+
+    check_target(given.out)
+    console.line(write_pairs(given.buffers, given.out, given.form, section, given.model).line)

@@ -1,0 +1,264 @@
+"""Rows to learn from, out of saved rollouts: preferences, labels or demonstrations.
+
+    {"prompt", "chosen", "rejected", "prompt_ids", "chosen_ids", "rejected_ids", "tokenizer", ...}
+
+Beside its texts each row has the token ids that were sampled, and the digest of the tokenizer that
+they belong to, so that nothing is tokenised again: a run learns the very tokens that the policy
+wrote. The prompt's text is as the chat template wrote it.
+
+A completion that was cut off at the token limit is never learned as a good one, since a policy
+would learn never to stop; it may be the rejected side. Buffers are read one at a time.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from reason_llm.config import PairForm, PairsSection
+from reason_llm.data import tokenizer_digest
+from reason_llm.errors import ConfigError, DataError, RolloutBufferError
+from reason_llm.files import write_atomically
+from reason_llm.model import load_tokenizer, quiet_libraries
+from reason_llm.rollout import Completion, Group
+from reason_llm.run import Document, buffer_files, read_document
+from reason_llm.score import selection
+from reason_llm.score.math import extract_answer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Sides = tuple[Completion, ...]
+"""What a row is made of: chosen and rejected, or one completion."""
+
+
+@dataclass(slots=True)
+class Written:
+    """Counts of what was written."""
+
+    form: PairForm
+    path: Path
+    rows: int = 0
+    prompts: set[bytes] = field(default_factory=set)
+    rollouts: int = 0
+    buffers: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def line(self) -> str:
+        """``812 preferences of 300 prompts, from 1,024 rollouts in 4 buffers, in my.jsonl``"""
+        left_out = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items())
+        return (
+            f"{self.rows:,} {self.form} of {len(self.prompts):,} prompts, from {self.rollouts:,} "
+            f"rollouts in {self.buffers} buffers, in {self.path}"
+            + (f"; left out: {left_out}" if left_out else "")
+        )
+
+
+def write_pairs(
+    sources: Sequence[Path],
+    target: Path,
+    form: PairForm,
+    section: PairsSection,
+    model: str | None = None,
+) -> Written:
+    """Write the rows that ``section`` chooses from saved rollouts, one JSON object a line.
+
+    Args:
+        sources: saved buffers, or folders of them.
+        model: folder or Hub id of the model that sampled; None: the one that the buffers name.
+
+    Raises:
+        RolloutBufferError: a buffer is missing, damaged, or of another model than the first.
+        ConfigError: a reward that the rollouts do not have, or options that contradict each other.
+        DataError: nothing is left to write.
+        ModelError: the model's tokenizer cannot be used.
+        WriteError: ``target`` cannot be written.
+    """
+    way = section.way(form)
+    paths = [path for source in sources for path in buffer_files(source)]
+    quiet_libraries()
+    maker: _Maker | None = None
+    written, found = Written(form, target), []
+    for path in paths:
+        document = read_document(path)
+        named = _model_of(document, path)
+        if maker is None:
+            name = model or named
+            maker = _Maker(form, way, section, name, load_tokenizer(name), written)
+        elif model is None and named != maker.model:
+            raise RolloutBufferError(
+                f"{path} was sampled by {named}, and the first buffer by {maker.model}; name "
+                "buffers of one model"
+            )
+        written.buffers += 1
+        for group in document.groups:
+            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, document)]
+    written.rows = len(found)
+    if not found:
+        raise DataError(
+            f"nothing to write: {written.rollouts:,} rollouts hold no {form} by {way}"
+            + (f" ({written.line.partition('; ')[2]})" if written.left_out else "")
+            + "; lower threshold or min_margin, or name other buffers"
+        )
+    write_atomically(target, b"".join(found))
+    return written
+
+
+def _model_of(document: Document, path: Path) -> str:
+    section = document.run.config.get("model")
+    name = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(name, str):
+        raise RolloutBufferError(f"{path} does not say which model sampled it; name it by --model")
+    return name
+
+
+@dataclass(slots=True)
+class _Maker:
+    """What is known while the rows are made."""
+
+    form: PairForm
+    way: str
+    section: PairsSection
+    model: str
+    tokenizer: "PreTrainedTokenizerBase"
+    written: Written
+    counts: Counter[tuple[bytes, bool]] = field(default_factory=Counter)
+    """Rows of each prompt so far, of labels right and wrong ones apart."""
+    seen: set[bytes] = field(default_factory=set)
+    """Digests of the rows so far."""
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.digest = tokenizer_digest(self.tokenizer)
+
+    def rows(self, group: Group, document: Document) -> Iterator[dict[str, Any]]:
+        """The rows of one group."""
+        self.written.rollouts += len(group.completions)
+        usable = self._usable(group)
+        prompt = _digest(group.prompt.token_ids)
+        limit = self.section.per_prompt or (1 if self.way == "best" else None)
+        for sides, values in self._chosen(usable):
+            is_right = self.form != "labels" or self._is_right(values[0])
+            if is_right and sides[0].finish_reason == "length":
+                self.written.left_out["cut off at the token limit"] += 1
+                continue
+            key = self._key(prompt, sides)
+            if key in self.seen:
+                self.written.left_out["that stand there already"] += 1
+                continue
+            if limit is not None and self.counts[prompt, is_right] >= limit:
+                self.written.left_out["beyond per_prompt"] += 1
+                continue
+            self.seen.add(key)
+            self.counts[prompt, is_right] += 1
+            self.written.prompts.add(prompt)
+            yield self._row(group, sides, values, is_right, document)
+
+    def _usable(self, group: Group) -> Group:
+        """The group without tokens that the tokenizer does not know; whole answers come first, so
+        that of equal ones they are chosen."""
+        known = [c for c in group.completions if max(c.token_ids) < len(self.tokenizer)]
+        if lost := len(group.completions) - len(known):
+            self.written.left_out["with tokens beyond the tokenizer's"] += lost
+        known.sort(key=lambda completion: completion.finish_reason == "length")
+        return replace(group, completions=tuple(known))
+
+    def _is_right(self, value: float) -> bool:
+        return value >= self.section.threshold
+
+    def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
+        """The sides of each row, and their rewards."""
+        section = self.section
+        if not group.completions:
+            return
+        rewards = selection.rewards_of(group, section.reward)
+        places: Sequence[tuple[int, ...]]
+        if self.form == "labels":
+            places = [(i,) for i in rewards]
+        elif self.way == "best":
+            count = section.per_prompt or 1
+            places = [(i,) for i in selection.best_of_n(group, count, section.reward)]
+        elif self.form == "demonstrations":
+            right = selection.at_least(group, section.threshold, None, section.reward)
+            places = [(i,) for i in sorted(right, key=lambda i: -rewards[i])]
+        elif self.way == "all":
+            places = _spread(
+                selection.right_wrong_pairs(
+                    group, section.threshold, section.min_margin, section.reward
+                )
+            )
+        else:
+            pair = selection.best_worst_pair(group, section.min_margin, section.reward)
+            places = [] if pair is None else [pair]
+            if pair is not None and self.way == "threshold":
+                chosen, rejected = (self._is_right(rewards[i]) for i in pair)
+                places = places if chosen and not rejected else []
+        for each in places:
+            sides = tuple(group.completions[i] for i in each)
+            if len({side.text for side in sides}) == len(sides):
+                yield sides, tuple(rewards[i] for i in each)
+
+    def _key(self, prompt: bytes, sides: Sides) -> bytes:
+        if self.section.unique == "answer":
+            answer = extract_answer(sides[0].text)
+            if answer is not None:
+                return prompt + hashlib.sha256(answer.encode()).digest()
+        return prompt + b"".join(_digest(side.token_ids) for side in sides)
+
+    def _row(
+        self,
+        group: Group,
+        sides: Sides,
+        values: tuple[float, ...],
+        is_right: bool,
+        document: Document,
+    ) -> dict[str, Any]:
+        names = ("chosen", "rejected") if len(sides) > 1 else ("completion",)
+        row: dict[str, Any] = {"prompt": group.prompt.text}
+        row |= {name: side.text for name, side in zip(names, sides, strict=True)}
+        if self.form == "labels":
+            row["label"] = is_right
+        if len(sides) > 1:
+            row |= {f"{name}_reward": v for name, v in zip(names, values, strict=True)}
+        else:
+            row["score"] = values[0]
+        row["prompt_ids"] = group.prompt.token_ids
+        row |= {f"{name}_ids": side.token_ids for name, side in zip(names, sides, strict=True)}
+        row["tokenizer"] = self.digest
+        row["source"] = f"{document.run.name}, step {document.step}, {group.prompt.id}"
+        return row
+
+
+def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same pairs, so that the first few hold as many different completions as can be."""
+    right = sorted({chosen for chosen, _ in pairs})
+    wrong = sorted({rejected for _, rejected in pairs})
+    first = {place: number for number, place in enumerate(right)}
+    second = {place: number for number, place in enumerate(wrong)}
+    return sorted(
+        pairs, key=lambda pair: ((second[pair[1]] - first[pair[0]]) % len(wrong), first[pair[0]])
+    )
+
+
+def _digest(token_ids: Sequence[int]) -> bytes:
+    return hashlib.sha256(orjson.dumps(token_ids)).digest()
+
+
+def check_target(target: Path) -> None:
+    """Whether the file may be written.
+
+    Raises:
+        ConfigError: it is no .jsonl file.
+        WriteError: it exists.
+    """
+    from reason_llm.errors import WriteError
+
+    if target.suffix != ".jsonl":
+        raise ConfigError(f"--out {target} is no .jsonl file, which data.train reads; rename it")
+    if target.exists() or target.is_symlink():
+        raise WriteError(f"{target} exists and is left as it is; name another file with --out")

@@ -1,0 +1,147 @@
+"""The stages of a pipeline, one after the other, each as a run of its own.
+
+Nothing is kept but the runs: a stage that has ended is passed over, one that was killed goes on,
+and rows that are made of rollouts are written anew, to the same bytes, as long as their stage has
+not ended. Before anything is learned, data, rewards and memory of all stages to come are checked,
+as far as they do not depend on what earlier ones make.
+"""
+
+import gc
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from reason_llm.app import lines
+from reason_llm.app.console import Console
+from reason_llm.app.data_check import check_data
+from reason_llm.app.pairs import write_pairs
+from reason_llm.app.training import run_training
+from reason_llm.config import Config, Pipeline, PipelineStage, command
+from reason_llm.errors import CheckpointError, DataError
+from reason_llm.files import check_writable
+from reason_llm.model.plan import plan_only
+from reason_llm.run import folder, metrics
+
+logger = logging.getLogger(__name__)
+
+
+def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, Any]]:
+    """Run the selected stages, and return their summaries by name.
+
+    Raises:
+        ReasonError: anything that the user can fix; what was learned so far is kept.
+        Stopped: Ctrl-C or SIGTERM; everything is saved.
+    """
+    _check(pipeline)
+    summaries = {}
+    for stage in pipeline.selected:
+        console.line(f"stage {stage.name} of {pipeline.path}: {stage.config.stage}")
+        _check_needs(pipeline, stage)
+        _warn_of_another_start(pipeline, stage)
+        was_finished = is_finished(stage)
+        if stage.rows is not None and not (was_finished and stage.rows.path.exists()):
+            sources = [pipeline.stage(name).folder / "buffers" for name in stage.rows.sources]
+            written = write_pairs(sources, stage.rows.path, stage.rows.form, stage.rows.section)
+            console.line(written.line)
+        summaries[stage.name] = run_training(stage.config, console)
+        if was_finished:
+            records = metrics.read_all(stage.folder)
+            judged = [told for each in records if (told := lines.judged(each))]
+            console.line(f"  {', '.join(judged[-1])}" if judged else "  nothing was held out")
+        gc.collect()  # the model's views of its storage, before the next stage's
+    return summaries
+
+
+def plan_pipeline(pipeline: Pipeline) -> Iterator[str]:
+    """Lines with the memory plan of each selected stage, from the model's config alone."""
+    for stage in pipeline.selected:
+        yield f"stage {stage.name}: {stage.config.stage}"
+        yield from plan_only(planned(pipeline, stage)).table()
+
+
+def check_pipeline(pipeline: Pipeline) -> tuple[list[str], int]:
+    """Lines of the data check of each selected stage, and the number of errors."""
+    found, num_errors = [], 0
+    for stage in pipeline.selected:
+        found.append(f"stage {stage.name}: {stage.config.stage}")
+        if stage.rows is not None and not stage.rows.path.exists():
+            found.append(
+                f"its rows are written from the rollouts of {', '.join(stage.rows.sources)}, which "
+                "come first"
+            )
+            continue
+        report = check_data(without_what_is_made(pipeline, stage))
+        found += report.lines
+        num_errors += report.num_errors
+    return found, num_errors
+
+
+def is_finished(stage: PipelineStage) -> bool:
+    """Whether the run has ended at its last step."""
+    return folder.finished_steps(stage.folder) == stage.config.run.steps
+
+
+def planned(pipeline: Pipeline, stage: PipelineStage) -> Config:
+    """The stage's config with the adapter section of the stage that it begins from."""
+    if stage.start is None:
+        return stage.config
+    section = planned(pipeline, pipeline.stage(stage.start)).model.adapter
+    model = stage.config.model.model_copy(update={"adapter": section})
+    return stage.config.model_copy(update={"model": model})
+
+
+def without_what_is_made(pipeline: Pipeline, stage: PipelineStage) -> Config:
+    """The stage's config without the rewards whose models earlier stages make."""
+    adapters = {str(pipeline.stage(name).folder / "adapter") for name in stage.adapters}
+    score = stage.config.score
+    kept = [each for each in score.rewards if adapters.isdisjoint(map(str, each.options.values()))]
+    changed = score.model_copy(update={"rewards": kept or score.rewards})
+    return stage.config.model_copy(update={"score": changed})
+
+
+def _check(pipeline: Pipeline) -> None:
+    """Check what can be known of the stages after the first that has not ended, which its own run
+    checks.
+
+    Raises:
+        ReasonError: the first problem, with its stage.
+    """
+    for stage in [stage for stage in pipeline.selected if not is_finished(stage)][1:]:
+        check_writable(stage.folder)
+        plan_only(planned(pipeline, stage))
+        if stage.rows is not None:
+            continue
+        report = check_data(without_what_is_made(pipeline, stage))
+        if report.num_errors:
+            first = next(line for line in report.lines[::-1] if "errors, the first" in line)
+            problem = report.lines[report.lines.index(first) + 1].strip()
+            raise DataError(f"stage {stage.name}: {problem}")
+
+
+def _check_needs(pipeline: Pipeline, stage: PipelineStage) -> None:
+    """Whether the stages that this one reads have ended.
+
+    Raises:
+        CheckpointError: one has not.
+    """
+    for name in stage.needs:
+        if not is_finished(pipeline.stage(name)):
+            raise CheckpointError(
+                f"stage {stage.name} needs {name}, which has not ended in "
+                f"{pipeline.stage(name).folder}; run {command('train')} {pipeline.path} --stage "
+                f"{name}, or leave --stage out"
+            )
+
+
+def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
+    """Say so, if a run began from another adapter than the earlier stage has now."""
+    begun = stage.folder / "start"
+    if stage.start is None or not begun.is_dir():
+        return
+    now = pipeline.stage(stage.start).folder / "adapter"
+    base = stage.folder  # the same for both
+    if folder.weights_digest(base, begun) != folder.weights_digest(base, now):
+        logger.warning(
+            "stage %s began from an earlier adapter of %s; to begin anew: --stage %s --run.resume "
+            "never", stage.name, stage.start, stage.name,
+        )  # fmt: skip

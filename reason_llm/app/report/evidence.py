@@ -1,0 +1,82 @@
+"""What the checks of a run look at, and what they find."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reason_llm.app.report.rollouts import GroupFacts
+from reason_llm.config import Stage
+from reason_llm.run import Record
+
+State = Literal["clear", "alarm", "unknown"]
+RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
+"""Rewards that tell what is right; a custom one may, if it is the first."""
+RECENT_STEPS = 5
+MOST_GROUPS = 12
+"""Shown as evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Data that the checks look at."""
+
+    records: Sequence[Record]
+    groups: Sequence[GroupFacts]
+    """Those that the report holds."""
+    weights: dict[str, float]
+    """Of each reward by name, the first one first."""
+    num_held_out: int | None
+    group_size: int
+    """Completions of a prompt."""
+    replayed: str | None = None
+    """Of a run that learns from saved rollouts (run.from_buffer), its resolved
+    algorithm.correction; None for a run that samples."""
+    stage: Stage = "rl"
+    compares_groups: bool = True
+    """Whether the algorithm learns from the differences within a group alone."""
+
+    @property
+    def first(self) -> str:
+        """Name of the reward that judges."""
+        return next(iter(self.weights))
+
+    @property
+    def trained(self) -> list[Record]:
+        """Records of steps, without that of the untrained policy and without incomplete ones: those
+        that ``metrics.describe`` wrote."""
+        counts = ("sample/tokens", "sample/completion_tokens")
+        return [
+            record
+            for record in self.records
+            if record["step"] > 0
+            and "score/groups_without_signal_fraction" in record
+            and all(record.get(name, 0) > 0 for name in counts)
+        ]
+
+    def is_right(self, value: float) -> bool:
+        """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of
+        unknown range."""
+        return value >= 1 if self.first in RIGHTNESS else value > 0
+
+    def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
+        """Groups of the last steps."""
+        last = max((group.step for group in groups), default=0)
+        return [group for group in groups if group.step > last - RECENT_STEPS]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of a check."""
+
+    state: State
+    text: str
+    advice: str = ""
+    charts: tuple[str, ...] = ()
+    """Keys of the records that show it."""
+    steps: tuple[int, int] | None = None
+    """From the first record to the last one that shows it."""
+    groups: tuple[GroupFacts, ...] = ()
+    """Rollouts that show it best."""
+
+
+Check = Callable[[Evidence], Finding]

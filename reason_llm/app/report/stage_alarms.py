@@ -1,0 +1,209 @@
+"""Checks of the stages, of PPO's critic and of the end token: pure functions of a run's records.
+
+Each needs nothing but numbers of the records, so it judges a run without rollouts as well.
+"""
+
+from statistics import fmean
+
+from reason_llm.app.report.evidence import MOST_GROUPS, RECENT_STEPS, Check, Evidence, Finding
+from reason_llm.app.report.trends import change, series
+
+LOST_NATS = -1.0
+"""Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
+CRITIC_STEPS = 20
+"""Steps in which a critic may still know nothing."""
+RISES = 3
+RISEN = 1.02
+"""Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
+ENDLESS_FRACTION = 0.5
+LENGTH_CORRELATION = 0.5
+"""Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
+
+
+def ordered_and_broken(seen: Evidence) -> Finding:
+    """The pairs come into order while the policy loses what it could: the chosen side falls below
+    the reference, or held-out accuracy below its best."""
+    return (
+        _chosen_falls(seen)
+        or _accuracy_falls(seen)
+        or Finding("clear", "The chosen side stays likely, and held-out accuracy stays.")
+    )
+
+
+def _chosen_falls(seen: Evidence) -> Finding | None:
+    key = "train/chosen_log_ratio"
+    steps, ratios = series(seen.records, key)
+    found = change(ratios)
+    if found is None or not (found.after < LOST_NATS and found.is_down):
+        return None
+    text = (
+        f"The chosen completions have lost {-found.after:.2f} nats against the reference, and lose "
+        f"more (log-ratio {found.before:.2f} → {found.after:.2f}): the pairs are ordered by making "
+        "both sides unlikely."
+    )
+    charts = (key, "train/rejected_log_ratio", "eval/accuracy")
+    return Finding("alarm", text, _PREFERENCE_ADVICE, charts, (steps[0], steps[-1]))
+
+
+def _accuracy_falls(seen: Evidence) -> Finding | None:
+    steps, accuracies = series(seen.records, "eval/accuracy")
+    pairs = _order_of_pairs(seen)
+    if len(steps) < 2 or pairs is None or pairs[1] <= pairs[0]:
+        return None
+    best = max(range(len(steps)), key=lambda i: accuracies[i])
+    error = difference_error(accuracies[best], accuracies[-1], seen.num_held_out)
+    if accuracies[best] - accuracies[-1] <= 3 * error:
+        return None
+    text = (
+        f"From step {steps[best]} to {steps[-1]} held-out accuracy went {accuracies[best]:.1%} → "
+        f"{accuracies[-1]:.1%} (± {error:.1%}), while the order of the pairs went "
+        f"{pairs[0]:.3g} → {pairs[1]:.3g}."
+    )
+    charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
+    return Finding("alarm", text, _PREFERENCE_ADVICE, charts, (steps[best], steps[-1]))
+
+
+_PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
+
+
+def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
+    """How well the pairs are ordered at the first and the last record: their accuracy, or, where
+    there are labels in their place, the difference of the sides' log-ratios."""
+    for key in ("eval/pair_accuracy", "train/pair_accuracy"):
+        _, values = series(seen.records, key)
+        if len(values) > 1:
+            return values[0], values[-1]
+    both = ("train/chosen_log_ratio", "train/rejected_log_ratio")
+    apart = [r[both[0]] - r[both[1]] for r in seen.records if set(both) <= r.keys()]
+    return (apart[0], apart[-1]) if len(apart) > 1 else None
+
+
+def critic_explains_nothing(seen: Evidence) -> Finding:
+    """The critic's values explain less of the returns than their mean would."""
+    key = "critic/explained_variance"
+    steps, values = series(seen.records, key)
+    if not values or steps[-1] < CRITIC_STEPS + RECENT_STEPS:
+        return Finding("unknown", f"Not judged: fewer than {CRITIC_STEPS + RECENT_STEPS} steps.")
+    last = fmean(values[-RECENT_STEPS:])
+    text = f"The critic's values explain {last:.2f} of the variance of the last steps' returns."
+    if last >= 0:
+        return Finding("clear", text)
+    advice = (
+        "Below 0 the advantages are noisier than without a critic: raise critic.updates or "
+        "critic.learning_rate, set critic.value_clip to 0, or begin it from a reward model "
+        "(critic.start)."
+    )
+    charts = (key, "critic/loss", "critic/clip_fraction")
+    return Finding("alarm", text, advice, charts, (CRITIC_STEPS, steps[-1]))
+
+
+def overfits(seen: Evidence) -> Finding:
+    """The held-out loss rises evaluation after evaluation."""
+    steps, losses = series(seen.records, "eval/loss")
+    if len(losses) <= RISES:
+        text = f"Not judged: {len(losses)} evaluations of held-out rows (eval.rows, eval.every)."
+        return Finding("unknown", text)
+    best = min(range(len(losses)), key=lambda i: losses[i])
+    text = (
+        f"The held-out loss went {losses[0]:.4g} → {losses[-1]:.4g}, lowest at step {steps[best]}."
+    )
+    rises = [
+        later > earlier for earlier, later in zip(losses[best:], losses[best + 1 :], strict=False)
+    ]
+    in_a_row = any(all(rises[i : i + RISES]) for i in range(len(rises) - RISES + 1))
+    if not in_a_row or losses[-1] < RISEN * losses[best]:
+        return Finding("clear", text)
+    advice = (
+        f"Stop at step {steps[best]} (its checkpoint, or run.steps), take fewer epochs or a lower "
+        "train.learning_rate, or more rows."
+    )
+    charts = ("eval/loss", "eval/perplexity", "train/loss")
+    return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
+
+
+def no_end_token(seen: Evidence) -> Finding:
+    """Most completions are cut off by the limit: they never end, or the limit is too low."""
+    sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
+    key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
+    steps, values = series(seen.records, key)
+    values, steps = (
+        (values[-RECENT_STEPS:], steps[-RECENT_STEPS:]) if sampled else (values[-1:], steps[-1:])
+    )
+    if not values:
+        return Finding("unknown", "Not judged: nothing was sampled (data.eval).")
+    fraction = fmean(values)
+    text = f"{fraction:.0%} of the completions have no end token."
+    if fraction <= ENDLESS_FRACTION:
+        return Finding("clear", text)
+    advice = (
+        "Their answers are cut off and count as wrong. See in --data-check that the last learned "
+        "token is an end token, or raise sample.max_new_tokens."
+    )
+    charts = (key, "sample/completion_tokens")
+    cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
+    cut.sort(key=lambda group: -sum(group.are_truncated))
+    shown = tuple(cut[:MOST_GROUPS])
+    return Finding("alarm", text, advice, charts, (steps[0], steps[-1]), shown)
+
+
+def goes_by_length(seen: Evidence) -> Finding:
+    """Dependence of a reward model on length: its scores follow the length, and where the chosen
+    side has not the length that it likes, it is wrong more often than right, or was never tried."""
+    measured = [record for record in seen.records if "eval/pairs_chosen_not_longer" in record]
+    if not measured or "eval/length_correlation" not in measured[-1]:
+        text = "Not judged: no reward model was measured on held-out pairs (stage, eval.rows)."
+        return Finding("unknown", text)
+    last = measured[-1]
+    correlation, pairs = last["eval/length_correlation"], last["eval/pairs"]
+    likes_long = correlation > 0
+    against = last["eval/pairs_chosen_not_longer"]
+    against = against if likes_long else pairs - against
+    side = "not longer" if likes_long else "longer"
+    key = "eval/accuracy_chosen_not_longer" if likes_long else "eval/accuracy_chosen_longer"
+    accuracy = last.get(key) if against else None
+    text = (
+        f"Reward and length have a correlation of {correlation:.2f} on {pairs:.0f} held-out pairs; "
+    )
+    text += (
+        f"in none of them the chosen side is {side}, so nothing tells whether it goes by more."
+        if accuracy is None
+        else f"where the chosen side is {side}, in {against:.0f} of them, {accuracy:.1%} are right."
+    )
+    if abs(correlation) <= LENGTH_CORRELATION or (accuracy is not None and accuracy >= 0.5):
+        return Finding("clear", text)
+    advice = (
+        f"It may pay for length alone: add pairs whose chosen side is {side}, to data.train and to "
+        "eval.rows; as a reward, put soft_overlong beside it and watch the length."
+    )
+    steps = (int(last["step"]), int(last["step"]))
+    charts = ("eval/length_correlation", *([] if accuracy is None else [key]))
+    return Finding("alarm", text, advice, charts, steps)
+
+
+def difference_error(before: float, after: float, count: int | None) -> float:
+    """Standard error of the difference of two accuracies over ``count`` problems, as if the
+    problems differed: too large rather than too small. The default is 128 problems."""
+    mean = min(max((before + after) / 2, 0.02), 0.98)
+    return float((2 * mean * (1 - mean) / (count or 128)) ** 0.5)
+
+
+CHECKS: dict[str, Check] = {
+    "Pairs in order, policy broken": ordered_and_broken,
+    "The critic explains nothing": critic_explains_nothing,
+    "Overfitting": overfits,
+    "Most completions have no end": no_end_token,
+    "The reward model goes by length": goes_by_length,
+}
+"""By the title that a reader sees."""
+
+
+def checks_of(seen: Evidence) -> dict[str, Check]:
+    """Those that mean something for the run's stage."""
+    left_out: dict[Check, bool] = {
+        ordered_and_broken: seen.stage != "preference",
+        critic_explains_nothing: not any("critic/loss" in record for record in seen.records),
+        overfits: seen.stage in ("rl", "sample"),
+        no_end_token: seen.stage == "reward",
+        goes_by_length: seen.stage != "reward",
+    }
+    return {title: check for title, check in CHECKS.items() if not left_out[check]}

@@ -1,0 +1,64 @@
+"""Which of the saved rollouts become rows to learn from: options of the command ``pairs`` and of a
+pipeline's ``pairs_of``."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from reason_llm.config.types import Count, NonNegative, Section
+from reason_llm.errors import ConfigError
+
+PairForm = Literal["preferences", "labels", "demonstrations"]
+PAIR_FORMS: tuple[PairForm, ...] = get_args(PairForm)
+WAYS: dict[PairForm, tuple[str, ...]] = {
+    "preferences": ("best_worst", "threshold", "all"),
+    "labels": ("threshold",),
+    "demonstrations": ("threshold", "best"),
+}
+"""What ``by`` may be for rows of each form, the usual first."""
+
+
+class PairsSection(Section):
+    """The choice among the completions of each prompt."""
+
+    by: Literal["best_worst", "threshold", "all", "best"] | None = None
+    """best_worst: a pair of the best and the worst completion. threshold: of preferences the same,
+    if only the best is right; of labels each completion, right or wrong; of demonstrations the
+    right ones. all: each right completion with each wrong one. best: the best completions, right or
+    not. null: best_worst for preferences, else threshold."""
+    threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """The reward from which on a completion is right."""
+    min_margin: NonNegative = 0.0
+    """Pairs whose rewards are less than this apart are left out; equal ones always are."""
+    per_prompt: Count | None = None
+    """Most rows of a prompt, over all buffers; of labels, most right ones and most wrong ones.
+    null: 1 for best, else no limit."""
+    reward: str | None = None
+    """Name of the reward that chooses. null: the weighted sum."""
+    unique: Literal["tokens", "answer"] = "tokens"
+    """Rows of a prompt that are left out as duplicates. tokens: those with the same tokens. answer:
+    of demonstrations, those with the same final answer, too."""
+
+    def way(self, form: PairForm) -> str:
+        """``by`` for rows of this form.
+
+        Raises:
+            ConfigError: there is no such way, or an option would be ignored.
+        """
+        way = self.by or WAYS[form][0]
+        if way not in WAYS[form]:
+            raise ConfigError(
+                f"by {way} makes no {form}; take by {' or '.join(WAYS[form])}, or another form"
+            )
+        ignored = [
+            ("threshold", self.threshold, 1.0, way in ("best_worst", "best")),
+            ("min_margin", self.min_margin, 0.0, form != "preferences"),
+            ("unique", self.unique, "tokens", form != "demonstrations"),
+        ]
+        for name, value, default, is_ignored in ignored:
+            if is_ignored and value != default:
+                raise ConfigError(
+                    f"{name}={value} would be ignored, as {form} by {way} do not read it; leave it "
+                    "out"
+                )
+        return way

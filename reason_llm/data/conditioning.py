@@ -1,0 +1,202 @@
+"""Conditional SFT: a demonstration's score is written into its prompt, so that a policy learns what
+a good and a bad answer is, and is sampled with a good score in the prompt.
+
+The score is written as a z-score with two decimals, or as the number of its quantile bin. Both are
+text: no token is added to the vocabulary. A ``Conditioning`` holds all that was measured on the
+training set, so that held-out rows and later prompts are written alike. It is saved beside the
+adapter, as ``conditioning.json``; who samples asks for its ``target``, which is the best by
+default.
+
+Source: arXiv:2308.12050, as OpenRLHF wrote it until March 2026 (``conditional_sft_processor`` of
+openrlhf/utils/processor.py); the bins are those of arXiv:2205.13636, whose control tokens are text
+here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import orjson
+
+from reason_llm.config import Config
+from reason_llm.data.forms import Demonstration, Messages
+from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.files import MIB, read_object, write_atomically
+
+TEMPLATE = "{input} <rm_score>: {reward} "
+"""Ends with a space."""
+BEST_SCORE = "5.00"
+"""The z-score that is asked for; few rows of a set have one as high."""
+FILE = "conditioning.json"
+_FIELDS = ("{input}", "{reward}")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How scores are written."""
+
+    template: str = TEMPLATE
+    """The prompt with its score; holds {input} and {reward} once each."""
+    num_bins: int | None = None
+    """K bins, 0 the worst. None: z-scores."""
+    normalize: bool = True
+    """False: the scores as they are, with two decimals. Bins are the same either way."""
+    target: str | None = None
+    """What stands for {reward} when the policy is sampled; None: the best."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self | None:
+        """That of ``sft.condition``; None for none."""
+        section = config.sft
+        if section.condition == "none":
+            return None
+        bins = section.condition_bins if section.condition == "bins" else None
+        return cls(section.condition_text, bins, target=section.condition_target)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """A ``Condition`` fitted to the scores of a training set."""
+
+    template: str
+    mean: float
+    deviation: float
+    edges: tuple[float, ...] | None
+    """The K - 1 borders of the bins, in the unit of the scores; None for z-scores."""
+    target: str = BEST_SCORE
+    """What stands for {reward} when the policy is sampled."""
+
+    def reward_text(self, score: float) -> str:
+        """What stands for {reward}.
+
+        Example: ``1.16`` of the z-score, or ``4`` of the fifth bin
+        """
+        if self.edges is None:
+            return f"{(score - self.mean) / self.deviation:.2f}"
+        return str(bin_of(score, self.edges))
+
+    def prompt(self, text: str, reward: str) -> str:
+        """The prompt with a reward, such as ``5.00`` when it is sampled. What stands in braces in
+        the text itself is left alone."""
+        before, _, after = self.template.partition("{input}")
+        return before.replace("{reward}", reward) + text + after.replace("{reward}", reward)
+
+    def apply(self, example: Demonstration) -> Demonstration:
+        """The demonstration with its score in the user's last message before the completion.
+
+        Raises:
+            DataError: the prompt does not end with the user's message.
+        """
+        reward = self.reward_text(example.score)
+        return replace(example, messages=self._written(example.where, example.messages, reward))
+
+    def asking(self, where: str, messages: Messages) -> Messages:
+        """The messages as they are sampled: the target in the user's last one.
+
+        Raises:
+            DataError: they do not end with the user's message.
+        """
+        return self._written(where, messages, self.target)
+
+    def write(self, folder: Path) -> None:
+        """Save into a run's or an adapter's folder.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        write_atomically(folder / FILE, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
+
+    def _written(self, where: str, messages: Messages, reward: str) -> Messages:
+        *earlier, last = messages
+        if last["role"] != "user":
+            raise DataError(
+                f"{where}: the prompt ends with a message of {last['role']!r:.60}; "
+                "expected one of the user, which the score is written into"
+            )
+        return [*earlier, {**last, "content": self.prompt(last["content"], reward)}]
+
+
+def read(folder: Path) -> Conditioning | None:
+    """What ``Conditioning.write`` saved; None if nothing was.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        value = read_object(path, MIB)
+        found = Conditioning(**{**value, "edges": value["edges"] and tuple(value["edges"])})
+        numbers = (found.mean, found.deviation, *(found.edges or ()))
+        if not all(type(number) in (int, float) for number in numbers):
+            raise ValueError("mean, deviation or an edge is no number")
+        if not (isinstance(found.template, str) and isinstance(found.target, str)):
+            raise ValueError("template or target is no text")
+        _check_template(found.template)
+    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
+        raise DataError(
+            f"{path} is damaged ({one_line(error)[:200]}); restore it, or remove it to ask without "
+            "a score"
+        ) from error
+    return found
+
+
+def _check_template(template: str) -> None:
+    for name in _FIELDS:
+        if template.count(name) != 1:
+            raise ConfigError(
+                f"the template {template!r:.200} of the condition holds {name} "
+                f"{template.count(name)} times; write {' and '.join(_FIELDS)} once each"
+            )
+
+
+def fit(scores: Sequence[float], condition: Condition) -> Conditioning:
+    """The condition fitted to the scores of all training rows.
+
+    z = (score - mean) / deviation, over the whole set, with the unbiased deviation, in float64.
+
+    Raises:
+        ConfigError: the template lacks a field, or there are fewer than two bins.
+        DataError: all scores are equal, or too large to be compared.
+    """
+    _check_template(condition.template)
+    if condition.num_bins is not None and condition.num_bins < 2:
+        raise ConfigError(f"{condition.num_bins} bins tell nothing apart; give 2 or more")
+    if len(set(scores)) < 2:
+        raise DataError(
+            f"all {len(scores)} scores are equal, so there is nothing to tell good from bad; give "
+            "rows with different numbers in the column 'score'"
+        )
+    if condition.num_bins is not None:
+        edges = quantile_edges(scores, condition.num_bins)
+        best = str(condition.num_bins - 1)
+        return Conditioning(condition.template, 0.0, 1.0, edges, condition.target or best)
+    target = condition.target or BEST_SCORE
+    if not condition.normalize:
+        return Conditioning(condition.template, 0.0, 1.0, None, target)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(np.mean(scores)), float(np.std(scores, ddof=1))
+    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
+        raise DataError(
+            f"the scores from {min(scores):g} to {max(scores):g} have no finite deviation; write "
+            "smaller numbers into the column 'score'"
+        )
+    return Conditioning(condition.template, mean, deviation, None, target)
+
+
+def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
+    """The quantiles 1/K .. (K-1)/K, with linear interpolation between the two nearest scores.
+
+    Example: ``[0, 1, 2, 3, 4], 2 -> (2.0,)``
+    """
+    shares = np.arange(1, num_bins) / num_bins
+    return tuple(np.quantile(np.asarray(scores, np.float64), shares, method="linear").tolist())
+
+
+def bin_of(score: float, edges: Sequence[float]) -> int:
+    """The number of edges that are at most the score: 0 for the worst, K - 1 for the best."""
+    return sum(edge <= score for edge in edges)

@@ -1,0 +1,393 @@
+"""Examples as rows of tokens, with a flag for each token that is learned.
+
+The prompt has the ids that it has when completions are sampled (``Renderer.prompt``), so a policy
+that learns here and is sampled later reads the same. A completion is what the chat template writes
+for the assistant's turn: template(messages and turn) without template(messages, generation
+prompt), up to and including its end token. Text that the template writes after the last end token
+is dropped. Of several turns of the assistant each is learned, with its end token, and nothing
+between them.
+
+A template may write earlier turns in another way once later ones follow (Qwen3 drops their
+thinking). Then the training template that TRL has for it is taken, which keeps them; without one
+the row is an error.
+
+Rows that hold the ids of what was sampled (the command ``pairs`` writes them) are taken as they
+are, if they belong to this tokenizer.
+
+Not covered: images and tool calls.
+"""
+
+import copy
+import hashlib
+from collections.abc import Collection, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import orjson
+
+from reason_llm.data.forms import (
+    Demonstration,
+    Document,
+    Labelled,
+    Messages,
+    Preference,
+    Sampled,
+)
+from reason_llm.data.render import RENDER_SECONDS, Renderer
+from reason_llm.data.templates import ChatTemplate
+from reason_llm.data.time_limit import within
+from reason_llm.errors import DataError
+from reason_llm.rollout import TokenRow
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Learned = Demonstration | Document | Preference | Labelled
+"""What an offline stage learns from."""
+NUM_ROWS_CHECKED = 100
+_Row = tuple[list[int], list[bool]]
+_Span = tuple[int, int]
+
+
+class LongRow(DataError):
+    """A row has more tokens than the context."""
+
+
+def render(
+    example: Learned,
+    renderer: Renderer,
+    context_tokens: int,
+    end_token_ids: Collection[int],
+    group: int = 0,
+) -> tuple[TokenRow, ...]:
+    """The rows of one example: one, of a preference two (chosen, rejected), of a document as many
+    as its length asks for.
+
+    Args:
+        context_tokens: most tokens of a row.
+        end_token_ids: the tokens that end an answer.
+        group: number of the rows of a preference, demonstration or label; a document's rows have
+            their own, from this number on.
+
+    Raises:
+        LongRow: more tokens than the context, which a document is cut into instead.
+        DataError: a template that cannot be learned from, no end token or two of them.
+        ConfigError: the template is not valid.
+    """
+    where = example.where
+    if isinstance(example, Document):
+        return _document(example, renderer, context_tokens, end_token_ids, group)
+    match example:
+        case Demonstration():
+            sides = [("", example.completion, example.score)]
+        case Labelled():
+            sides = [("", example.completion, example.label)]
+        case Preference():
+            sides = [
+                (", chosen", example.chosen, example.margin),
+                (", rejected", example.rejected, 0.0),
+            ]
+    rows = []
+    for number, (side, completion, value) in enumerate(sides):
+        name = where + side
+        if example.sampled is not None:
+            ids, trained = _as_sampled(name, example.sampled, number, renderer)
+        else:
+            ids, trained = _row(
+                name, example.messages, completion, example.is_text, renderer, end_token_ids
+            )
+        if len(ids) > context_tokens:
+            raise LongRow(
+                f"{name}: the row has {len(ids):,} tokens and the context {context_tokens:,}; "
+                "shorten or remove it, set data.max_tokens, which drops such training rows, or "
+                "raise model.context_tokens"
+            )
+        rows.append(TokenRow(where, tuple(ids), tuple(trained), group, value))
+    if len(rows) > 1 and rows[0].ids == rows[1].ids:
+        raise DataError(f"{where}: 'chosen' and 'rejected' have the same tokens; remove the row")
+    return tuple(rows)
+
+
+def prompt_tokens(row: TokenRow) -> int:
+    """How many tokens stand before the first one that is learned."""
+    return row.trained.index(True)
+
+
+def check_ends(
+    rows: Sequence[TokenRow],
+    end_token_ids: Collection[int],
+    tokenizer: "PreTrainedTokenizerBase",
+) -> list[str]:
+    """Lines on the first 100 rows: how many end with an end token, whether their ids are those of
+    their text tokenised as a whole, and how many tokens that begin a sequence they have.
+
+    A part of a long document ends as the document goes on, so rows of which every token but the
+    first is learned need no end token.
+
+    Raises:
+        DataError: a completion without an end token, of which a policy would learn never to stop; a
+            row that begins twice.
+    """
+    rows = rows[:NUM_ROWS_CHECKED]
+    bos = _bos(tokenizer, end_token_ids)
+    ended = whole = 0
+    begins: set[int] = set()
+    for row in rows:
+        last = row.ids[len(row.ids) - 1 - row.trained[::-1].index(True)]
+        ended += last in end_token_ids
+        if last not in end_token_ids and not all(row.trained[1:]):
+            raise DataError(
+                f"{row.name}: its last learned token is {tokenizer.convert_ids_to_tokens(last)!r}, "
+                "and no end token; a policy would learn never to stop: fix data.template"
+            )
+        _check_begin(row.name, row.ids, bos)
+        begins.add(row.ids.count(bos))
+        text = tokenizer.decode(row.ids, clean_up_tokenization_spaces=False)
+        whole += tuple(tokenizer.encode(text, add_special_tokens=False)) == row.ids
+    begin = " or ".join(map(str, sorted(begins)))
+    return [
+        f"first {len(rows)} rows: {ended} end with an end token, {whole} have the ids of their "
+        f"text tokenised as a whole, BOS tokens in a row: {begin if bos is not None else 'none'}"
+    ]
+
+
+@lru_cache(maxsize=1)
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Digest of a tokenizer's tokens and their ids: equal where token ids mean the same."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(orjson.dumps(vocabulary)).hexdigest()[:16]
+
+
+def _as_sampled(where: str, sampled: Sampled, number: int, renderer: Renderer) -> _Row:
+    """Ids and flags of the prompt with its completion of this number.
+
+    Raises:
+        DataError: they are of another tokenizer.
+    """
+    ids = [*sampled.prompt, *sampled.completions[number]]
+    known = len(renderer.tokenizer)
+    if sampled.tokenizer != tokenizer_digest(renderer.tokenizer) or max(ids) >= known:
+        raise DataError(
+            f"{where}: its token ids are of the tokenizer {sampled.tokenizer:.40} and this one is "
+            f"{tokenizer_digest(renderer.tokenizer)}; train the model that sampled them, or give "
+            "rows of texts"
+        )
+    return ids, [False] * len(sampled.prompt) + [True] * len(sampled.completions[number])
+
+
+def _row(
+    where: str,
+    messages: Messages,
+    completion: Messages,
+    is_text: bool,
+    renderer: Renderer,
+    end_token_ids: Collection[int],
+) -> _Row:
+    """Ids and flags of a prompt with its completion."""
+    tokenizer = renderer.tokenizer
+    names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
+    ends = [name for name in names if name]  # None for an id beyond the vocabulary
+    if renderer.has_template:
+        text, spans = _spans(where, messages, completion, renderer, ends)
+        ids: list[int] = []
+    elif is_text:
+        text, spans = _plain(
+            where, messages[-1]["content"], completion[-1]["content"], renderer, ends
+        )
+        ids = _begin(tokenizer)
+    else:
+        raise DataError(
+            f"{where}: the row is a conversation and {renderer.template.source} does not exist; "
+            "set data.template, or give texts as prompt and completion"
+        )
+    borders = [0, *(border for span in spans for border in span)]
+    begin = len(ids)
+    pieces, stops = _joined(where, [text[a:b] for a, b in pairwise(borders)], renderer)
+    ids += pieces
+    trained = [False] * len(ids)
+    for first, stop in zip(stops[::2], stops[1::2], strict=True):
+        if ids[begin + stop - 1] not in end_token_ids:
+            raise DataError(
+                f"{where}: the tokenizer does not read {', '.join(ends)} as end tokens at the end "
+                "of a turn, so a policy would learn never to stop; fix the tokenizer's files"
+            )
+        trained[begin + first : begin + stop] = [True] * (stop - first)
+    trained[0] = False  # where the tokenizer reads nothing in the prompt
+    _check_begin(where, ids, _bos(tokenizer, end_token_ids))
+    return ids, trained
+
+
+def _plain(
+    where: str, prompt: str, completion: str, renderer: Renderer, ends: Sequence[str]
+) -> tuple[str, list[_Span]]:
+    """As ``_spans``, of texts that no template writes: an end token follows the completion, unless
+    it has one."""
+    if not completion.endswith(tuple(ends)):
+        completion += renderer.tokenizer.eos_token
+    if sum(map(completion.count, ends)) > 1:
+        raise DataError(
+            f"{where}: the completion holds an end token ({', '.join(ends)}) before its end; "
+            "remove it, as a policy would learn to go on after it"
+        )
+    return prompt + completion, [(len(prompt), len(prompt) + len(completion))]
+
+
+def _document(
+    document: Document,
+    renderer: Renderer,
+    context_tokens: int,
+    end_token_ids: Collection[int],
+    group: int,
+) -> tuple[TokenRow, ...]:
+    """Rows of the context's length; a last row of one token, which nothing predicts, is dropped."""
+    ids = _begin(renderer.tokenizer) + renderer.token_ids(document.where, document.text)
+    if ids[-1] not in end_token_ids:
+        ids.append(renderer.tokenizer.eos_token_id)
+    _check_begin(document.where, ids, _bos(renderer.tokenizer, end_token_ids))
+    starts = [n for n in range(0, len(ids), context_tokens) if len(ids) - n > 1]
+    flags = (False, *[True] * (min(len(ids), context_tokens) - 1))  # one object for all whole rows
+    parts = [tuple(ids[start : start + context_tokens]) for start in starts]
+    return tuple(
+        TokenRow(document.where, part, flags[: len(part)], group + number)
+        for number, part in enumerate(parts)
+    )
+
+
+def _spans(
+    where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
+) -> tuple[str, list[_Span]]:
+    """The conversation's text, and where in it the assistant's turns of the completion stand, each
+    from what the model is asked with to its end token."""
+    messages = renderer.with_system_prompt(messages)
+    talk, first = [*messages, *completion], len(messages)
+    found = _prefix_spans(where, talk, first, renderer, ends)
+    if found is None and (training := _training(renderer)) is not None:
+        found = _prefix_spans(where, talk, first, training, ends)
+        prompt = renderer.text(where, messages)
+        if found is not None and found[0][: found[1][0][0]] != prompt:
+            found = None  # the policy would read another prompt when it is sampled
+    if found is None:
+        raise DataError(
+            f"{where}: {renderer.template.source} does not write the assistant's turns as the "
+            "model reads and writes them (it changes them as the conversation goes on), and TRL "
+            "has no training template for it; give rows with one turn of the assistant, or a "
+            "data.template that keeps the turns"
+        )
+    return found
+
+
+def _prefix_spans(
+    where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
+) -> tuple[str, list[_Span]] | None:
+    """As ``_spans``; None if what the template writes up to a turn's beginning or its end is no
+    beginning of the whole text."""
+    whole = renderer.text(where, talk, generation=False)
+    turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
+    prompts = [renderer.text(where, talk[:turn]) for turn in turns]
+    starts = [len(prompt) for prompt in prompts]
+    if not all(map(whole.startswith, prompts)) or starts != sorted(starts):
+        return None
+    spans: list[_Span] = []
+    for turn, (start, stop) in zip(turns, pairwise([*starts, len(whole)]), strict=True):
+        content = talk[turn]["content"]
+        if inside := [end for end in ends if end in content]:
+            raise DataError(
+                f"{where}: a message of the assistant holds the end token {inside[0]}; remove it, "
+                "as a policy would learn to go on after it"
+            )
+        found = [
+            whole.find(end, start, stop) + len(end) for end in ends if end in whole[start:stop]
+        ]
+        if not found:
+            raise DataError(
+                f"{where}: {renderer.template.source} writes no end token ({', '.join(ends)}) "
+                "after the assistant's turn, so a policy would learn never to stop; write "
+                "{{ eos_token }} there in a template of your own, and name it in data.template"
+            )
+        span = start, min(found)
+        if turn + 1 < len(talk):
+            alone = renderer.text(where, talk[: turn + 1], generation=False)
+            if not alone.startswith(whole[: span[1]]):
+                return None
+        if content.rpartition("</think>")[2].strip() not in whole[slice(*span)]:
+            raise DataError(
+                f"{where}: {renderer.template.source} leaves out the content of the assistant's "
+                "message, or changes it; set data.template to one that writes it"
+            )
+        spans.append(span)
+    return whole, spans
+
+
+@lru_cache(maxsize=1)
+def _training(renderer: Renderer) -> Renderer | None:
+    """The renderer with TRL's training template for its chat template; None if TRL has none.
+
+    Source: ``trl.chat_template_utils.get_training_chat_template`` of trl 1.14.2, which knows a
+    template by its text.
+    """
+    import jinja2
+    from trl.chat_template_utils import get_training_chat_template
+
+    tokenizer = copy.copy(renderer.tokenizer)
+    tokenizer.chat_template = tokenizer.get_chat_template(renderer.template.jinja)
+    source = f"TRL's training template for {renderer.template.source}"
+    try:
+        jinja = within(RENDER_SECONDS, source, lambda: get_training_chat_template(tokenizer))
+    except (
+        *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, TimeoutError),
+        *(LookupError, AttributeError, RecursionError, MemoryError),
+    ):  # it is not known, or cannot take the conversation that TRL tries it with
+        return None
+    if jinja is None:
+        return None
+    return Renderer(renderer.tokenizer, ChatTemplate(source, jinja), renderer.system_prompt)
+
+
+def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:
+    """Token ids of the pieces' whole text, and how many of them there are up to the end of each.
+
+    Where tokens reach over a border, the pieces are tokenised apart: the model reads the prompt
+    alone and writes what follows.
+
+    Raises:
+        DataError: the pieces' ids are not those of the text.
+    """
+    encode, text = partial(renderer.token_ids, where), "".join(pieces)
+    whole = encode(text)
+    apart = [encode(piece) for piece in pieces]
+    ids, ends = [each for part in apart for each in part], list(accumulate(map(len, apart)))
+    if ids == whole:
+        return ids, ends
+    # Some tokenizers put a space before each text, so a piece alone is not what it is in the text.
+    prefixes = [encode(text[:end]) for end in accumulate(map(len, pieces))]
+    if all(whole[: len(prefix)] == prefix for prefix in prefixes):
+        return whole, [len(prefix) for prefix in prefixes]
+    decode = renderer.tokenizer.decode
+    if decode(ids, clean_up_tokenization_spaces=False) == decode(
+        whole, clean_up_tokenization_spaces=False
+    ):
+        return ids, ends
+    raise DataError(
+        f"{where}: the tokens of prompt and completion are not those of the whole text; end the "
+        "prompt at a token's border, or change data.template"
+    )
+
+
+def _begin(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """What the tokenizer puts before a text that no template has written."""
+    bos = tokenizer.bos_token_id
+    return [bos] if bos is not None and bos in tokenizer.encode("")[:1] else []
+
+
+def _bos(tokenizer: "PreTrainedTokenizerBase", end_token_ids: Collection[int]) -> int | None:
+    """The token that begins a sequence; None if there is none, or it ends one, too."""
+    bos: int | None = tokenizer.bos_token_id
+    return None if bos in end_token_ids else bos
+
+
+def _check_begin(where: str, ids: Sequence[int], bos: int | None) -> None:
+    if bos is not None and tuple(ids[:2]) == (bos, bos):
+        raise DataError(
+            f"{where}: begins with two BOS tokens; remove one from the row or from data.template"
+        )

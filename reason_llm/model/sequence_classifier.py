@@ -1,0 +1,191 @@
+"""A reward model of its own, not over the base: a folder with a sequence-classification model of
+one label, in safetensors, with its own tokenizer and chat template. What goes in are its own ids,
+never ours.
+
+It waits in host memory and is on the GPU for the scoring phase alone.
+
+Shapes: B rows, T tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+)
+
+from reason_llm.config import ModelSection
+from reason_llm.errors import ModelError, OutOfMemory, RewardError, one_line
+from reason_llm.model import folder
+from reason_llm.model.base import load_tokenizer
+from reason_llm.model.vllm import is_out_of_memory
+
+_BAD_FILES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
+              ImportError, SafetensorError)  # fmt: skip
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierShape:
+    """Sizes of such a model, from its files."""
+
+    weight_bytes: int
+    passing_bytes_per_token: int
+    """Of a forward pass without gradients: a few of a layer's widest vectors."""
+    max_tokens: int | None
+    """Longest text; None where the config has no limit."""
+
+
+@cache
+def look_at(path: Path) -> ClassifierShape:
+    """The sizes of the model in a folder; no weight is read.
+
+    Raises:
+        ModelError: it is no such model, or needs Python code of its own.
+    """
+    folder.check(str(path), "config.json", "a sequence-classification model")
+    folder.check(str(path), "tokenizer_config.json", "a tokenizer")
+    folder.check_files(str(path))
+    folder.refuse_adapter(str(path))
+    config = _read_config(path)
+    if config.num_labels != 1:
+        raise ModelError(
+            f"{path} has {config.num_labels} labels, and a reward model has one; name another"
+        )
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ModelError(
+            f"{path}: {config.model_type} has no sequence-classification model in Transformers; "
+            "name another"
+        )
+    shapes = {
+        name: shape
+        for _, stored in folder.stored_shapes(ModelSection(path=str(path)))
+        for name, shape in stored.items()
+    }
+    text = config.get_text_config()
+    element = ELEMENT_BYTES.get(str(config.dtype).removeprefix("torch."), 4)
+    widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return ClassifierShape(
+        weight_bytes=sum(math.prod(shape) for shape in shapes.values()) * element,
+        passing_bytes_per_token=(4 * widest + 8 * text.hidden_size) * element,
+        max_tokens=getattr(text, "max_position_embeddings", None),
+    )
+
+
+class SequenceClassifier:
+    """The model with its tokenizer, in host memory.
+
+    Raises:
+        ModelError: it cannot be loaded, or lacks a tensor.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path = path
+        self.device = device
+        self.max_tokens = look_at(path).max_tokens
+        self.tokenizer = load_tokenizer(str(path))
+        try:
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                str(path), dtype="auto", use_safetensors=True, trust_remote_code=False,
+                output_loading_info=True,
+            )  # fmt: skip
+        except _BAD_FILES as error:
+            raise ModelError(
+                f"{path} cannot be loaded ({one_line(error)[:300]}); copy or download it again"
+            ) from error
+        if missing := sorted(report["missing_keys"]):
+            raise ModelError(
+                f"{path}: its weights lack {missing[0]}, which would be random; save it whole"
+            )
+        self._model: Any = model.eval()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Context in which the weights are on the GPU, where there is one.
+
+        Raises:
+            OutOfMemory: they do not fit.
+        """
+        try:
+            self._model.to(self.device)
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"out of memory with the reward model {self.path} ({one_line(error)[:200]}); lower "
+                "memory.budget_gib or train.micro_batch_tokens; what was sampled is saved"
+            ) from None
+        finally:
+            self._model.to("cpu")
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def scores(
+        self, rows: Sequence[Sequence[int]], budget_tokens: int
+    ) -> Iterator[tuple[int, float]]:
+        """Index and score of each row, the longest first, while ``on_device``.
+
+        Args:
+            rows: token ids, by its own tokenizer, of whole conversations.
+            budget_tokens: of a batch, padding included.
+
+        Raises:
+            RewardError: one is longer than the model reads.
+        """
+        self._check_lengths(rows)
+        pad = self._model.config.get_text_config().pad_token_id
+        for batch in _batches([len(ids) for ids in rows], budget_tokens if pad is not None else 1):
+            longest = max(len(rows[i]) for i in batch)
+            ids_BT = torch.tensor(
+                [[*rows[i], *[pad or 0] * (longest - len(rows[i]))] for i in batch]
+            )
+            mask_BT = torch.tensor(
+                [[1] * len(rows[i]) + [0] * (longest - len(rows[i])) for i in batch]
+            )
+            found = self._model(
+                input_ids=ids_BT.to(self.device), attention_mask=mask_BT.to(self.device)
+            )
+            yield from zip(batch, found.logits[:, 0].float().cpu().tolist(), strict=True)
+
+    def _check_lengths(self, rows: Sequence[Sequence[int]]) -> None:
+        longest = max(map(len, rows), default=0)
+        if self.max_tokens is not None and longest > self.max_tokens:
+            raise RewardError(
+                f"a rollout has {longest} tokens for the reward model {self.path}, which reads "
+                f"{self.max_tokens}; lower sample.max_new_tokens, or take another model"
+            )
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=False)
+    except _BAD_FILES as error:
+        reason = one_line(error)[:200]
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{path} needs Python code that comes with it, which is not run for a reward "
+                "model; take another model"
+            ) from error
+        raise ModelError(f"{path}: its config cannot be read ({reason}); fix it") from error
+
+
+def _batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Indices in batches of rows * longest row <= budget, the longest first."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,272 @@
+"""Reward models as rewards: their folders, checked before a weight is read, and the phase that
+scores a step's rollouts when all of them are sampled.
+
+A reward model over the run's base is an adapter with a head, and has the role ``reward:<key>``. A
+model of its own reads text. A reward is ``(score - mean) / std`` by what ``reward.json`` of the
+folder holds, cut off at -10 and 10, or the score as it is.
+"""
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reason_llm.config import Config, RewardModelOptions
+from reason_llm.data import Renderer, chat_template
+from reason_llm.errors import ConfigError, ModelError, one_line
+from reason_llm.files import MIB, read_object, sha256
+from reason_llm.model import (
+    SequenceClassifier,
+    adapters,
+    load_tokenizer,
+    score_head,
+    sequence_classifier,
+    to_data,
+)
+from reason_llm.rollout import CHAT, Group
+from reason_llm.run.metrics import Record
+from reason_llm.train import Learner
+
+SCALE = "reward.json"
+"""File beside a reward model's adapter."""
+END_TOKEN = "end_token"
+"""Where our reward models are read."""
+CLIP = 10.0
+"""Of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
+MOST_WEIGHT_BYTES = 1 << 40
+
+Progress = Callable[[int], None]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelFolder:
+    """A reward model that the config names, checked."""
+
+    key: str
+    """Of its reward."""
+    folder: Path
+    is_outside: bool
+    """It is a model of its own."""
+    scale: tuple[float, float] | None
+    """Mean and deviation; None: its scores are the rewards."""
+    digest: str
+    """Of its files."""
+    reads_end_token: bool
+    """A model of its own that reads the end token, and nothing that its template puts after it."""
+
+    @property
+    def role(self) -> str:
+        """Role of its adapter."""
+        return f"reward:{self.key}"
+
+    def rewards(self, scores: Sequence[float]) -> list[float]:
+        """Rewards of these scores; what is not finite stays so."""
+        if self.scale is None:
+            return list(scores)
+        mean, std = self.scale
+        return [
+            min(max((score - mean) / std, -CLIP), CLIP) if math.isfinite(score) else score
+            for score in scores
+        ]
+
+
+def check(config: Config, base: str, template: str) -> list[RewardModelFolder]:
+    """The config's reward models.
+
+    Args:
+        base, template: digests of the run's base and of how its prompts are written.
+
+    Raises:
+        ConfigError: a folder is missing or of another base.
+        ModelError: its files are damaged.
+    """
+    return [
+        _checked(key, options, config, base, template)
+        for key, options in config.reward_models.items()
+    ]
+
+
+def _checked(
+    key: str, options: RewardModelOptions, config: Config, base: str, template: str
+) -> RewardModelFolder:
+    folder = options.path
+    if not folder.is_dir():
+        raise ConfigError(
+            f"score.rewards: path={folder} of the reward model {key} is no folder; name a reward "
+            "run's adapter/, or a folder with a sequence-classification model"
+        )
+    described = _described(key, folder)
+    if options.is_outside:
+        sequence_classifier.look_at(folder)
+        if load_tokenizer(str(folder)).chat_template is None:
+            raise ModelError(
+                f"the reward model {key}: the tokenizer in {folder} has no chat template; save the "
+                "one that it was trained with as chat_template.jinja"
+            )
+    else:
+        _check_adapter(key, folder, config.model.path)
+        if described.get("base", base) != base:
+            raise ConfigError(
+                f"the reward model {key} in {folder} was trained over another base than "
+                f"{config.model.path}: its {SCALE} holds another digest of the base's config; "
+                "name a reward model over this base"
+            )
+        if described.get("template", template) != template:
+            logger.warning(
+                "the reward model %s in %s was trained with another chat template or system prompt "
+                "than this run's; set data.template and data.system_prompt alike", key, folder,
+            )  # fmt: skip
+    scale = _scale(key, folder, described) if options.normalize == "fixed" else None
+    ends = described.get("read_at") == END_TOKEN
+    return RewardModelFolder(key, folder, options.is_outside, scale, _digest(folder), ends)
+
+
+def _described(key: str, folder: Path) -> dict[str, Any]:
+    """What ``reward.json`` holds; nothing where there is none."""
+    if not (folder / SCALE).exists():
+        return {}
+    try:
+        return read_object(folder / SCALE, MIB)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder / SCALE} of the reward model {key} cannot be read ({one_line(error)[:200]}); "
+            "restore it"
+        ) from error
+
+
+def _check_adapter(key: str, folder: Path, base: str) -> None:
+    """Check that there is an adapter over this base, with a head."""
+    named = adapters.base_of(folder)
+    if not (folder / score_head.FILE).is_file():
+        raise ConfigError(
+            f"the reward model {key}: {folder} has an adapter and no {score_head.FILE}; name the "
+            "adapter/ of a run with stage=reward"
+        )
+    is_same = named == base or Path(named).resolve() == Path(base).resolve()
+    if not is_same and Path(named).name != Path(base).name:  # it may have been moved
+        raise ConfigError(
+            f"the reward model {key} in {folder} was trained over {named} and this run's base is "
+            f"{base}; name a reward model over this base"
+        )
+
+
+def _scale(key: str, folder: Path, described: Mapping[str, Any]) -> tuple[float, float]:
+    mean, std = (_number(described.get(name)) for name in ("mean", "std"))
+    if mean is None or std is None:
+        raise ConfigError(
+            f"the reward model {key}: {folder / SCALE} holds no mean and std of held-out rewards; "
+            "set its option normalize to none, or train it with eval.rows"
+        )
+    if std <= 0:
+        raise ConfigError(
+            f"the reward model {key}: std={std:g} in {folder / SCALE}, so all its held-out rewards "
+            "are equal; train it further, or set its option normalize to none"
+        )
+    return mean, std
+
+
+def _number(value: object) -> float | None:
+    """A finite number, or None."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _digest(folder: Path) -> str:
+    """Of all its weights and descriptions."""
+    names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
+    found = hashlib.sha256()
+    for file in sorted(file for name in names for file in folder.glob(name)):
+        try:
+            found.update(f"{file.name} {sha256(file, MOST_WEIGHT_BYTES)}\n".encode())
+        except OSError as error:
+            raise ModelError(
+                f"{file} cannot be read ({one_line(error)[:200]}); restore it"
+            ) from error
+    return found.hexdigest()[:16]
+
+
+def describe(records: Sequence[Record], base: str, template: str) -> dict[str, Any]:
+    """``reward.json`` of a reward model: what was measured last on its held-out rows, where there
+    were any, and digests of what it was trained over.
+
+    Args:
+        records: of the run.
+        base, template: digests as for ``check``.
+    """
+    measured = [record for record in records if "eval/reward_std" in record]
+    last = measured[-1] if measured else {}
+    names = {"eval/reward_mean": "mean", "eval/reward_std": "std"} | {
+        f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
+    }
+    found: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
+    return found | {"read_at": END_TOKEN, "base": base, "template": template}
+
+
+def conversations(
+    groups: Sequence[Group], classifier: SequenceClassifier, reads_end_token: bool
+) -> list[list[int]]:
+    """The conversations of all completions as the reward model's own template and tokenizer write
+    them, in its token ids.
+
+    Args:
+        reads_end_token: without the white space after the last one.
+
+    Raises:
+        DataError: the template cannot take them, or the tokenizer takes too long.
+    """
+    template = chat_template("auto", str(classifier.path), model_has_one=True)
+    renderer = Renderer(classifier.tokenizer, template, None)
+    found = []
+    for group in groups:
+        for c in group.completions:
+            talk = [*group.prompt.extra[CHAT], {"role": "assistant", "content": c.text}]
+            text = renderer.text(group.prompt.id, talk, generation=False)
+            text = text.rstrip() if reads_end_token else text
+            found.append(renderer.token_ids(group.prompt.id, text))
+    return found
+
+
+class RewardModels:
+    """The reward models of a run, asked one after another."""
+
+    def __init__(self) -> None:
+        self._outside: dict[str, SequenceClassifier] = {}
+        """Those of their own that were asked before, in host memory."""
+
+    def scores(
+        self,
+        model: RewardModelFolder,
+        groups: Sequence[Group],
+        learner: Learner,
+        progress: Progress,
+    ) -> list[float]:
+        """Score of each completion, in order, within the learning phase.
+
+        Args:
+            learner: passes rollouts through the base, in its micro-batches.
+            progress: told how many completions were scored.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+            OutOfMemory: it does not fit, or a completion alone is too much.
+            RewardError: a completion is longer than the model reads.
+        """
+        if not model.is_outside:
+            found = learner.scores(to_data(groups), model.role)
+            progress(len(found))
+            return found
+        if model.key not in self._outside:
+            device = learner.model.device
+            self._outside[model.key] = SequenceClassifier(model.folder, device)
+        classifier = self._outside[model.key]
+        asked = conversations(groups, classifier, model.reads_end_token)
+        scores = [math.nan] * len(asked)
+        with classifier.on_device():
+            for index, score in classifier.scores(asked, learner.micro_batches.tokens):
+                scores[index] = score
+                progress(1)
+        return scores

@@ -1,0 +1,109 @@
+"""Answers of judges on disk, so that a run that goes on asks nothing twice.
+
+One line of JSON for each, ``{"key": <64 hexadecimal digits>, "value": <number>}``, appended as it
+comes. What a kill cut short is asked again. Not here: what the key is made of.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+import orjson
+
+from reason_llm.files import open_to_append, read_bounded
+
+MAX_BYTES = 256 << 20
+"""Of the file; what comes after is not kept."""
+KEY_DIGITS = 64
+
+log = logging.getLogger(__name__)
+
+
+class AnswerCache:
+    """Numbers by key, from any thread.
+
+    Args:
+        path: of the file, which is made with the first answer; None keeps them in memory alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._lock = Lock()
+        self._under_way: dict[str, Lock] = {}
+        self._known: dict[str, float] | None = None
+        self._is_cut = False
+        """Whether the file ends within a line."""
+
+    def answer(self, key: str, ask: Callable[[], float]) -> float:
+        """The number of this key, or else what ``ask`` gives, which is kept. Of several threads
+        with one key, one asks.
+
+        Raises:
+            OSError: as ``put``. And what ``ask`` raises.
+        """
+        with self._lock:
+            of_key = self._under_way.setdefault(key, Lock())
+        with of_key:
+            if (found := self.get(key)) is None:
+                found = ask()
+                self.put(key, found)
+        with self._lock:
+            self._under_way.pop(key, None)
+        return found
+
+    def get(self, key: str) -> float | None:
+        """The number of this key; None if it was never put.
+
+        Raises:
+            OSError: the file cannot be read, or is larger than ``MAX_BYTES``.
+        """
+        with self._lock:
+            return self._read().get(key)
+
+    def put(self, key: str, value: float) -> None:
+        """Keep a number.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        with self._lock:
+            self._read()[key] = value
+            if self.path is None:
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            line = orjson.dumps({"key": key, "value": value}) + b"\n"
+            with open_to_append(self.path) as file:
+                if file.tell() + len(line) < MAX_BYTES:
+                    file.write(b"\n" + line if self._is_cut else line)
+                    self._is_cut = False
+
+    def _read(self) -> dict[str, float]:
+        """All that is known, from the file on the first call."""
+        if self._known is None:
+            found: dict[str, float] = {}
+            if self.path is not None and self.path.exists():
+                content = read_bounded(self.path, MAX_BYTES)
+                self._is_cut = bool(content) and not content.endswith(b"\n")
+                lines = [line for line in content.split(b"\n") if line]
+                for line in lines:
+                    found |= _parsed(line)
+                if len(found) < len(lines):
+                    log.warning(
+                        "%s has lines that are damaged or stand twice; what is missing is asked "
+                        "again", self.path,
+                    )  # fmt: skip
+            self._known = found
+        return self._known
+
+
+def _parsed(line: bytes) -> dict[str, float]:
+    """The key and its number in a line; nothing where it is damaged."""
+    try:
+        value = orjson.loads(line)
+        key, number = value["key"], float(value["value"])
+    except (ValueError, TypeError, KeyError):
+        return {}
+    is_whole = isinstance(key, str) and len(key) == KEY_DIGITS and math.isfinite(number)
+    return {key: number} if is_whole else {}

@@ -1,0 +1,262 @@
+"""Preference losses: pure functions of the log-probs of whole completions.
+
+Each function returns one loss a pair (or a labelled completion), with gradient; the caller sums
+them and divides once by their number over the whole optimizer batch. Losses are minimised.
+
+Shapes: P pairs, N labelled completions. Log-probs are in nats: those of ``dpo``, ``cdpo``,
+``rdpo`` and ``kto`` are sums over a completion's trained tokens, its end token included; those of
+``orpo`` and ``simpo`` are means over them; ``ipo`` takes either. With ``h = (policy_chosen -
+ref_chosen) - (policy_rejected - ref_rejected)``, the chosen completion's log-ratio minus the
+rejected one's, every loss of a pair falls as h grows, ``ipo`` up to its target.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from reason_llm.errors import DataError
+
+KTO_BALANCE = (1.0, 4 / 3)
+"""Range of ``w_D n_D / (w_U n_U)``, the desirable completions' weight to that of the others."""
+LARGEST_MEAN = -1e-7
+"""Mean log-prob from which on a completion counts as certain, where its odds are infinite. In
+float32, sums of log-probs this small are rounding errors."""
+
+
+def dpo(
+    policy_chosen_P: Tensor,
+    policy_rejected_P: Tensor,
+    ref_chosen_P: Tensor,
+    ref_rejected_P: Tensor,
+    beta: float,
+) -> Tensor:
+    """``-log sigmoid(beta h)``.
+
+    Args:
+        beta: above 0; the larger, the closer the policy stays to the reference.
+
+    Source: DPO, arXiv:2305.18290 eq. 7.
+    """
+    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
+    return -logsigmoid(beta * h_P)
+
+
+def cdpo(
+    policy_chosen_P: Tensor,
+    policy_rejected_P: Tensor,
+    ref_chosen_P: Tensor,
+    ref_rejected_P: Tensor,
+    beta: float,
+    label_smoothing: float,
+) -> Tensor:
+    """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``: lowest at a finite h, where
+    ``sigmoid(beta h) = 1 - e``.
+
+    Args:
+        label_smoothing: e, the fraction of labels that are wrong, from 0 (DPO) to 0.5.
+
+    Source: conservative DPO, E. Mitchell, "A note on DPO with noisy preferences & relationship to
+    IPO" (2023) eq. 3.
+    """
+    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
+    return _smoothed(beta * h_P, label_smoothing)
+
+
+def rdpo(
+    policy_chosen_P: Tensor,
+    policy_rejected_P: Tensor,
+    ref_chosen_P: Tensor,
+    ref_rejected_P: Tensor,
+    beta: float,
+    label_smoothing: float,
+) -> Tensor:
+    """``(-(1 - e) log sigmoid(beta h) + e log sigmoid(-beta h)) / (1 - 2 e)``: its mean over labels
+    of which a fraction e is wrong is DPO's loss on the right ones.
+
+    Args:
+        label_smoothing: e, from 0 (DPO) up to but not including 0.5.
+
+    Source: robust DPO, arXiv:2403.00409; TRL 1.14.2's ``loss_type="robust"``.
+    """
+    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
+    right_P, wrong_P = -logsigmoid(beta * h_P), -logsigmoid(-beta * h_P)
+    clean = 1 - label_smoothing
+    return (clean * right_P - label_smoothing * wrong_P) / (clean - label_smoothing)
+
+
+def ipo(
+    policy_chosen_P: Tensor,
+    policy_rejected_P: Tensor,
+    ref_chosen_P: Tensor,
+    ref_rejected_P: Tensor,
+    tau: float,
+) -> Tensor:
+    """``(h - 1 / (2 tau))^2``: a finite h is the target.
+
+    Log-probs are sums over a completion's tokens, the paper's letter, or means over them, as its
+    authors told TRL that they had computed it.
+
+    Args:
+        tau: above 0; the larger, the smaller the target, the closer to the reference.
+
+    Source: IPO, arXiv:2310.12036 eq. 17; TRL 1.14.2's ``loss_type="ipo"`` (means).
+    """
+    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
+    return (h_P - 1 / (2 * tau)).square()
+
+
+def kto(
+    policy_N: Tensor,
+    ref_N: Tensor,
+    desirable_N: Tensor,
+    baseline: Tensor,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """With the log-ratio r and the baseline z0: ``w_D (1 - sigmoid(beta (r - z0)))`` for a
+    desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another. Each is at most its
+    weight, and its gradient vanishes far from z0 on either side.
+
+    Args:
+        desirable_N: bool, each completion's label.
+        baseline: z0 of ``kto_baseline``, a scalar.
+
+    Source: KTO, arXiv:2402.01306 (v1) eq. 7.
+    """
+    distance_N = beta * (policy_N - ref_N - baseline)
+    return torch.where(
+        desirable_N,
+        desirable_weight * torch.sigmoid(-distance_N),
+        undesirable_weight * torch.sigmoid(distance_N),
+    )
+
+
+def kto_baseline(policy_N: Tensor, ref_N: Tensor) -> Tensor:
+    """z0, an estimate of KL(policy || reference): the mean log-ratio of completions under prompts
+    that are not theirs, and at least 0. A scalar without gradient.
+
+    Args:
+        policy_N, ref_N: of the whole optimizer batch, prompts and completions paired by
+            ``mismatched``. N is at least 1.
+
+    Source: arXiv:2402.01306 section 4.1.
+    """
+    return (policy_N - ref_N).detach().mean().clamp(min=0)
+
+
+def mismatched(count: int) -> list[int]:
+    """The completion that each prompt of an optimizer batch gets for the baseline: the one before
+    its own; the first prompt gets the last completion.
+
+    Raises:
+        DataError: fewer than 2, so that a prompt would get its own completion.
+
+    Source: arXiv:2402.01306 section 4.1; TRL 1.14.2's KTOTrainer.
+    """
+    if count < 2:
+        raise DataError(
+            f"KTO needs 2 or more completions in each optimizer batch for its baseline and one "
+            f"has {count}; choose a batch size that leaves no remainder of 1"
+        )
+    return [(i - 1) % count for i in range(count)]
+
+
+def kto_desirable_weights(
+    num_desirable: int, num_undesirable: int, undesirable_weight: float = 1.0
+) -> tuple[float, float]:
+    """Lowest and highest recommended weight of desirable completions, for which
+    ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``.
+
+    Raises:
+        DataError: there are none of one kind.
+
+    Source: arXiv:2402.01306 (v1) section 4.2; TRL 1.14.2 warns outside of 1 to 1.33.
+    """
+    if min(num_desirable, num_undesirable) < 1:
+        raise DataError(
+            f"KTO needs completions of both labels and there are {num_desirable} desirable and "
+            f"{num_undesirable} undesirable ones; add the missing kind"
+        )
+    low, high = KTO_BALANCE
+    balance = undesirable_weight * num_undesirable / num_desirable
+    return low * balance, high * balance
+
+
+def orpo(chosen_P: Tensor, rejected_P: Tensor, coefficient: float) -> Tensor:
+    """``-coefficient log sigmoid(log odds_chosen - log odds_rejected)``, to which the caller adds
+    the NLL of the chosen completions' tokens: the loss has no reference, so that the odds alone
+    would hold nothing in place.
+
+    Args:
+        chosen_P, rejected_P: means over the trained tokens.
+        coefficient: lambda, 0.1 in the paper.
+
+    Source: ORPO, arXiv:2403.07691 eq. 4, 6 and 7.
+    Differs: TRL's NLL covers the prompt too.
+    """
+    return -coefficient * logsigmoid(log_odds(chosen_P) - log_odds(rejected_P))
+
+
+def log_odds(mean_logprobs_P: Tensor) -> Tensor:
+    """``log(p / (1 - p))`` with p = exp(mean log-prob), finite for p = 1, too: there, from
+    ``LARGEST_MEAN`` on, it is constant and its gradient 0.
+
+    Source: arXiv:2403.07691 eq. 4.
+    """
+    mean_P = mean_logprobs_P.clamp(max=LARGEST_MEAN)
+    return mean_P - log1mexp(mean_P)
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """``log(1 - exp(x))`` for x < 0, without cancellation near 0 and far from it.
+
+    The branch for numbers far from 0 never sees those near it: their gradient there is NaN, which
+    would survive ``torch.where``.
+
+    Source: M. Mächler, "Accurately Computing log(1 - exp(-|a|))" (2012).
+    """
+    is_near = x > -math.log(2)
+    far = torch.where(is_near, -1.0, x)
+    return torch.where(is_near, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(far)))
+
+
+def simpo(
+    chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float, label_smoothing: float = 0.0
+) -> Tensor:
+    """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens and without a
+    reference: longer completions gain nothing by their length.
+
+    Args:
+        gamma: the margin itself, as in TRL, and not gamma / beta.
+        label_smoothing: as in ``cdpo``.
+
+    Source: SimPO, arXiv:2405.14734 eq. 6; label_smoothing, TRL 1.14.2's CPOTrainer.
+    """
+    return _smoothed(beta * (chosen_P - rejected_P) - gamma, label_smoothing)
+
+
+@torch.no_grad()
+def implicit_rewards(policy_N: Tensor, ref_N: Tensor, beta: float) -> Tensor:
+    """``beta (policy - ref)``, the reward of which the policy is the optimum, but for a constant of
+    the prompt. Without gradient, for metrics.
+
+    Args:
+        policy_N, ref_N: sums over each completion's tokens, also where the loss takes means.
+
+    Source: arXiv:2305.18290 eq. 5.
+    """
+    return beta * (policy_N - ref_N)
+
+
+def _h(
+    policy_chosen_P: Tensor, policy_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor
+) -> Tensor:
+    return (policy_chosen_P - ref_chosen_P) - (policy_rejected_P - ref_rejected_P)
+
+
+def _smoothed(logits_P: Tensor, label_smoothing: float) -> Tensor:
+    right_P, wrong_P = -logsigmoid(logits_P), -logsigmoid(-logits_P)
+    return (1 - label_smoothing) * right_P + label_smoothing * wrong_P

@@ -1,0 +1,170 @@
+"""Objectives of the stages that learn from a set of rows: supervised, pairs, labels, reward models.
+
+Shapes: B rows of a micro-batch, T tokens, P pairs. Of a pair, the even row is the chosen side and
+the row after it the rejected one; both have the same prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reason_llm.config import PreferenceRow
+from reason_llm.model import Datum
+from reason_llm.train import losses, preferences, rewards
+from reason_llm.train.objectives import AllRows, Batch, Beside, Counts, Loss, Output, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervised(AllRows):
+    """Negative log-likelihood of the trained tokens."""
+
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+        """All trained tokens, or all rows."""
+        lengths = [datum.num_trained for datum in data]
+        return Counts(losses.denominator(lengths, self.aggregation, 0), max(1, sum(lengths)))
+
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """``-log p`` of each token."""
+        nll_BT = -batch.logprobs_BT
+        total = losses.masked_sum(nll_BT, batch.mask_BT, self.aggregation)
+        return Loss(total, {"nll": nll_BT, "entropy": batch.entropies_BT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairLoss(AllRows):
+    """A row of the preference table over pairs; ``Labels`` is KTO's, which has none."""
+
+    row: PreferenceRow
+    unit: Unit = "pair"
+
+    def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
+        """The reference's log-probs, where the loss compares with them."""
+        return list(range(len(data))), ("ref_logprobs",) if self.row.needs_reference else ()
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+        """All pairs, and the trained tokens of their chosen sides."""
+        chosen = sum(datum.num_trained for datum in data[::2])
+        return Counts(float(max(1, len(data) // 2)), max(1, chosen))
+
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """The table's loss of each pair, and the chosen side's NLL per token of the batch."""
+        row, policy_B = self.row, batch.logprobs_BT.sum(1)
+        lengths_B = batch.mask_BT.sum(1).clamp(min=1)
+        mean_B = policy_B / lengths_B
+        found: dict[str, Tensor] = {}
+        if row.needs_reference:
+            ref_B = batch.columns["ref_logprobs"].sum(1)
+            ratio_B = (policy_B - ref_B).detach()
+            found["chosen_log_ratio"], found["rejected_log_ratio"] = ratio_B[::2], ratio_B[1::2]
+            ahead_P = ratio_B[::2] - ratio_B[1::2]
+            found["margin"] = row.beta * ahead_P
+            loss_P = self._against_reference(policy_B, ref_B, lengths_B)
+        else:
+            ahead_P = (mean_B[::2] - mean_B[1::2]).detach()
+            loss_P = (
+                preferences.orpo(mean_B[::2], mean_B[1::2], row.beta)
+                if row.loss == "orpo"
+                else preferences.simpo(mean_B[::2], mean_B[1::2], row.beta, row.margin)
+            )
+            found["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
+        found |= {
+            "pair_accuracy": (ahead_P > 0).float(),
+            "chosen_logprob": mean_B[::2].detach(),
+            "rejected_logprob": mean_B[1::2].detach(),
+        }
+        total = loss_P.sum()
+        if row.nll_coefficient:
+            nll = -policy_B[::2].sum() / counts.tokens * counts.denominator
+            total = total + row.nll_coefficient * nll
+        return Loss(total, {"entropy": batch.entropies_BT}, of_units=found)
+
+    def _against_reference(self, policy_B: Tensor, ref_B: Tensor, lengths_B: Tensor) -> Tensor:
+        row = self.row
+        if row.normalize_length:
+            policy_B, ref_B = policy_B / lengths_B, ref_B / lengths_B
+        sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
+        if row.loss == "ipo":
+            return preferences.ipo(*sides, row.beta)
+        if row.loss == "robust":
+            return preferences.rdpo(*sides, row.beta, row.label_smoothing)
+        return preferences.cdpo(*sides, row.beta, row.label_smoothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels(AllRows):
+    """KTO: single completions with a label, against the KL of the optimizer batch."""
+
+    row: PreferenceRow
+
+    def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
+        """The reference's log-probs."""
+        return list(range(len(data))), ("ref_logprobs",)
+
+    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+        """Each prompt with the completion of the row before it."""
+        return [
+            data[other].with_prompt(datum.prompt_ids)
+            for datum, other in zip(data, preferences.mismatched(len(data)), strict=True)
+        ]
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+        """All rows, and the batch's KL by the rows beside."""
+        policy_N = torch.stack([each.role.sum() for each in beside])
+        ref_N = torch.stack([each.reference.sum() for each in beside])
+        baseline = float(preferences.kto_baseline(policy_N, ref_N))
+        return Counts(float(max(1, len(data))), 1, baseline=baseline)
+
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """The loss of each completion by its label."""
+        row, policy_B = self.row, batch.logprobs_BT.sum(1)
+        ref_B = batch.columns["ref_logprobs"].sum(1)
+        desirable_B = batch.rewards_B > 0
+        loss_B = preferences.kto(
+            policy_B,
+            ref_B,
+            desirable_B,
+            policy_B.new_tensor(counts.baseline),
+            row.beta,
+            row.desirable_weight,
+            row.undesirable_weight,
+        )
+        ratio_B = (policy_B - ref_B).detach()
+        found: Mapping[str, Tensor] = {
+            "chosen_log_ratio": ratio_B[desirable_B],
+            "rejected_log_ratio": ratio_B[~desirable_B],
+            "kl_baseline": torch.full_like(ratio_B, counts.baseline),
+        }
+        return Loss(loss_B.sum(), {"entropy": batch.entropies_BT}, of_units=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel(AllRows):
+    """Bradley-Terry over pairs."""
+
+    centering: float = 0.01
+    uses_margins: bool = True
+    output: Output = "scores"
+    unit: Unit = "pair"
+
+    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+        """All pairs."""
+        return Counts(float(max(1, len(data) // 2)), 1)
+
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """``-log sigmoid`` of the difference of the two scores, less the margin."""
+        scores_B = batch.logprobs_BT.sum(1)
+        chosen_P, rejected_P = scores_B[::2], scores_B[1::2]
+        margins_P = batch.rewards_B[::2] if self.uses_margins else None
+        loss_P = rewards.bradley_terry(chosen_P, rejected_P, margins_P, self.centering)
+        found = {
+            "pair_accuracy": (chosen_P > rejected_P).float(),
+            "margin": chosen_P - rejected_P,
+            "chosen_reward": chosen_P,
+            "rejected_reward": rejected_P,
+        }
+        return Loss(loss_P.sum(), {}, of_units=found)

@@ -1,0 +1,146 @@
+"""The checks of the stages: each raised by a run that earns it, and by no healthy one."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from reason_llm.app.report import alarms, stage_alarms
+from reason_llm.app.report.evidence import Evidence, Finding
+from reason_llm.config import Stage
+from reason_llm.run import Record
+
+
+def seen(records: Sequence[Record], stage: Stage = "preference") -> Evidence:
+    return Evidence(records, [], {"boxed": 1.0}, 256, 4, stage=stage)
+
+
+def raised(finding: Finding) -> bool:
+    return finding.state == "alarm"
+
+
+def steps(key: str, values: Sequence[float], first: int = 1) -> list[Record]:
+    return [{"step": first + i, key: value} for i, value in enumerate(values)]
+
+
+def judged(*pairs: tuple[float, float]) -> list[Record]:
+    """Evaluations every ten steps: held-out accuracy, and the pairs in order."""
+    return [
+        {"step": 10 * i, "eval/accuracy": accuracy, "eval/pair_accuracy": right}
+        for i, (accuracy, right) in enumerate(pairs)
+    ]
+
+
+def test_the_chosen_side_falls() -> None:
+    key = "train/chosen_log_ratio"
+    falling = steps(key, [-0.15 * i + 0.01 * (-1) ** i for i in range(30)])
+    found = stage_alarms.ordered_and_broken(seen(falling))
+    assert raised(found)
+    assert "irpo or orpo" in found.advice
+    assert found.charts[0] == key
+    assert found.steps == (1, 30)
+    # As low and no longer falling, falling and still likely, rising: none.
+    for values in (
+        [-1.5 + 0.01 * (-1) ** i for i in range(30)],
+        [-0.02 * i + 0.01 * (-1) ** i for i in range(30)],
+        [0.15 * i for i in range(30)],
+    ):
+        assert not raised(stage_alarms.ordered_and_broken(seen(steps(key, values))))
+
+
+def test_accuracy_falls_while_the_pairs_come_into_order() -> None:
+    broken = judged((0.35, 0.5), (0.65, 0.8), (0.42, 0.8), (0.34, 0.82))
+    found = stage_alarms.ordered_and_broken(seen(broken))
+    assert raised(found)
+    assert found.steps == (10, 30)
+    assert "65.0% → 34.0%" in found.text
+    assert "0.5 → 0.82" in found.text
+    for healthy in (
+        judged((0.35, 0.5), (0.71, 0.88), (0.645, 0.95)),  # within 3 standard errors
+        judged((0.35, 0.5), (0.6, 0.8), (0.65, 0.9)),
+        judged((0.65, 0.8), (0.34, 0.7)),  # the pairs fall, too: nothing is learned
+        judged((0.35, 0.5)),
+    ):
+        assert not raised(stage_alarms.ordered_and_broken(seen(healthy)))
+
+
+def test_labels_are_in_order_by_their_log_ratios() -> None:
+    records: list[Record] = [
+        {"step": i, "train/chosen_log_ratio": 0.0, "train/rejected_log_ratio": -0.1 * i}
+        for i in range(1, 9)
+    ]
+    records[0]["eval/accuracy"], records[-1]["eval/accuracy"] = 0.6, 0.1
+    assert raised(stage_alarms.ordered_and_broken(seen(records)))
+    for record in records:
+        record["train/rejected_log_ratio"] *= -1
+    assert not raised(stage_alarms.ordered_and_broken(seen(records)))
+
+
+def test_a_critic_that_explains_nothing() -> None:
+    key = "critic/explained_variance"
+
+    def found(*values: float) -> Finding:
+        return stage_alarms.critic_explains_nothing(seen(steps(key, values), "rl"))
+
+    assert raised(found(*[-0.1] * 30))
+    assert found(*[-0.1] * 24).state == "unknown"  # it may still know nothing
+    assert found(*[-0.5] * 20, *[0.1] * 10).state == "clear"
+    assert found(*[0.3] * 20, *[-0.01] * 5).steps == (20, 25)
+    assert found().state == "unknown"
+
+
+def test_overfitting() -> None:
+    def found(*losses: float) -> Finding:
+        return stage_alarms.overfits(seen(steps("eval/loss", losses), "sft"))
+
+    late = found(3.0, 2.0, 1.5, 1.6, 1.7, 1.8)
+    assert raised(late)
+    assert late.steps == (3, 6)
+    assert raised(found(3.0, 1.5, 1.6, 1.7, 1.8, 1.79))
+    assert found(3.0, 2.0, 1.5, 1.6, 1.7, 1.65).state == "clear"  # two rises
+    assert found(3.0, 1.5, 1.501, 1.502, 1.503).state == "clear"  # of rounding
+    assert found(3.0, 1.5, 1.6, 1.7, 1.8, 1.4).state == "clear"  # lower than ever since
+    assert found(3.0, 2.0, 1.5).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("key", "stage"), [("sample/truncated_fraction", "rl"), ("eval/truncated_fraction", "sft")]
+)
+def test_completions_without_an_end(key: str, stage: Stage) -> None:
+    def found(*fractions: float) -> Finding:
+        return stage_alarms.no_end_token(seen(steps(key, fractions), stage))
+
+    assert raised(found(0.1, 0.2, *[0.6] * 5))
+    assert not raised(found(*[0.9] * 5, *[0.1] * 5))
+    assert not raised(found(0.5))
+    assert found().state == "unknown"
+
+
+def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
+    pairs, critic, overfitting, endless = (
+        "Pairs in order, policy broken",
+        "The critic explains nothing",
+        "Overfitting",
+        "Most completions have no end",
+    )
+    expected: dict[Stage, list[str]] = {
+        "sft": [overfitting, endless],
+        "pretrain": [overfitting, endless],
+        "reward": [overfitting, "The reward model goes by length"],
+        "preference": [pairs, overfitting, endless],
+        "sample": [*alarms.OF_ROLLOUTS, endless],
+    }
+    for stage, titles in expected.items():
+        found = alarms.judge(seen([{"step": 1}], stage))
+        assert {*found} == {*titles}, stage
+        assert not any(map(raised, found.values()))
+    with_critic = alarms.judge(seen([{"step": 1, "critic/loss": 1.0}], "rl"))
+    assert {*with_critic} == {*alarms.OF_ROLLOUTS, critic, endless}
+
+
+def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
+    usual = {"score/groups_without_signal_fraction": 1.0, "sample/tokens": 80.0}
+    records = [{"step": i, "sample/completion_tokens": 20.0, **usual} for i in range(1, 9)]
+    compared = Evidence(records, [], {"boxed": 1.0}, 256, 4)
+    assert raised(alarms.no_variance(compared))
+    distilled = Evidence(records, [], {"boxed": 1.0}, 256, 4, compares_groups=False)
+    assert alarms.no_variance(distilled).state == "clear"

@@ -1,0 +1,159 @@
+"""Configs with several stages: what they share, what refers to what, and every mistake as one
+line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from reason_llm.config import load, load_pipeline
+from reason_llm.errors import ConfigError
+
+TREE: dict[str, Any] = {
+    "run": {"directory": "runs", "seed": 4},
+    "model": {"path": "model/tiny", "adapter": {"rank": 4}},
+    "data": {"system_prompt": "none", "eval": "e.jsonl"},
+    "eval": {"every": 3},
+    "algorithm": {"name": "ppo"},
+    "stages": {
+        "sft": {"stage": "sft", "data": {"train": "d.jsonl"}},
+        "rm": {
+            "stage": "reward",
+            "from": "sft",
+            "data": {"train": "p.jsonl", "eval": None},
+            "eval": {"rows": "h.jsonl"},
+        },
+        "drawn": {"stage": "sample", "from": "sft", "data": {"train": "t.jsonl"}},
+        "again": {
+            "stage": "sft",
+            "from": "sft",
+            "data": {"train": {"pairs_of": "drawn", "per_prompt": 2}},
+        },
+        "ppo": {
+            "from": "again",
+            "data": {"train": "t.jsonl"},
+            "critic": {"start": {"stage": "rm"}},
+            "run": {"steps": 50},
+        },
+    },
+}
+
+
+def write(folder: Path, tree: dict[str, Any]) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def changed(**stages: Any) -> dict[str, Any]:
+    return TREE | {"stages": TREE["stages"] | stages}
+
+
+def test_stages_share_and_refer(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, TREE), {})
+    configs = {stage.name: stage.config for stage in pipeline.stages}
+    assert list(configs) == ["sft", "rm", "drawn", "again", "ppo"]
+    home = Path("runs/mine")
+    assert {str(config.run.directory) for config in configs.values()} == {str(home)}
+    assert [config.run.name for config in configs.values()] == list(configs)
+    assert [config.run.seed for config in configs.values()] == [4] * 5
+    assert {config.run.buffer for config in configs.values()} == {
+        home / name / "buffer.json" for name in configs
+    }
+    starts = [config.model.start for config in configs.values()]
+    sft = home / "sft" / "adapter"
+    assert starts == [None, sft, sft, sft, home / "again" / "adapter"]
+    assert configs["sft"].model.adapter.rank == 4
+    assert configs["rm"].model.adapter.rank == 32  # as the adapter that it begins from says
+    assert (configs["rm"].data.eval, configs["rm"].eval.every) == (None, 3)
+    assert configs["ppo"].critic.start == home / "rm" / "adapter"
+    assert configs["ppo"].algorithm.name == "ppo"
+    assert configs["again"].data.train == "runs/mine/again.jsonl"
+    again = pipeline.stage("again")
+    assert again.rows is not None
+    assert (again.rows.form, again.rows.sources) == ("demonstrations", ("drawn",))
+    assert again.rows.section.per_prompt == 2
+    assert pipeline.stage("ppo").needs == ["again", "rm"]
+    assert again.needs == ["sft", "drawn"]
+
+
+def test_overrides_go_to_the_stages_that_read_them(tmp_path: Path) -> None:
+    path = write(tmp_path, TREE)
+    overrides = {"run.steps": 7, "critic.updates": 3, "run.name": "other", "run.directory": "r",
+                 "model.adapter.rank": 8, "critic.warmup_steps": 2}  # fmt: skip
+    pipeline = load_pipeline(path, overrides)
+    configs = {stage.name: stage.config for stage in pipeline.stages}
+    assert {config.run.steps for config in configs.values()} == {7}
+    assert configs["ppo"].critic.updates == 3
+    assert configs["sft"].model.adapter.rank == 8
+    assert configs["rm"].model.start == Path("r/other/sft/adapter")
+    plain = changed(rm={"stage": "reward", "from": "sft", "data": {"train": "p", "eval": None},
+                        "eval": None})  # fmt: skip
+    shorter = load_pipeline(write(tmp_path, plain), {"eval.limit": 2})
+    assert [s.config.eval.limit for s in shorter.stages] == [2, None, 2, 2, 2]
+    path = write(tmp_path, TREE)
+    one = load_pipeline(path, {"stage": "rm", "reward.centering": 0.5})
+    assert [stage.name for stage in one.selected] == ["rm"]
+    assert one.selected[0].config.reward.centering == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tree", "overrides", "told"),
+    [
+        (changed(), {"stage": "pop"}, "--stage 'pop' is none of"),
+        (changed(), {"teacher.coefficient": 2, "stage": "sft"}, "--teacher.coefficient acts on no"),
+        (changed(), {"run.resume": "runs/x"}, "is a checkpoint of one run"),
+        (changed(), {"train.lr": 2}, "unknown key 'train.lr'"),
+        (TREE | {"stages": []}, {}, "stages=[] are no stages"),
+        (TREE | {"stages": {"a": 3}}, {}, "are no stages"),
+        (changed(ppo={"from": "stf"}), {}, "stage ppo: from='stf' is no earlier stage; did you "
+         "mean sft?"),
+        (changed(sft={"from": "ppo"}), {}, "stage sft: from='ppo' is no earlier stage; it is the"),
+        (changed(ppo={"from": "rm", "data": {"train": "t"}}), {}, "from=rm is a reward model"),
+        (changed(ppo={"from": "sft", "model": {"start": "x"}}), {}, "contradicts model.start"),
+        (changed(ppo={"data": {"train": "t"}, "critic": {"start": {"stage": "rmm"}}}), {},
+         "critic.start='rmm' is no earlier stage; did you mean rm?"),
+        (changed(again={"stage": "sft", "data": {"train": {"pairs_of": "sft"}}}), {},
+         "pairs_of=sft is a stage without rollouts"),
+        (changed(again={"stage": "sft", "data": {"train": {"pairs_of": "drawn", "bye": 1}}}), {},
+         "data.train.bye=1"),
+        (changed(again={"stage": "sft", "data": {"train": {"pairs_of": "drawn", "by": "all"}}}),
+         {}, "by all makes no demonstrations"),
+        (changed(again={"stage": "rl", "data": {"train": {"pairs_of": "drawn"}}}), {},
+         "pairs_of contradicts stage=rl"),
+        (changed(**{"a/b": {"data": {"train": "t"}}}), {}, "run.name='a/b' must be one plain"),
+        (changed(ppo={"data": {"train": "t"}, "run": {"stesp": 2}}), {}, "did you mean run.steps?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_stage(
+    tree: dict[str, Any], overrides: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(write(tmp_path, tree), overrides)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_commands_say_what_a_pipeline_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a pipeline of stages, which the commands train and"):
+        load(write(tmp_path, TREE))
+
+
+def test_kto_learns_labels(tmp_path: Path) -> None:
+    stage = {"stage": "preference", "preference": {"name": "kto"},
+             "data": {"train": {"pairs_of": ["drawn"], "threshold": 0.5}}}  # fmt: skip
+    rows = load_pipeline(write(tmp_path, changed(kto=stage)), {}).stage("kto").rows
+    assert rows is not None
+    assert (rows.form, rows.section.threshold) == ("labels", 0.5)
+
+
+def test_the_shipped_pipelines_load() -> None:
+    found = [
+        path for path in sorted((ROOT / "configs").glob("*.yaml"))
+        if "stages" in yaml.safe_load(path.read_text())
+    ]  # fmt: skip
+    assert "rlhf_tiny" in [path.stem for path in found]
+    for path in found:
+        assert len(load_pipeline(path, {}).stages) > 1

@@ -1,0 +1,76 @@
+"""Options of the stages that contradict each other, or would be ignored, are refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from reason_llm.config import Config
+from stages import OF_FORM
+
+PREFERENCE = OF_FORM["preferences"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"sft": {"aggregation": "sequence_mean"}}, "the sft section contradicts stage=rl"),
+        ({"reward": {"centering": 0.1}}, "the reward section contradicts stage=rl"),
+        ({"stage": "sft", "algorithm": {"name": "dapo"}}, "algorithm section contradicts"),
+        ({"stage": "sft", "data": {"train": "x", "form": "texts"}}, "data.form=texts contradicts"),
+        ({"eval": {"rows": "x"}}, "eval.rows=x contradicts stage=rl"),
+        ({"stage": "reward", "data": {"train": "x", "eval": "y"}}, "contradicts stage=reward"),
+        ({"critic": {"lam": 0.5}}, "the critic section contradicts algorithm.name=grpo"),
+        ({"teacher": {"adapter": "x"}}, "the teacher section contradicts algorithm.name=grpo"),
+        ({"algorithm": {"name": "opd"}}, "algorithm.name=opd needs a teacher"),
+        ({"algorithm": {"name": "ppo"}, "run": {"steps": 10}}, "warmup_steps=10 contradicts"),
+        ({"algorithm": {"name": "ppo", "kl_reference": "start"}}, "kl_reference=start contradicts"),
+        ({"algorithm": {"name": "ppo", "scale": "group"}}, "algorithm.scale=group contradicts"),
+        ({"algorithm": {"kl_target": 6.0, "kl": "k3", "kl_coefficient": 0.1}}, "kl_place is loss"),
+        (PREFERENCE | {"preference": {"reference": "start"}}, "reference=start contradicts"),
+        (
+            PREFERENCE | {"preference": {"name": "orpo", "reference": "base"}},
+            "preference.reference=base would be ignored",
+        ),
+        (
+            PREFERENCE | {"preference": {"name": "dpo", "desirable_weight": 2.0}},
+            "preference.desirable_weight=2.0 would be ignored",
+        ),
+        (
+            PREFERENCE | {"preference": {"name": "rdpo", "label_smoothing": 0.5}},
+            "must be below 0.5 for rdpo",
+        ),
+        ({"stage": "sft", "sft": {"condition_bins": 3}}, "sft.condition_bins=3 would be ignored"),
+        (
+            {"stage": "sft", "sft": {"condition": "reward", "condition_bins": 3}},
+            "sft.condition_bins=3 would be ignored",
+        ),
+        (
+            {"stage": "sft", "sft": {"condition_text": "{reward} {input}"}},
+            "would be ignored because sft.condition is none",
+        ),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({"data": {"train": "x"}, **options})
+    assert problem in str(caught.value)
+
+
+def test_the_form_follows_from_the_stage_and_the_reference_from_the_start() -> None:
+    forms = {
+        "sft": "demonstrations",
+        "pretrain": "texts",
+        "reward": "preferences",
+        "rl": "problems",
+    }
+    for stage, form in forms.items():
+        config = Config.model_validate({"data": {"train": "x"}, "stage": stage})
+        assert config.data.form == form
+    kto = Config.model_validate(
+        {"data": {"train": "x"}, "stage": "preference", "preference": {"name": "kto"}}
+    )
+    assert (kto.data.form, kto.learns_pairs) == ("labels", False)
+    ppo: dict[str, Any] = {"data": {"train": "x"}, "algorithm": {"name": "ppo"}}
+    assert not Config.model_validate(ppo).compares_with_start
+    assert Config.model_validate(ppo | {"model": {"start": "runs/sft"}}).compares_with_start

@@ -1,0 +1,367 @@
+"""Rows of tokens: which are learned, that the prompt is the one that is sampled from, and that what
+cannot be learned from is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from tokenizers.normalizers import Replace
+
+from chat_templates import (
+    CHATML,
+    DROPS_THINKING,
+    END,
+    ENDS_ONCE,
+    NO_END,
+    WITH_BOS,
+    renderer,
+    with_bos,
+    with_spaces,
+    without_template,
+)
+from reason_llm.data.forms import Demonstration, Document, Labelled, Messages, Preference
+from reason_llm.data.render import Renderer
+from reason_llm.data.templates import shipped
+from reason_llm.data.token_rows import Learned, LongRow, check_ends, prompt_tokens, render
+from reason_llm.errors import DataError
+from reason_llm.rollout import TokenRow
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+ASKED: Messages = [user("Q?")]
+ONE = Demonstration("x.jsonl:1", ASKED, [assistant("It is 4.")])
+TWO = Demonstration("x.jsonl:2", ASKED, [assistant("A."), user("R?"), assistant("B.")])
+THOUGHT = "<think>\nhm\n</think>\n\nA."
+TEXTS = Demonstration("x.jsonl:3", [user("Wh")], [assistant("at")], is_text=True)
+
+
+def one(example: Learned, by: Renderer, context: int = 400) -> TokenRow:
+    (row,) = render(example, by, context, [END])
+    assert len(row.ids) == len(row.trained)
+    assert not row.trained[0]
+    return row
+
+
+def learned(row: TokenRow, by: Renderer) -> list[str]:
+    """Texts of the parts that are learned."""
+    parts: list[list[int]] = []
+    for position, flag in enumerate(row.trained):
+        if flag and not row.trained[position - 1]:
+            parts.append([])
+        if flag:
+            parts[-1].append(row.ids[position])
+    return [by.tokenizer.decode(part) for part in parts]
+
+
+# --- what is learned
+
+
+def test_a_completion_and_its_end_token(tokenizer: Any) -> None:
+    by = renderer(tokenizer, None)
+    row = one(ONE, by)
+    prompt = by.prompt("x", ASKED, "")
+    assert row.ids[: prompt_tokens(row)] == prompt.token_ids
+    assert learned(row, by) == ["It is 4.<|im_end|>"]
+    assert row.ids[-1] == END  # not the template's line break after it
+    assert (row.name, row.group, row.value) == ("x.jsonl:1", 0, 0.0)
+
+
+def test_ids_are_those_of_the_whole_text(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    for example in (ONE, TWO):
+        text = by.text("x", [*example.messages, *example.completion], generation=False)
+        # less the last line break
+        assert list(one(example, by).ids) == by.token_ids("x", text)[:-1]
+
+
+def test_each_turn_of_the_assistant_and_nothing_between(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    assert learned(one(TWO, by), by) == ["A.<|im_end|>", "B.<|im_end|>"]
+
+
+def test_turns_in_the_prompt_are_only_read(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    prompt = [user("Q?"), assistant("A."), user("R?")]
+    row = one(Demonstration("x", prompt, [assistant("B.")]), by)
+    assert learned(row, by) == ["B.<|im_end|>"]
+    assert row.ids[: prompt_tokens(row)] == by.prompt("x", prompt, "").token_ids
+
+
+def test_the_system_prompt_is_read_as_when_sampling(tokenizer: Any) -> None:
+    by = renderer(tokenizer, system="Be brief.")
+    row = one(TWO, by)
+    assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
+    assert by.tokenizer.decode(row.ids).startswith("<|im_start|>system\nBe brief.")
+    assert learned(row, by) == ["A.<|im_end|>", "B.<|im_end|>"]
+
+
+def test_a_pair_has_one_prompt_and_one_group(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    pair = Preference("x", ASKED, [assistant("good one")], [assistant("bad")], margin=0.5)
+    chosen, rejected = render(pair, by, 200, [END], group=7)
+    prompt = by.prompt("x", ASKED, "").token_ids
+    for row in (chosen, rejected):
+        assert row.ids[: prompt_tokens(row)] == prompt
+    assert learned(chosen, by) == ["good one<|im_end|>"]
+    assert learned(rejected, by) == ["bad<|im_end|>"]
+    assert [(row.group, row.value) for row in (chosen, rejected)] == [(7, 0.5), (7, 0.0)]
+
+
+def test_a_label_and_a_score_are_the_value(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    assert one(Labelled("x", ASKED, [assistant("A")], -1.0), by).value == -1.0
+    assert one(Demonstration("x", ASKED, [assistant("A")], score=2.5), by).value == 2.5
+
+
+# --- templates
+
+
+def test_a_first_token_is_never_learned(tokenizer: Any) -> None:
+    asks_nothing = "{% for m in messages %}{{ m.content if m.role == 'assistant' }}{% endfor %}x"
+    with pytest.raises(
+        DataError, match="does not write"
+    ):  # the text does not begin with its prompt
+        one(ONE, renderer(tokenizer, asks_nothing))
+    row = one(Document("x", "abc"), renderer(tokenizer))
+    assert row.trained == (False, True, True, True)
+    deaf = without_template()
+    deaf.backend_tokenizer.normalizer = Replace("Wh", "")
+    row = one(
+        Demonstration("x", [user("Wh")], [assistant("abc")], is_text=True), renderer(deaf, None)
+    )
+    assert row.trained == (False, True, True, True)
+
+
+def test_a_turn_ends_with_its_first_end_token(tokenizer: Any) -> None:
+    """As Phi-3's: after the last turn stands the token that ends a text, too."""
+    by = renderer(tokenizer, CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
+    for example, expected in (
+        (ONE, ["It is 4.<|im_end|>"]),
+        (TWO, ["A.<|im_end|>", "B.<|im_end|>"]),
+    ):
+        (row,) = render(example, by, 400, [0, END])
+        assert learned(row, by) == expected
+
+
+def test_an_end_token_that_the_tokenizer_does_not_read(tokenizer: Any) -> None:
+    by = renderer(
+        tokenizer,
+        "{% for m in messages %}{{ ':' if m.role == 'assistant' }}{{ m.content }}h{% endfor %}"
+        "{{ ':' if add_generation_prompt }}",
+    )
+    end = tokenizer.convert_tokens_to_ids("h")
+    (row,) = render(Demonstration("x", ASKED, [assistant("Q")]), by, 400, [end])
+    assert learned(row, by) == ["Qh"]
+    with pytest.raises(DataError, match="x: the tokenizer does not read h as end tokens"):
+        render(Demonstration("x", ASKED, [assistant("W")]), by, 400, [end])  # Wh is one token
+
+
+def test_one_token_begins_a_row() -> None:
+    tokenizer = with_bos(adds_it=True)
+    row = one(TWO, renderer(tokenizer, WITH_BOS))
+    assert row.ids.count(0) == 1
+    assert row.ids[0] == 0
+    twice = renderer(tokenizer, "{{ bos_token }}" + WITH_BOS)
+    with pytest.raises(DataError, match=r"^x\.jsonl:1: begins with two BOS tokens; remove"):
+        one(ONE, twice)
+
+
+def test_a_template_that_drops_earlier_thinking_is_refused(tokenizer: Any) -> None:
+    by = renderer(tokenizer, DROPS_THINKING)
+    single = Demonstration("x", ASKED, [assistant(THOUGHT)])
+    assert learned(one(single, by), by) == [f"{THOUGHT}<|im_end|>"]
+    several = Demonstration("x:9", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
+    with pytest.raises(DataError, match=r"^x:9: its template .* no training template") as caught:
+        one(several, by)
+    assert "\n" not in str(caught.value)
+    assert len(learned(one(TWO, by), by)) == 2  # nothing was thought, so nothing is dropped
+
+
+def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> None:
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    by = renderer(tokenizer, template.read_text())
+    several = Demonstration("x", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
+    row = one(several, by)
+    assert learned(row, by) == [f"{THOUGHT}<|im_end|>", "<think>\n\n</think>\n\nB.<|im_end|>"]
+    assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
+    # It would keep the thinking in a prompt, too, which is not there when the policy is sampled.
+    thinks = Demonstration("x:7", [*ASKED, assistant(THOUGHT), user("R?")], TWO.completion)
+    with pytest.raises(DataError, match=r"^x:7: its template does not write"):
+        one(thinks, by)
+
+
+@pytest.mark.parametrize(
+    ("jinja", "example", "named"),
+    [
+        (NO_END, ONE, r"writes no end token \(<\|im_end\|>\) after"),
+        (ENDS_ONCE, TWO, r"writes no end token"),
+        (CHATML.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), ONE,
+         "leaves out the content"),
+        (CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), ONE, "or changes it"),
+        (CHATML.replace("{% for", "{{ messages | length }}{% for"), ONE, "does not write"),
+        ("{% if not add_generation_prompt %}{{ 1 / 0 }}{% endif %}a", ONE, "fails on it"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_be_learned_from(
+    jinja: str, example: Demonstration, named: str, tokenizer: Any
+) -> None:
+    with pytest.raises(DataError, match=rf"^x\.jsonl:\d: its template.*{named}") as caught:
+        one(example, renderer(tokenizer, jinja))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["plain_chat", "r1_zero", "question_only"])
+def test_shipped_templates_can_be_learned_from(name: str, tokenizer: Any) -> None:
+    by = renderer(tokenizer, shipped().chat_templates[name])
+    row = one(TWO, by)
+    assert [text.strip() for text in learned(row, by)] == ["A.<|im_end|>", "B.<|im_end|>"]
+    assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
+
+
+def test_an_end_token_within_a_turn_is_refused(tokenizer: Any) -> None:
+    bad = Demonstration("x:4", ASKED, [assistant("A.<|im_end|>\nMore")])
+    with pytest.raises(DataError, match=r"^x:4: .*holds the end token <\|im_end\|>; remove it"):
+        one(bad, renderer(tokenizer))
+
+
+def test_a_pair_that_the_template_makes_equal(tokenizer: Any) -> None:
+    by = renderer(tokenizer, CHATML.replace("m.content", "m.content | trim"))
+    with pytest.raises(DataError, match=r"^x:5: .*the same tokens; remove the row"):
+        render(Preference("x:5", ASKED, [assistant("A")], [assistant("A ")]), by, 200, [END])
+
+
+# --- texts
+
+
+def test_texts_without_a_template_are_read_as_they_are() -> None:
+    by = renderer(without_template(), None)
+    row = one(TEXTS, by)
+    # "What" is one token. The prompt is sampled from alone, so it keeps its own.
+    assert list(row.ids) == [*by.token_ids("x", "Wh"), *by.token_ids("x", "at"), END]
+    assert row.trained == (False, True, True)
+    (line,) = check_ends([row], [END], by.tokenizer)
+    assert "1 end with an end token, 0 have the ids of their text" in line
+    ended = Demonstration("x", [user("a b")], [assistant("c<|im_end|>")], is_text=True)
+    assert list(one(ended, by).ids) == by.token_ids("x", "a bc<|im_end|>")
+    for completion in ("c<|im_end|>d", "c<|im_end|><|im_end|>"):
+        twice = Demonstration("x:1", [user("a")], [assistant(completion)], is_text=True)
+        with pytest.raises(DataError, match="x:1: the completion holds an end token"):
+            one(twice, by)
+    with pytest.raises(DataError, match=r"^x\.jsonl:1: the row is a conversation .*data\.template"):
+        one(ONE, by)
+
+
+def test_texts_begin_as_the_tokenizer_begins_them() -> None:
+    tokenizer = with_bos(adds_it=True)
+    tokenizer.chat_template = None
+    by = renderer(tokenizer, None)
+    assert one(TEXTS, by).ids[0] == 0
+    assert one(TEXTS, by).trained == (False, False, True, True)
+    assert one(Document("x", "abc"), by).ids == (0, *by.token_ids("x", "abc"), END)
+    with pytest.raises(DataError, match="two BOS tokens"):
+        one(Document("x", "<|endoftext|>abc"), by)
+    tokenizer = with_bos(adds_it=False)
+    assert one(Document("x", "abc"), renderer(tokenizer, None)).ids[0] != 0
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:
+    by = renderer(with_spaces())
+    row = one(TWO, by)
+    text = by.text("x", [*TWO.messages, *TWO.completion], generation=False)
+    assert list(row.ids) == by.token_ids("x", text)[: len(row.ids)]
+    assert learned(row, by) == ["A.<|im_end|>", "B.<|im_end|>"]
+
+
+def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    text = "0123456789" * 5
+    ids = [*by.token_ids("x", text), END]
+    assert len(ids) == 51
+    rows = render(Document("x", text), by, 20, [END], group=3)
+    assert [len(row.ids) for row in rows] == [20, 20, 11]
+    assert [each for row in rows for each in row.ids] == ids
+    assert all(row.trained == (False, *[True] * (len(row.ids) - 1)) for row in rows)
+    assert [row.group for row in rows] == [3, 4, 5]
+    assert len(render(Document("x", text), by, 25, [END])) == 2  # one token alone teaches nothing
+    assert len(render(Document("x", text), by, 51, [END])) == 1
+    assert one(Document("x", "0<|im_end|>"), by).ids == (*by.token_ids("x", "0"), END)
+
+
+# --- lengths
+
+
+def test_a_row_is_never_cut(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    length = len(one(ONE, by).ids)
+    assert len(render(ONE, by, length, [END])[0].ids) == length
+    message = rf"^x\.jsonl:1: the row has {length} tokens .* {length - 1}; .*data\.max_tokens"
+    with pytest.raises(LongRow, match=message):
+        render(ONE, by, length - 1, [END])
+    pair = Preference("x:6", ASKED, [assistant("A")], [assistant("a much longer one")])
+    with pytest.raises(LongRow, match="x:6, rejected: the row has"):
+        render(pair, by, len(one(ONE, by).ids), [END])
+
+
+# --- the check before a run
+
+
+def test_check_ends(tokenizer: Any) -> None:
+    by = renderer(tokenizer)
+    rows = [one(ONE, by), one(TWO, by)] * 60
+    (line,) = check_ends(rows, [END], tokenizer)
+    assert line == (
+        "first 100 rows: 100 end with an end token, 100 have the ids of their text tokenised as a "
+        "whole, BOS tokens in a row: none"
+    )
+    parts = render(Document("x", "0123456789" * 5), by, 20, [END])
+    assert "first 3 rows: 1 end with" in check_ends(parts, [END], tokenizer)[0]
+    row = one(ONE, by)
+    masked = TokenRow("x:8", row.ids, (*row.trained[:-1], False))
+    with pytest.raises(DataError, match=r"^x:8: its last learned token is '\.', and no end token"):
+        check_ends([row, masked], [END], tokenizer)
+
+
+def test_check_ends_counts_what_begins_a_row() -> None:
+    tokenizer = with_bos(adds_it=False)
+    row = one(ONE, renderer(tokenizer, WITH_BOS))
+    plain = one(ONE, renderer(tokenizer))
+    assert check_ends([row], [END], tokenizer)[0].endswith("BOS tokens in a row: 1")
+    assert check_ends([row, plain], [END], tokenizer)[0].endswith("BOS tokens in a row: 0 or 1")
+    twice = TokenRow("x:9", (0, *row.ids), (False, *row.trained))
+    with pytest.raises(DataError, match="x:9: begins with two BOS tokens"):
+        check_ends([twice], [END], tokenizer)
+
+
+# --- beside TRL
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "cohere"])
+def test_what_is_learned_is_what_trl_learns(name: str) -> None:
+    """TRL's templates mark the assistant's turns, with the line break after the end token and, in
+    some, with the end of what the model is asked with: no policy is sampled to write either."""
+    folder = Path(trl.__file__).parent / "chat_templates"
+    tokenizer = with_bos(adds_it=False)
+    ends = {"cohere": "<|END_OF_TURN_TOKEN|>"}
+    end = END
+    if name in ends:
+        tokenizer.add_special_tokens({"additional_special_tokens": [ends[name]]})
+        end = tokenizer.convert_tokens_to_ids(ends[name])
+    by = renderer(tokenizer, (folder / f"{name}.jinja").read_text())
+    (row,) = render(TWO, by, 400, [end])
+    theirs = tokenizer.apply_chat_template(
+        [*TWO.messages, *TWO.completion], return_dict=True, return_assistant_tokens_mask=True,
+        chat_template=(folder / f"{name}_training.jinja").read_text(),
+    )  # fmt: skip
+    assert list(row.ids) == theirs["input_ids"][: len(row.ids)]
+    flags = list(zip(row.ids, row.trained, theirs["assistant_masks"], strict=False))
+    assert all(flag for _, ours, flag in flags if ours)
+    more = [token for token, ours, flag in flags if flag and not ours]
+    assert {tokenizer.decode([token]) for token in more} <= {"\n", "<think>"}

@@ -1,0 +1,177 @@
+"""Each preference loss against its equation, on numbers worked by hand, and its gradient.
+
+1. DPO, cDPO, rDPO and IPO of one pair.      2. Which way each log-prob is pushed.
+3. KTO: both labels, the baseline, the mismatched pairs, the weights.
+4. ORPO's odds, and completions that are certain.        5. SimPO.
+"""
+
+import math
+
+import pytest
+import torch
+
+from reason_llm.errors import DataError
+from reason_llm.train import preferences
+
+# Log-ratios 1 and -2, so h = 3; with beta 0.5 the argument of the sigmoid is 1.5.
+PAIR = ([-9.0], [-12.0], [-10.0], [-10.0])
+SOFTPLUS = math.log1p(math.exp(-1.5))  # -log sigmoid(1.5)
+SIGMOID = 1 / (1 + math.exp(-1.5))
+
+
+def tensor(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def value_and_gradients(name: str, pair: tuple, *arguments: float) -> list[float]:
+    """The loss of one pair, and its gradients in the four log-probs."""
+    logprobs = [tensor(values).requires_grad_() for values in pair]
+    loss_P = getattr(preferences, name)(*logprobs, *arguments)
+    assert loss_P.shape == logprobs[0].shape
+    loss_P.sum().backward()
+    return [loss_P.item(), *(each.grad.item() for each in logprobs)]
+
+
+def test_dpo_is_minus_log_sigmoid_of_beta_h() -> None:
+    push = 0.5 * (1 - SIGMOID)
+    got = value_and_gradients("dpo", PAIR, 0.5)
+    assert got == pytest.approx([SOFTPLUS, -push, push, push, -push])
+
+
+def test_dpo_of_equal_log_ratios_is_log_2() -> None:
+    assert value_and_gradients("dpo", ([-3.0], [-9.0], [-4.0], [-10.0]), 0.1)[0] == pytest.approx(
+        math.log(2)
+    )
+
+
+def test_dpo_of_huge_log_ratios_is_finite() -> None:
+    loss, chosen, *_ = value_and_gradients("dpo", ([-2000.0], [-1.0], [-1.0], [-2000.0]), 1.0)
+    assert (loss, chosen) == (3998.0, -1.0)
+    assert value_and_gradients("dpo", ([-1.0], [-2000.0], [-2000.0], [-1.0]), 1.0)[0] == 0.0
+
+
+def test_cdpo_counts_the_flipped_label_for_a_part() -> None:
+    by_hand = 0.9 * SOFTPLUS + 0.1 * (SOFTPLUS + 1.5)  # -log sigmoid(-x) = x - log sigmoid(x)
+    push = 0.5 * (0.9 * (1 - SIGMOID) - 0.1 * SIGMOID)
+    got = value_and_gradients("cdpo", PAIR, 0.5, 0.1)
+    assert got == pytest.approx([by_hand, -push, push, push, -push])
+
+
+def test_cdpo_turns_back_beyond_its_target() -> None:
+    """At sigmoid(beta h) = 0.9 nothing is pushed; beyond, the chosen completion is pushed down."""
+    target = math.log(9.0)
+    gradients = [
+        value_and_gradients("cdpo", ([h], [0.0], [0.0], [0.0]), 1.0, 0.1)[1]
+        for h in (target - 1, target, target + 1)
+    ]
+    assert gradients[0] < 0 < gradients[2]
+    assert gradients[1] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_rdpo_averages_to_dpo_over_flipped_labels() -> None:
+    chosen, rejected, ref_chosen, ref_rejected = PAIR
+    flipped = (rejected, chosen, ref_rejected, ref_chosen)
+    right = value_and_gradients("rdpo", PAIR, 0.5, 0.2)[0]
+    wrong = value_and_gradients("rdpo", flipped, 0.5, 0.2)[0]
+    assert right == pytest.approx((0.8 * SOFTPLUS - 0.2 * (SOFTPLUS + 1.5)) / 0.6)
+    assert 0.8 * right + 0.2 * wrong == pytest.approx(SOFTPLUS)
+
+
+def test_ipo_has_a_target_on_either_side_of_which_it_pushes_back() -> None:
+    assert value_and_gradients("ipo", PAIR, 0.1) == pytest.approx([4.0, -4.0, 4.0, 4.0, -4.0])
+    assert value_and_gradients("ipo", PAIR, 0.25)[:2] == pytest.approx([1.0, 2.0])
+
+
+def test_kto_of_both_labels() -> None:
+    policy = tensor([-4.0, -4.0]).requires_grad_()
+    loss = preferences.kto(
+        policy, tensor([-6.0, -6.0]), torch.tensor([True, False]), tensor(1.0), 1.5, 2.0, 3.0
+    )  # r = 2, r - z0 = 1, times beta 1.5
+    loss.sum().backward()
+    assert loss.tolist() == pytest.approx([2 * (1 - SIGMOID), 3 * SIGMOID])
+    slope = 1.5 * SIGMOID * (1 - SIGMOID)
+    assert policy.grad.tolist() == pytest.approx([-2 * slope, 3 * slope])
+
+
+def test_kto_baseline_is_a_mean_at_least_0_and_has_no_gradient() -> None:
+    policy = tensor([-4.0, -1.0]).requires_grad_()
+    baseline = preferences.kto_baseline(policy, tensor([-7.0, -2.0]))
+    assert (baseline.item(), baseline.requires_grad) == (2.0, False)
+    assert preferences.kto_baseline(policy, tensor([-1.0, -2.0])).item() == 0.0
+
+
+def test_kto_gives_each_prompt_the_completion_before_its_own() -> None:
+    assert preferences.mismatched(4) == [3, 0, 1, 2]
+    with pytest.raises(DataError, match=r"2 or more completions.* has 1; choose a batch size"):
+        preferences.mismatched(1)
+
+
+def test_kto_weights_balance_the_labels() -> None:
+    low, high = preferences.kto_desirable_weights(200, 50, undesirable_weight=2.0)
+    assert (low, high) == pytest.approx((0.5, 2 / 3))
+    with pytest.raises(DataError, match="3 desirable and 0 undesirable"):
+        preferences.kto_desirable_weights(3, 0)
+
+
+def test_orpo_compares_odds_of_mean_logprobs() -> None:
+    """Probabilities 0.75 and 0.5: odds 3 and 1."""
+    chosen = tensor([math.log(0.75)]).requires_grad_()
+    rejected = tensor([math.log(0.5)]).requires_grad_()
+    loss = preferences.orpo(chosen, rejected, 0.2)
+    loss.sum().backward()
+    assert preferences.log_odds(chosen).item() == pytest.approx(math.log(3))
+    assert loss.item() == pytest.approx(0.2 * math.log(4 / 3))
+    # d log odds / d log p = 1 / (1 - p); sigmoid(-log 3) = 1/4
+    assert chosen.grad.item() == pytest.approx(-0.2 * 0.25 * 4)
+    assert rejected.grad.item() == pytest.approx(0.2 * 0.25 * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mean", [0.0, 1e-9, -1e-12, -1e-4, -0.69, -0.7, -100.0, -1e4])
+def test_orpo_is_finite_everywhere(mean: float, dtype: torch.dtype) -> None:
+    for other in (0.0, -1.0, mean):
+        logprobs = torch.tensor([mean, other], dtype=dtype, requires_grad=True)
+        preferences.orpo(logprobs[:1], logprobs[1:], 0.1).sum().backward()
+        assert logprobs.grad.isfinite().all()
+        assert preferences.log_odds(logprobs.detach()).isfinite().all()
+
+
+def test_log1mexp_loses_no_digits_on_either_side() -> None:
+    x = torch.tensor([-1e-6, -30.0])  # float32: 1 - exp(x) alone would give 0 or few digits
+    assert preferences.log1mexp(x).tolist() == pytest.approx(
+        [math.log(-math.expm1(-1e-6)), -math.exp(-30)], rel=1e-6, abs=0.0
+    )
+
+
+def test_only_what_is_certain_has_constant_odds() -> None:
+    means = tensor([-1e-6, -1e-8, 0.0]).requires_grad_()
+    odds = preferences.log_odds(means)
+    odds.sum().backward()
+    assert odds.tolist() == pytest.approx([-math.log(1e-6), -math.log(1e-7), -math.log(1e-7)])
+    assert means.grad.tolist() == pytest.approx([1e6, 0.0, 0.0], rel=1e-5)
+
+
+def test_log1mexp_has_a_gradient_next_to_0() -> None:
+    """-exp(x) / (1 - exp(x)), though exp(-1e-9) is 1 in float32."""
+    x = torch.tensor([-1e-9, -1.0, -50.0], requires_grad=True)
+    preferences.log1mexp(x).sum().backward()
+    by_hand = [-1e9, -1 / math.expm1(1.0), -math.exp(-50)]
+    assert x.grad.tolist() == pytest.approx(by_hand, rel=1e-5, abs=0.0)
+
+
+def test_simpo_subtracts_gamma_itself() -> None:
+    chosen = tensor([-0.5]).requires_grad_()
+    rejected = tensor([-1.75]).requires_grad_()
+    loss = preferences.simpo(chosen, rejected, 2.0, 1.0)  # 2 * 1.25 - 1 = 1.5
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(SOFTPLUS)
+    assert chosen.grad.item() == pytest.approx(-2 * (1 - SIGMOID))
+    assert rejected.grad.item() == pytest.approx(2 * (1 - SIGMOID))
+    smoothed = preferences.simpo(chosen, rejected, 2.0, 1.0, 0.25)
+    assert smoothed.item() == pytest.approx(SOFTPLUS + 0.25 * 1.5)
+
+
+def test_implicit_rewards_have_no_gradient() -> None:
+    policy = tensor([-4.0, -9.0]).requires_grad_()
+    rewards = preferences.implicit_rewards(policy, tensor([-6.0, -8.0]), 0.5)
+    assert (rewards.tolist(), rewards.requires_grad) == ([1.0, -0.5], False)
