@@ -36,7 +36,7 @@ FAULTS = {
     "reward": Fault("learning", "SIGKILL", (fault_table.TENSORS,), 6),
     "irpo": Fault("learning", "SIGKILL", (fault_table.UPDATE,), 4),
     "orpo": Fault("learning", "SIGKILL", (f"after {fault_table.UPDATE}",), 3),
-    "kto": Fault("learning", "SIGKILL", (fault_table.OLD_LOGPROBS,), 9),
+    "kto": Fault("learning", "SIGKILL", (f"after {fault_table.UPDATE}",), 4),
     "ppo": Fault(
         "learning", "SIGKILL", (fault_table.UPDATE,), 8
     ),  # the critic's, of the third step

@@ -109,19 +109,23 @@ def tokens_of(answer: str) -> list[Token]:
     tokens = tokenize(unwrapped(answer)[:MAX_CHARACTERS])
     while tokens and str(tokens[-1]) in (".", ",", ";") and str(tokens[-2:][0]) != ".":
         tokens.pop()
-    while _is_one_group(tokens):
-        tokens = tokens[1:-1]
-    return tokens
+    groups = _groups_around(tokens)
+    return tokens[groups : len(tokens) - groups]
 
 
-def _is_one_group(tokens: list[Token]) -> bool:
-    """Whether the braces around all of it are one pair."""
-    depth = 0
+def _groups_around(tokens: list[Token]) -> int:
+    """How many pairs of braces are around all of it, in time linear in its length."""
+    opened: list[int] = []
+    closed_at: dict[int, int] = {}
     for index, token in enumerate(tokens):
-        depth += {"{": 1, "}": -1}.get(str(token), 0)
-        if depth == 0:
-            return index > 0 and index == len(tokens) - 1
-    return False
+        if str(token) == "{":
+            opened.append(index)
+        elif str(token) == "}" and opened:
+            closed_at[opened.pop()] = index
+    groups = 0
+    while closed_at.get(groups) == len(tokens) - 1 - groups:
+        groups += 1
+    return groups
 
 
 def unwrapped(text: str) -> str:
