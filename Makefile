@@ -10,8 +10,10 @@ train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# Two processes, each a file of tests at a time.
+TWO := -n 2 --dist loadfile
 test: $(VLLM_CPU)
-	$(PYTEST)
+	$(PYTEST) $(TWO)
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)
@@ -25,13 +27,13 @@ fuzz: $(INSTALLED)
 
 # Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
 faults: $(INSTALLED)
-	$(PYTEST) -m faults tests/end_to_end
+	$(PYTEST) $(TWO) -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST)
+	$(PYTEST) $(TWO)
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

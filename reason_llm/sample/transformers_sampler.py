@@ -1,7 +1,7 @@
 """Sampling with the Transformers model itself, on any machine, without a second engine.
 
-Each prompt is read once and its KV cache copied to its completions; finished completions leave the
-batch, so a wave costs what its tokens cost. Every token is drawn by inverting the cumulative
+Each prompt is read once and its KV cache copied to its completions (``kv_cache``); finished
+completions leave the batch, so a wave costs what its tokens cost. Every token is drawn by inverting the cumulative
 distribution at a number that depends only on the seed, the row and the position, so the batch's
 make-up does not change the draw.
 
@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache
+from torch import Tensor
 
 from reason_llm.errors import TrainingError
 from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
+from reason_llm.sample.kv_cache import ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
 
 
@@ -83,7 +84,7 @@ class TransformersSampler:
         progress: Progress,
     ) -> Iterator[Completion]:
         """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
-        batch = _Batch.prefill(self.model, prompts, of_prompt)
+        batch = _Batch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
         num_rows, device = len(of_prompt), self.model.device
         tokens_BL = torch.zeros(num_rows, params.max_new_tokens, dtype=torch.long, device=device)
         logprobs_BL = torch.zeros(num_rows, params.max_new_tokens, device=device)
@@ -109,6 +110,12 @@ class TransformersSampler:
         return _completions(self.model, tokens_BL, logprobs_BL, lengths_B, stopped_B)
 
 
+BLOCK = 256
+"""Tokens of the vocabulary that are summed up together."""
+DRAWN_ELEMENTS = 2**20
+"""Probabilities that exist at once, which the processor's cache holds."""
+
+
 @dataclass(slots=True)
 class _Batch:
     """Rows that are still being decoded: their KV cache and the last hidden state of each."""
@@ -116,7 +123,7 @@ class _Batch:
     model: Model
     rows: torch.Tensor
     """(B,) which of the original rows these are."""
-    cache: DynamicCache
+    cache: ReservedCache
     hidden_BD: torch.Tensor
     positions_B: torch.Tensor
     """(B,) tokens of each row so far, padding not counted."""
@@ -124,8 +131,11 @@ class _Batch:
     """(B, T) which cache entries are real; None if all are."""
 
     @classmethod
-    def prefill(cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int]) -> "_Batch":
-        """Read each prompt once, padded on the left, and copy its cache to each of its rows."""
+    def prefill(
+        cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int], new_tokens: int
+    ) -> "_Batch":
+        """Read each prompt once, padded on the left, and copy its cache to each of its rows, with
+        room for ``new_tokens`` more."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         longest = max(lengths)
         ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -135,7 +145,7 @@ class _Batch:
             mask_PT[row, longest - lengths[row] :] = True
         padded = min(lengths) < longest
         ids_PT, mask_PT = ids_PT.to(model.device), mask_PT.to(model.device)
-        cache = DynamicCache(config=model.text_config)
+        cache = ReservedCache(model.text_config)
         hidden_PTD = model.hidden_states(
             ids_PT,
             attention_mask=mask_PT if padded else None,
@@ -143,7 +153,7 @@ class _Batch:
             cache=cache,
         )
         index = torch.tensor(of_prompt, device=model.device)
-        cache.batch_select_indices(index)
+        cache.reserve(index, new_tokens)
         return cls(
             model=model,
             rows=torch.arange(len(of_prompt), device=model.device),
@@ -154,16 +164,17 @@ class _Batch:
         )
 
     def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Drop the stopped rows once they are an eighth of the batch, and return the tokens (B,) of
-        the others.
+        """Drop the stopped rows, and return the tokens (B,) of the others.
 
-        Copying the cache costs about as much as decoding one token, hence not for every single row.
+        Where a layer copies its whole cache for that, which costs about as much as decoding a
+        token, they are dropped once they are an eighth of the batch.
         """
         keep = ~stopped_B[self.rows]
-        if 8 * int((~keep).sum()) < len(keep):
+        num_stopped = len(keep) - int(keep.sum())
+        if num_stopped == 0 or (not self.cache.is_reserved and 8 * num_stopped < len(keep)):
             return tokens
-        index = keep.nonzero()[:, 0]
-        self.cache.batch_select_indices(index)
+        index = filling(keep)
+        self.cache.keep(index)
         self.rows, self.positions_B = self.rows[index], self.positions_B[index]
         if self.mask_BT is not None:
             self.mask_BT = self.mask_BT[index]
@@ -187,7 +198,7 @@ class _Batch:
 def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
     """Tokens of one completion as they are drawn, the same as from ``sample`` for one prompt and
     ``num_completions=1``, including the end-of-sequence token."""
-    batch = _Batch.prefill(model, [prompt], [0])
+    batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
     for uniform in uniforms_L.to(model.device):
         tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
@@ -217,17 +228,62 @@ def draw(
     if params.temperature == 0:
         tokens_B = logits_BV.argmax(-1)
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
-    logprobs_BV = filtered_logprobs(logits_BV / params.temperature, params)
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    if not torch.isfinite(cumulative_BV[:, -1]).all():
+    rows = max(1, DRAWN_ELEMENTS // logits_BV.shape[-1])
+    parts = [
+        _draw(*part, params)
+        for part in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
+    ]
+    tokens_B, logprobs_B = (torch.cat(each) for each in zip(*parts, strict=True))
+    if not torch.isfinite(logprobs_B).all():
         raise TrainingError(
             "the model's logits are not finite: its weights, or what was learned on them, "
             "diverged; start again with --run.resume never and a lower train.learning_rate"
         )
-    # The first token whose cumulative probability exceeds u * total: never one of probability 0.
-    thresholds_B1 = uniforms_B.double()[:, None] * cumulative_BV[:, -1:]
-    tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True)[:, 0]
-    return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0]
+    return tokens_B, logprobs_B
+
+
+def _draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    if params.temperature != 1:
+        logits_BV = logits_BV / params.temperature
+    if params.top_k or params.top_p < 1 or params.min_p > 0:
+        logits_BV = filtered_logprobs(logits_BV, params)
+    probs_BV = logits_BV.softmax(-1)
+    tokens_B = _inverse_cumulative(probs_BV, uniforms_B)
+    return tokens_B, probs_BV.gather(-1, tokens_B[:, None])[:, 0].log()
+
+
+def _inverse_cumulative(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """The first token (B,) whose cumulative weight exceeds ``u`` of the total, never one of weight
+    0.
+
+    In a large vocabulary first among blocks by their sums, then within the block: float64 sums of
+    the whole vocabulary would cost ten times as much.
+    """
+    vocabulary = weights_BV.shape[-1]
+    whole = vocabulary - vocabulary % BLOCK
+    if vocabulary <= 4 * BLOCK:
+        return _first_beyond(weights_BV, uniforms_B)[0]
+    sums_BN = weights_BV[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
+    if whole < vocabulary:
+        sums_BN = torch.cat([sums_BN, weights_BV[:, whole:].sum(-1, keepdim=True)], dim=-1)
+    blocks_B, within_B = _first_beyond(sums_BN, uniforms_B)
+    places_BW = blocks_B[:, None] * BLOCK + torch.arange(BLOCK, device=weights_BV.device)
+    inside_BW = weights_BV.gather(-1, places_BW.clamp(max=vocabulary - 1))
+    index_B, _ = _first_beyond(inside_BW.masked_fill(places_BW >= vocabulary, 0), within_B)
+    return (blocks_B * BLOCK + index_B).clamp_(max=vocabulary - 1)
+
+
+def _first_beyond(weights_BN: Tensor, fractions_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index (B,) whose cumulative weight exceeds a fraction of the total, and which
+    fraction of its own weight lies before that point."""
+    cumulative_BN = weights_BN.double().cumsum(-1)
+    thresholds_B1 = fractions_B.double()[:, None] * cumulative_BN[:, -1:]
+    index_B1 = torch.searchsorted(cumulative_BN, thresholds_B1, right=True)
+    index_B1.clamp_(max=weights_BN.shape[-1] - 1)  # of weights that are not finite
+    weight_B1 = weights_BN.gather(-1, index_B1).double()
+    before_B1 = cumulative_BN.gather(-1, index_B1) - weight_B1
+    within_B1 = (thresholds_B1 - before_B1) / weight_B1
+    return index_B1[:, 0], within_B1.clamp_(0, 1 - 2**-52)[:, 0]
 
 
 def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -5,6 +5,7 @@
 5. Finished rows leave.                              6. Same seed, same tokens.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -79,6 +80,43 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     tokens, logprobs = draw(logits, params(), edges)
     assert tokens.tolist() == [1, 1, 2, 2]
     assert torch.isfinite(logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 10**6), ({"top_k": 500}, 10**5), ({"top_p": 0.9}, 10**5), ({"min_p": 0.01}, 10**5)],
+)
+def test_draws_from_a_large_vocabulary(options: dict[str, Any], count: int) -> None:
+    """By a chi-squared test; ties and tokens of no probability among them."""
+    chosen, size = params(**options), 1301
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(1, size, generator=generator) * 2
+    logits[:, 100:200] = logits[:, 300:600] = -torch.inf
+    logits[:, 700:900] = 1.0
+    tokens = torch.cat(
+        [
+            draw(logits.expand(50_000, -1), chosen, torch.rand(50_000, generator=generator))[0]
+            for _ in range(count // 50_000)
+        ]
+    )
+    expected = filtered_logprobs(logits, chosen)[0].double().exp() * count
+    seen = torch.bincount(tokens, minlength=size)
+    assert not seen[expected == 0].any()
+    often = expected > 5
+    squares = ((seen - expected).square() / expected)[often].sum()
+    degrees = int(often.sum()) - 1
+    assert squares < degrees + 4 * (2 * degrees) ** 0.5
+
+
+def test_the_edges_of_blocks(vocabulary: int = 1300) -> None:
+    """The token at the middle of each one's share is drawn, whichever block it lies in."""
+    logits = torch.zeros(1, vocabulary)
+    uniforms = (torch.arange(vocabulary) + 0.5) / vocabulary
+    tokens, logprobs = draw(logits.expand(vocabulary, -1), params(), uniforms)
+    assert tokens.tolist() == list(range(vocabulary))
+    assert torch.allclose(logprobs, torch.full_like(logprobs, -math.log(vocabulary)))
+    alone = logits.index_fill(1, torch.tensor([vocabulary - 1]), 50.0)
+    assert draw(alone, params(), torch.tensor([1 - 2**-24]))[0].tolist() == [vocabulary - 1]
 
 
 def test_top_k_larger_than_the_vocabulary_keeps_all() -> None:
