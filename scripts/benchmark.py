@@ -125,7 +125,7 @@ def _emulated(given: argparse.Namespace) -> int:
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    names = ["a", "b", "c", "sft", "dpo", "dpo_known"]
+    names = ["a", "b", "c", "d", "e", "sft", "dpo", "dpo_known"]
     add("--workload", nargs="+", choices=names, default=["a", "b", "c"])
     add("--repeats", type=int, default=5, help="optimizer steps that count (default: 5)")
     add("--small", action="store_true", help="the smallest form, as a test")

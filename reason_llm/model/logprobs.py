@@ -131,35 +131,33 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (C,) of a chunk; their gradients in h are written to the last two.
 
-    In place wherever it can be: two tensors of the chunk's size at once, three with a softcap.
+    Two tensors of the chunk's size at once, three with a softcap. The softmax is the library's;
+    its normaliser is found again from its largest probability and its sum, which is not quite 1.
     """
     slope_CV = None
     if softcap is not None:
         slope_CV = logits_CV.div_(softcap).tanh_()
         logits_CV = slope_CV * softcap
-    logits_CV.div_(temperature)
-    logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
-    probs_CV = logits_CV.exp()
-    sums_C1 = probs_CV.sum(-1, keepdim=True)
-    logprobs_CV = logits_CV.sub_(sums_C1.log())
-    probs_CV.div_(sums_C1)
-    logprobs_C = logprobs_CV.gather(-1, targets_C1)[:, 0]
-    entropy_C = -torch.bmm(probs_CV[:, None, :], logprobs_CV[:, :, None])[:, 0, 0]
-    if slope_CV is not None:
         slope_CV.square_().neg_().add_(1)  # of softcap * tanh(x / softcap)
+    if temperature != 1:
+        logits_CV.div_(temperature)
+    probs_CV = logits_CV.softmax(-1)
+    sums_C1 = probs_CV.sum(-1, keepdim=True) / probs_CV.amax(-1, keepdim=True)
+    normaliser_C1 = logits_CV.amax(-1, keepdim=True) + sums_C1.log_()
+    logprobs_C1 = logits_CV.gather(-1, targets_C1) - normaliser_C1
+    expected_C11 = torch.bmm(probs_CV[:, None, :], logits_CV[:, :, None])
+    entropy_C1 = normaliser_C1 - expected_C11[:, 0]
     if entropy_gradient_CD is not None:
-        weights_CV = logprobs_CV.add_(entropy_C[:, None]).mul_(probs_CV).neg_()
+        weights_CV = logits_CV.sub_(normaliser_C1 - entropy_C1).mul_(probs_CV).neg_()
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
         entropy_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
     if logprob_gradient_CD is not None:
-        weights_CV = probs_CV.neg_().scatter_add_(
-            -1, targets_C1, torch.ones_like(targets_C1, dtype=probs_CV.dtype)
-        )
+        weights_CV = probs_CV.scatter_add_(-1, targets_C1, -torch.ones_like(logprobs_C1))
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
-        logprob_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
-    return logprobs_C, entropy_C
+        logprob_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / -temperature)
+    return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 
 def _adapted_logprobs(

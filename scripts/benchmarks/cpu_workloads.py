@@ -5,6 +5,7 @@ differs. Prompts are given as rendered text and as token ids; a length is a numb
 tokens, the end-of-sequence token included.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -85,10 +86,8 @@ class Workload:
 
 
 def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
-    """The workload called a, b or c, with its model made in ``folder``."""
-    return {"a": _short_answers, "b": _mixed_lengths, "c": _learner_alone}[name](
-        num_steps, small, folder
-    )
+    """The workload of that name, with its model made in ``folder``."""
+    return WORKLOADS[name](num_steps, small, folder)
 
 
 def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
@@ -130,21 +129,84 @@ def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
 def _mixed_lengths(num_steps: int, small: bool, folder: Path) -> Workload:
     """Most answers are short, a few are long."""
     prompts, most = (2, 48) if small else (4, 256)
-    lengths = heavy_tail(prompts * 4, 16, most)
-    vocabulary, sizes = (2048, SMALL) if small else (32_000, MIDDLE)
-    parameters = make_model(folder, vocabulary, **sizes)
+    return _given_lengths(
+        "(b) mixed lengths",
+        heavy_tail(prompts * 4, 16, most),
+        MIDDLE,
+        Sizes(prompts, 4, 16, 48, trl_rows=8),
+        num_steps,
+        small,
+        folder,
+    )
+
+
+def _long_prompts(num_steps: int, small: bool, folder: Path) -> Workload:
+    """Groups of eight over prompts as long as the answers."""
+    prompts, most, prompt = (1, 48, 40) if small else (8, 384, 300)
+    return _given_lengths(
+        "(d) long prompts",
+        geometric(prompts * 8, most),
+        LARGE,
+        Sizes(prompts, 8, prompt, prompt, trl_rows=8),
+        num_steps,
+        small,
+        folder,
+    )
+
+
+def _long_answers(num_steps: int, small: bool, folder: Path) -> Workload:
+    """Few answers, all of them long."""
+    most = 64 if small else 1500
+    return _given_lengths(
+        "(e) long answers",
+        (most,) * 4,
+        MIDDLE,
+        Sizes(2, 2, 64, 64, trl_rows=4),
+        num_steps,
+        small,
+        folder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Prompts of a step and their tokens."""
+
+    prompts: int
+    completions_per_prompt: int
+    least: int
+    most: int
+    trl_rows: int
+
+
+def _given_lengths(
+    title: str,
+    lengths: tuple[int, ...],
+    model: dict[str, int],
+    sizes: Sizes,
+    num_steps: int,
+    small: bool,
+    folder: Path,
+) -> Workload:
+    """A random model that is made to end where it is told to."""
+    vocabulary, shape = (2048, SMALL) if small else (32_000, model)
+    parameters = make_model(folder, vocabulary, **shape)
     return Workload(
-        title=f"(b) mixed lengths, {parameters / 1e6:.0f} M parameters, vocabulary {vocabulary:,}, "
-        f"{prompts} prompts x 4, {min(lengths)} to {max(lengths)} tokens",
+        title=f"{title}, {parameters / 1e6:.0f} M parameters, vocabulary {vocabulary:,}, "
+        f"{sizes.prompts} prompts of {sizes.least} to {sizes.most} tokens x "
+        f"{sizes.completions_per_prompt}, {min(lengths)} to {max(lengths)} tokens",
         model=str(folder),
-        steps=tuple(_made_prompts(folder, step, prompts, 16, 48) for step in range(num_steps)),
-        completions_per_prompt=4,
-        max_new_tokens=most,
+        steps=tuple(
+            _made_prompts(folder, step, sizes.prompts, sizes.least, sizes.most)
+            for step in range(num_steps)
+        ),
+        completions_per_prompt=sizes.completions_per_prompt,
+        max_new_tokens=max(lengths),
         lengths=lengths,
         learner_only=False,
         reward=None,
         learning_rate=1e-5,
-        trl_rows=8,
+        trl_rows=sizes.trl_rows,
         trl_rows_small=1,
     )
 
@@ -181,9 +243,26 @@ def heavy_tail(rows: int, least: int, most: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def geometric(rows: int, most: int) -> tuple[int, ...]:
+    """Lengths at even quantiles of a geometric distribution of mean ``most / 2`` cut at ``most``,
+    shuffled."""
+    quantiles = [(row + 0.5) / rows for row in range(rows)]
+    lengths = [min(most, 1 + int(-most / 2 * math.log1p(-q))) for q in quantiles]
+    random.Random(SEED).shuffle(lengths)
+    return tuple(lengths)
+
+
 SMALL = {"hidden": 64, "layers": 2, "intermediate": 128}
 MIDDLE = {"hidden": 384, "layers": 8, "intermediate": 1024}
 WIDE = {"hidden": 256, "layers": 4, "intermediate": 768}
+LARGE = {"hidden": 640, "layers": 8, "intermediate": 1792}
+WORKLOADS = {
+    "a": _short_answers,
+    "b": _mixed_lengths,
+    "c": _learner_alone,
+    "d": _long_prompts,
+    "e": _long_answers,
+}
 
 
 def make_model(folder: Path, vocabulary: int, hidden: int, layers: int, intermediate: int) -> int:

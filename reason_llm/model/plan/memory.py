@@ -25,6 +25,9 @@ MOST_SEQUENCES = 256
 MOST_MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 """Larger micro-batches gain no speed. On a CPU they lose some: more padding, and activations that
 no cache holds."""
+PROMPTS_PER_MICRO_BATCH = 4
+"""Micro-batches on a CPU are as long as that many of the longest prompt, where that is more: each
+passes its prompts through the model again."""
 PREFILL_TOKENS = 2048
 """Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
 RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
@@ -148,7 +151,7 @@ def plan(
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
     asked = config.train.micro_batch_tokens
     most = draft.largest(
-        draft.unit_tokens, MOST_MICRO_BATCH_TOKENS[machine.kind],
+        draft.unit_tokens, draft.most_micro_batch_tokens(longest_prompt),
         lambda tokens: max(draft.learning_total(tokens), draft.scoring_total(tokens)),
     )  # fmt: skip
     if asked == "auto":
@@ -226,6 +229,13 @@ class _Draft:
     def unit_tokens(self) -> int:
         """Of the longest unit that a micro-batch may not split: a row, or both sides of a pair."""
         return self.context * (2 if self.config.learns_pairs else 1)
+
+    def most_micro_batch_tokens(self, longest_prompt: int | None) -> int:
+        """Of micro-batches that are not larger than gains speed."""
+        most = MOST_MICRO_BATCH_TOKENS[self.machine.kind]
+        if self.config.train.packing == "padded" or self.machine.kind != "cpu":
+            return most
+        return max(most, PROMPTS_PER_MICRO_BATCH * (longest_prompt or 0))
 
     @property
     def under_vllm(self) -> bool:
