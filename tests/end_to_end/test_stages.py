@@ -296,6 +296,23 @@ def test_bad_input_is_one_line(
     assert [each for each in said if each not in line] == [], line
 
 
+def test_kto_s_longest_prompt_and_completion_must_fit_together(
+    refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    """Its baseline takes the prompt of one row with the completion of another."""
+    long = "9+9=18 " * 10
+    rows = [
+        {"prompt": f"What is 3 + 4? {long}", "completion": "7", "label": True},
+        {"prompt": "What is 3 + 5?", "completion": f"{long}8", "label": False},
+    ]
+    labels = tmp_path / "long.jsonl"
+    labels.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    arguments = ("--data.train", str(labels))
+    line = refusal("kto", *arguments, "--model.context_tokens", "100")
+    assert "kto passes each prompt with the completion of another row" in line
+    assert "more than the context of 100; drop long rows with data.max_tokens" in line
+
+
 @pytest.mark.parametrize("option", ["model.start", "critic.start", "teacher.adapter"])
 def test_a_damaged_adapter_is_one_line(
     option: str, refusal: Callable[..., str], good: Path, tmp_path: Path
