@@ -20,7 +20,7 @@ from reason_llm.config.pipeline import load_pipeline
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
 from reason_llm.data.code_cases import BESIDE, read_tests
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
 
 YAML, PYTHON, ROWS = (
@@ -68,8 +68,12 @@ def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
     ]
     rewards = [{"custom": f"my_rewards.py:{name}"} for name in names]
     texts = ["It is 18 cm", "18" + "." * 300, "a\nb\nc"]
-    found = score(rewards, texts, unit="cm")
-    assert set(found[0]) == {"is_brief", "three_lines", "shorter_is_better", "in_the_right_unit"}
+    row = {"prompt": "How long?", "columns": {"unit": "cm"}}
+    found = score(rewards, texts, unit="cm", **{ROW: row})
+    ours = {"is_brief", "three_lines", "shorter_is_better", "in_the_right_unit"}
+    assert set(found[0]) == {*ours, "reward_len", "reward_unit"}
+    assert [each["reward_len"] for each in found] == [-9, -282, -15]
+    assert [each["reward_unit"] for each in found] == [1, 0, 0]
     assert [each["is_brief"] for each in found] == [1, 0, 0]
     assert [each["three_lines"] for each in found] == [0, 0, 1]
     assert [each["in_the_right_unit"] for each in found] == [1, 0, 0]

@@ -26,7 +26,7 @@ from reason_llm.data.sets import (
 )
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError
-from reason_llm.rollout import CHAT, Prompt
+from reason_llm.rollout import CHAT, ROW, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -252,7 +252,12 @@ class _Loader:
         return self._with_extra(problem, row)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
-        there = {**row, CHAT: self.renderer.with_system_prompt(problem.messages)}
+        talk = self.renderer.with_system_prompt(problem.messages)
+        there = {**row, CHAT: talk}
+        if ROW in self.extra_columns:
+            kept = {name: value for name, value in row.items() if _is_kept_by_json(value)}
+            prompt = talk if problem.prompt is None else problem.prompt
+            there[ROW] = {"prompt": prompt, "columns": kept}
         missing = [name for name in self.extra_columns if name not in there]
         if missing:
             raise DataError(
