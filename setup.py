@@ -40,6 +40,7 @@ TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
+    "ipykernel>=7",  # a test runs cells of a notebook
     "setuptools>=77",  # a test builds the wheel without a network
     "hypothesis==6.170.15",
     "ruff==0.17.5",

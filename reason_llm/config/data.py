@@ -1,11 +1,20 @@
 """The data section: training and evaluation sets, filters, prompts."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from reason_llm.config.types import Count, Section
+
+
+class Rows(Protocol):
+    """Rows that can be counted and read more than once: a list of dicts, a ``datasets.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class ColumnsSection(Section):
@@ -112,6 +121,19 @@ class DataSection(Section):
     contamination: Literal["warn", "drop", "ignore"] = "warn"
     """Treatment of training rows whose question is in an evaluation set, compared as for
     deduplicate. warn: count them; drop: drop and count them; ignore: keep them."""
+
+    _given: Mapping[str, Rows] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> Mapping[str, Rows]:
+        """Rows that were given in Python, by the source's name that stands for them."""
+        return self._given
+
+    def with_rows(self, given: Mapping[str, Rows]) -> Self:
+        """This section with rows that were given in Python, beside those that it has."""
+        section = self.model_copy()
+        section._given = {**self._given, **given}
+        return section
 
     @property
     def sources(self) -> list[WeightedSource]:

@@ -18,6 +18,7 @@ from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
+SOURCE = "source_sha256"
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
@@ -80,6 +81,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
+    sources = _reward_sources(old), _reward_sources(new)
+    old, new = _without_reward_sources(old), _without_reward_sources(new)
     # An option that came later was as its default says.
     defaults = Config(data=DataSection(train="-")).model_dump(mode="json")
     before = dict(_flatten(defaults)) | dict(_flatten(old))
@@ -92,7 +95,30 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
         found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
+    found["warn"] += [
+        f"another source of the reward {name}"
+        for name, digest in sources[0].items()
+        if sources[1].get(name, digest) != digest
+    ]
     return Changes(found["never"], found["warn"])
+
+
+def _reward_sources(config: dict[str, Any]) -> dict[str, str]:
+    """Digests of the rewards that were given in Python, by name."""
+    return {str(r["custom"]): r[SOURCE] for r in _rewards(config) if SOURCE in r}
+
+
+def _without_reward_sources(config: dict[str, Any]) -> dict[str, Any]:
+    rewards = [{k: v for k, v in r.items() if k != SOURCE} for r in _rewards(config)]
+    return {**config, "score": {**config["score"], "rewards": rewards}} if rewards else config
+
+
+def _rewards(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a dumped config, as far as it is one."""
+    score = config.get("score")
+    rewards = score.get("rewards") if isinstance(score, dict) else None
+    is_list = isinstance(rewards, list) and all(isinstance(each, dict) for each in rewards)
+    return rewards if is_list and rewards else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -102,7 +128,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds none.
     """
     try:
-        tree = yaml_text.parse(read_bounded(path, MOST_CONFIG_BYTES).decode())
+        return parse(read_bounded(path, MOST_CONFIG_BYTES).decode(), f"config file {path}")
     except FileNotFoundError as error:
         near = difflib.get_close_matches(
             path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
@@ -113,14 +139,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
         ) from error
+
+
+def parse(text: str, what: str) -> dict[str, Any]:
+    """The sections in a YAML text.
+
+    Args:
+        what: what to call it in an error.
+
+    Raises:
+        ConfigError: it is no YAML, or holds none.
+    """
+    try:
+        tree = yaml_text.parse(text)
     except ValueError as error:
-        raise ConfigError(
-            f"config file {path} is not valid YAML: {one_line(error)}; fix that line"
-        ) from error
+        raise ConfigError(f"{what} is not valid YAML: {one_line(error)}; fix that line") from error
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'"
-        )
+        raise ConfigError(f"{what} holds {type(tree).__name__}, not sections; start with 'data:'")
     return tree
 
 

@@ -218,7 +218,9 @@ class _Loader:
     def held_out(self, name: str, source: str, room: int, limit: int | None) -> LoadedSet:
         """The first ``limit`` rows of a held-out set."""
         loaded, problems = LoadedSet(name, source), list[Problem]()
-        for problem in read_examples(loaded, "test", self._problem, self.fault, limit):
+        for problem in read_examples(
+            loaded, "test", self._problem, self.fault, limit, given=self.section.given
+        ):
             self.questions.evaluate(problem)
             if (prompt := self.prompt(problem, room)) is not None:
                 loaded.prompts.append(prompt)
@@ -230,8 +232,9 @@ class _Loader:
         """Rows of a training set that pass the filters."""
         loaded, section = LoadedSet("", source), self.section
         for problem in read_examples(
-            loaded, section.split, self._of_form, self.fault, pass_rate=section.pass_rate
-        ):
+            loaded, section.split, self._of_form, self.fault, pass_rate=section.pass_rate,
+            given=section.given,
+        ):  # fmt: skip
             prompt = self.prompt(problem, room if section.max_prompt_tokens is None else None)
             if prompt is None:
                 continue

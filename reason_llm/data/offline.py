@@ -204,7 +204,9 @@ class _Reader:
 
     def held_out(self, found: RowSet) -> list[Learned]:
         """All rows of the held-out set."""
-        examples = list(read_examples(found, "test", self._of_form, self.fault))
+        examples = list(
+            read_examples(found, "test", self._of_form, self.fault, given=self.section.given)
+        )
         for example in examples:
             self.questions.evaluate(example)
         return examples
@@ -214,8 +216,9 @@ class _Reader:
         kept = []
         section = self.section
         for example in read_examples(
-            found, section.split, self._of_form, self.fault, pass_rate=section.pass_rate
-        ):
+            found, section.split, self._of_form, self.fault, pass_rate=section.pass_rate,
+            given=section.given,
+        ):  # fmt: skip
             if option := self.questions.dropped_by(example, section):
                 found.dropped[option] += 1
             else:

@@ -8,14 +8,14 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from reason_llm.config import DataSection, PassRateSection
+from reason_llm.config import DataSection, PassRateSection, Rows
 from reason_llm.data.forms import Document, Example
-from reason_llm.data.rows import Fault, Row, read_rows
+from reason_llm.data.rows import EMPTY, Fault, Row, read_rows
 from reason_llm.errors import DataError, printable
 
 T = TypeVar("T")
@@ -53,6 +53,7 @@ def read_examples(
     fault: Fault,
     limit: int | None = None,
     pass_rate: PassRateSection | None = None,
+    given: Mapping[str, Rows] = EMPTY,
 ) -> Iterator[T]:
     """Rows of a set as examples.
 
@@ -60,6 +61,7 @@ def read_examples(
         found: counts the rows, and those that are dropped.
         split: of a Hub set.
         pass_rate: rows out of this range are dropped; None for none.
+        given: rows that were given in Python, by their source's name.
         limit: so many rows are read at most; None for all.
 
     Raises:
@@ -73,7 +75,7 @@ def read_examples(
         fault(error)
 
     try:
-        for where, row in islice(read_rows(found.source, split, noted), limit):
+        for where, row in islice(read_rows(found.source, split, noted, given), limit):
             found.num_rows += 1
             try:
                 if pass_rate is not None and not _passes(where, row, pass_rate):

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from reason_llm.config import PYTHON
 from reason_llm.data import within
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.rollout import ROW, Completion, Group, Prompt
@@ -181,6 +182,13 @@ async def _awaited(result: Any) -> Any:
 
 
 def _load(where: str) -> Callable[..., Any]:
+    if where.startswith(PYTHON):
+        name = where.rpartition(".")[2]
+        raise ConfigError(
+            f"score.rewards: custom={where} was given in Python; give it again, as in "
+            f"reason_llm.train(config, rewards=[{name}]), or put it into a file and name that: "
+            f"path/to/file.py:{name}"
+        )
     name, colon, function = where.rpartition(":")
     path = Path(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():

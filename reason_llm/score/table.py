@@ -261,7 +261,7 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
-    function = CustomReward(str(spec.custom), seconds)
+    function = CustomReward(str(spec.custom), seconds, spec.function)
     if function.takes_group:
         return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
     return Reward(of_one=function.one, columns=function.columns)

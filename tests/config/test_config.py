@@ -97,8 +97,8 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             ["score.rewards.0.nam", "score.rewards takes LIST: List of {name, weight, options}"],
         ),
         (
-            "data: {train: x}\nscore: {rewards: [boxed]}\n",
-            ["score.rewards.0='boxed'", "List of {name, weight, options}"],
+            "data: {train: x}\nscore: {rewards: [3]}\n",
+            ["score.rewards.0=3", "List of {name, weight, options}"],
         ),
         (
             "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
