@@ -19,6 +19,8 @@ from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
 SOURCE = "source_sha256"
+COMMAND_LINE = "command line"
+"""What is to blame for an option that was given there, in place of a file."""
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
@@ -50,6 +52,7 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
+    tree.setdefault("data", {})
     for key, value in overrides.items():
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
@@ -221,7 +224,7 @@ def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any])
         str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
     )
     if any(f"{key}.".startswith(f"{name}.") for name in overrides):
-        path = "command line"
+        path = COMMAND_LINE
     # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
     options = dict(leaves(Config))
     option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
@@ -233,6 +236,11 @@ def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any])
     if first["type"] == "extra_forbidden":
         problem = f"{path}: unknown key {key!r}"
         return f"{problem}{hint}" if option else unknown_key(key, problem)
+    if first["type"] == "missing" and path == COMMAND_LINE:
+        return (
+            f"{path}: --{key} is missing; give it, or a config file. (The quick start runs without "
+            "a file, --model.path and --data.train.)"
+        )
     if first["type"] == "missing":
         return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
     problem = first["msg"].removeprefix("Value error, ")

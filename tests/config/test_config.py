@@ -276,3 +276,43 @@ def test_rollouts_of_another_policy_are_weighed_by_importance(
 ) -> None:
     config = Config.model_validate({"data": {"train": "x"}, **sections})
     assert config.learned_row.correction == expected
+
+
+def test_a_model_or_data_of_one_s_own_inherits_nothing_from_the_quick_start() -> None:
+    own = parse("--model.path", "my/model", "--data.train", "mine.jsonl", "--run.steps", "7")
+    tree = {"run": {"name": "my_run", "steps": 7}, "model": {"path": "my/model"}}
+    assert own == Config.model_validate({**tree, "data": {"train": "mine.jsonl"}})
+    assert (own.train.learning_rate, own.data.eval, own.score.rewards[0].name) == (
+        1e-5, None, "boxed",
+    )  # fmt: skip
+    assert parse("--data.train", "mine.jsonl").train.learning_rate == 1e-5
+    assert parse("--run.steps", "7").train.learning_rate == 2e-3  # the quick start
+    with pytest.raises(ConfigError, match=r"^command line: --data\.train is missing; give it"):
+        parse("--model.path", "my/model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rate", "rewards"),
+    [
+        ([], "default: 1e-05; here: 0.002", "here: think_answer_tags * 1"),
+        (["--data.train", "x"], "(default: 1e-05)", "(default: boxed * 1)"),
+        (["--data.train", "x", "--train.learning_rate", "3e-6"], "here: 3e-06", "boxed * 1)"),
+        (["{path}"], "here: 0.5", "(default: boxed * 1)"),
+        (["{path}", "--train.learning_rate", "1e-5"], "(default: 1e-05)", "(default: boxed * 1)"),
+        (["none.yaml"], "(default: 1e-05)", "(default: boxed * 1)"),
+    ],
+)
+def test_the_help_tells_the_values_in_force(
+    arguments: list[str],
+    rate: str,
+    rewards: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(tmp_path, "data: {train: x}\ntrain: {learning_rate: 0.5}\n")
+    with pytest.raises(SystemExit):
+        parse(*(each.format(path=path) for each in arguments), "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    options = {part.split(" ", 1)[0]: part for part in shown.split(" --")}
+    assert rate in options["train.learning_rate"]
+    assert rewards in options["score.rewards"]
