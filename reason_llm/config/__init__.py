@@ -38,6 +38,7 @@ from reason_llm.config.score import REWARD_MODEL, RewardModelOptions, RewardSpec
 from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
+from reason_llm.config.wrong_values import nearest, wrong
 
 __all__ = [
     "CONSOLE_SCRIPT",
@@ -84,8 +85,10 @@ __all__ = [
     "load_pipeline",
     "load_quick_start",
     "matching",
+    "nearest",
     "parse_command_line",
     "parse_training_line",
     "read_command_line",
     "resolve",
+    "wrong",
 ]

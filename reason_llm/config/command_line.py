@@ -193,6 +193,8 @@ def read_command_line(
         raise ConfigError(unknown_key(key, problem, "--", [*switches, *(values or {})]))
     found = vars(known)
     first = found.pop("what")
+    if with_config and first is not None and "=" in first and not Path(first).exists():
+        raise ConfigError(_of_another_form(first))
     given = {name for name in switches if found.pop(name)}
     own = {
         name: value if isinstance(value, list) else [value]
@@ -201,6 +203,14 @@ def read_command_line(
     }
     overrides = {key: _value(key, text) for key, text in found.items()}
     return CommandLine(first, overrides, given, own)
+
+
+def _of_another_form(word: str) -> str:
+    """What to write for ``key=value``, which is verl's form."""
+    key, _, value = word.lstrip("+").partition("=")
+    if any(key == name for name, _ in leaves(Config)):
+        return f"{word:.200} is no config file; write --{key} {value:.100}"
+    return unknown_key(key, f"{word:.200} is no config file and no option", "--")
 
 
 def _value(key: str, text: str) -> Any:

@@ -1,7 +1,8 @@
 """The config file: read, overridden, written, compared; every mistake in it is one line."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -11,9 +12,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from reason_llm.config import yaml_text
+from reason_llm.config import other_names, yaml_text
 from reason_llm.config.data import DataSection
 from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
+from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
@@ -219,11 +221,10 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
     """First problem of a failed validation: where, key, value, fix."""
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    # Parts such as "constrained-int" name a branch of a union, not a key.
-    key = ".".join(
-        str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
-    )
-    if any(f"{key}.".startswith(f"{name}.") for name in overrides):
+    key = _key(first["loc"])
+    problem = _problem(first, [e for e in error.errors() if _key(e["loc"]) == key])
+    named = set(_OPTION.findall(problem)) | {key}
+    if any(f"{each}.".startswith(f"{name}.") for name in overrides for each in named):
         path = COMMAND_LINE
     # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
     options = dict(leaves(Config))
@@ -236,21 +237,46 @@ def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any])
     if first["type"] == "extra_forbidden":
         problem = f"{path}: unknown key {key!r}"
         return f"{problem}{hint}" if option else unknown_key(key, problem)
-    if first["type"] == "missing" and path == COMMAND_LINE:
-        return (
-            f"{path}: --{key} is missing; give it, or a config file. (The quick start runs without "
-            "a file, --model.path and --data.train.)"
-        )
-    if first["type"] == "missing":
+    if first["type"] == "missing" and key == option:
+        if path == COMMAND_LINE:
+            return (
+                f"{path}: --{key} is missing; give it, or a config file. (The quick start runs "
+                "without a file, --model.path and --data.train.)"
+            )
         return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
-    problem = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return f"{path}: {problem}"
-    if problem == first["msg"]:
-        problem = problem[0].lower() + problem[1:]
-    elif key != option:  # a check of a whole section, which names its keys itself
-        return f"{path}: {problem}"
+    if first["type"] == "missing":
+        return f"{path}: {key} is missing{hint}"
+    if not first["loc"] or (key != option and first["type"] == "value_error"):
+        return f"{path}: {problem}"  # a check of a whole section, which names its keys itself
+    if "did you mean" in problem:
+        hint = ""
     return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
+
+
+def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with a value.
+
+    Args:
+        same: the problems with it, one for each kind of value that it might be.
+    """
+    if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
+        return wrong(first)
+    near = nearest(first["input"], [name for each in same for name in literals(each)])
+    return "is not what the option takes" + (f"; did you mean {near}?" if near else "")
+
+
+def _key(places: tuple[int | str, ...]) -> str:
+    """``score.rewards.0.name``. Parts such as "constrained-int" and "str" name a branch of a union,
+    not a key."""
+    return ".".join(
+        str(part)
+        for part in places
+        if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)
+    )
+
+
+_BRANCHES = {"str", "int", "float", "bool", "list"}
+_OPTION = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
 
 def _shown(value: Any) -> str:
@@ -265,11 +291,13 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
         others: what may be meant beside the config's options.
     """
     keys = [*others, *(name for name, _ in leaves(Config))]
+    if same := other_names.told(key, dashes, keys):
+        return f"{problem}; {same}"
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
     if not dashes and "." not in key:
-        keys += list(Config.model_fields)
+        keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
     # By the last part alone, and only what is nearly the same: whoever has another trainer's name
     # in mind is led astray by a far guess. The key's own section first; those of other stages last,
     # and not for a key that names another section.

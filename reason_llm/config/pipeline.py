@@ -27,6 +27,7 @@ from reason_llm.config.command_line import WITHOUT_CONFIG, config_of_line, read_
 from reason_llm.config.file import build, read_yaml
 from reason_llm.config.pairs import PairForm, PairsSection
 from reason_llm.config.sections import READ_BY, Config
+from reason_llm.config.wrong_values import wrong
 from reason_llm.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -262,7 +263,7 @@ class _Builder:
             key = ".".join(map(str, first["loc"]))
             known = ", ".join(PairsSection.model_fields)
             raise ConfigError(
-                f"{self.place}: data.train.{key}={first['input']!r:.60}: {first['msg']}; beside "
+                f"{self.place}: data.train.{key}={first['input']!r:.60} {wrong(first)}; beside "
                 f"{PAIRS_OF} there may be {known}"
             ) from error
         except ConfigError as error:

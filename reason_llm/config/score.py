@@ -16,6 +16,7 @@ from pydantic import (
 
 from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.types import Section
+from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset({"reward", "errors", "timeouts", "groups_without_signal_fraction"})
 """What stands in the metrics beside the rewards."""
@@ -126,7 +127,7 @@ class RewardSpec(Section):
             first = error.errors()[0]
             option = ".".join(map(str, first["loc"]))
             raise ValueError(
-                f"option {option!r} of {self.name}: {first['msg'].lower()} (its options: "
+                f"option {option!r} of {self.name} {wrong(first)} (its options: "
                 f"{', '.join(RewardModelOptions.model_fields)}); fix score.rewards"
             ) from error
         return self

@@ -445,6 +445,10 @@ def _column(where: str, row: Row, named: str | None, usual: Sequence[str], optio
     for name in candidates:
         if name in row:
             return name
+    folded = {str(column).casefold(): column for column in row}
+    for name in candidates:  # AIME's Problem and Answer
+        if name.casefold() in folded:
+            return str(folded[name.casefold()])
     names = ", ".join(map(repr, candidates))
     wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
     fix = "to the form that the rows have" if option == "data.form" else "to one of these"

@@ -22,18 +22,14 @@ Differs: it is called for one group, not for a batch of several; there is no tra
 """
 
 import asyncio
-import importlib.util
 import inspect
 import math
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 from reason_llm.config import PYTHON
-from reason_llm.data import within
-from reason_llm.errors import ConfigError, one_line
+from reason_llm.data import load_function, within
+from reason_llm.errors import ConfigError
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 
 LARGEST = 1e9
@@ -42,9 +38,6 @@ OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
-_PACKAGE = Path(__file__).resolve().parents[1]
-_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
-_INSTALLED = {"site-packages", "dist-packages"}
 OF_A_TRAINER = {"trainer_state", "log_extra", "log_metric", "environments"}
 """What TRL gives beside the columns, and there is none of here."""
 
@@ -66,7 +59,7 @@ class CustomReward:
     ) -> None:
         self.where = where
         self.timeout_seconds = timeout_seconds
-        self._function = _load(where) if function is None else function
+        self._function = _loaded(where) if function is None else function
         parameters = list(inspect.signature(self._function).parameters.values())
         if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
             raise ConfigError(
@@ -181,7 +174,7 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _load(where: str) -> Callable[..., Any]:
+def _loaded(where: str) -> Callable[..., Any]:
     if where.startswith(PYTHON):
         name = where.rpartition(".")[2]
         raise ConfigError(
@@ -189,56 +182,7 @@ def _load(where: str) -> Callable[..., Any]:
             f"reason_llm.train(config, rewards=[{name}]), or put it into a file and name that: "
             f"path/to/file.py:{name}"
         )
-    name, colon, function = where.rpartition(":")
-    path = Path(name)
-    if not colon or path.suffix != ".py" or not function.isidentifier():
-        raise ConfigError(
-            f"score.rewards: custom={where!r} must be path/to/file.py:function; write it so"
-        )
-    if not path.is_file():
-        raise ConfigError(f"score.rewards: custom={where}: {path} does not exist; check the path")
-    spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit, GeneratorExit) as error:
-        raise ConfigError(
-            f"score.rewards: custom={where}: {path} cannot be imported "
-            f"({type(error).__name__}: {one_line(error)}{_at(error)}); fix it"
-        ) from error
-    found: Callable[..., Any] | None = vars(module).get(function)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if inspect.isfunction(v)]
-        raise ConfigError(
-            f"score.rewards: custom={where}: {path} has no function {function!r}; it has "
-            f"{', '.join(known) or 'none'}"
-        )
-    return found
-
-
-def _at(error: BaseException) -> str:
-    place = None if isinstance(error, SyntaxError) else place_of(error)  # whose text has its own
-    return f" at {place}" if place else ""
-
-
-def place_of(error: BaseException) -> str | None:
-    """``my_rewards.py:12``: the deepest line of the user's own code in an error's traceback; None
-    where there is none."""
-    frames = [
-        (path, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not (path := Path(frame.filename)).is_relative_to(_PACKAGE)
-        and not path.is_relative_to(_STANDARD_LIBRARY)
-        and not _INSTALLED.intersection(path.parts)
-        and not frame.filename.startswith("<frozen")
-    ]
-    if not frames:
-        return None
-    path, line = frames[-1]
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{line}"
+    return load_function(where, "score.rewards: custom")
 
 
 def _number(value: Any, where: str) -> float:

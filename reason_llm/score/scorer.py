@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from reason_llm.config import ScoreSection
+from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
-from reason_llm.score.custom import place_of
 from reason_llm.score.math.judge import default_judge
 from reason_llm.score.table import NEED_ANOTHER, Context, Reward, make_reward
 

@@ -24,12 +24,12 @@ with warnings.catch_warnings():  # of the version of vLLM
 
 from conftest import TINY
 from reason_llm.config import Config, resolve
-from reason_llm.data import load_data
+from reason_llm.data import load_data, load_function
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, group_from_json, group_to_json
 from reason_llm.run.collect import is_kept
 from reason_llm.run.metrics import describe
-from reason_llm.score import Scorer, custom
+from reason_llm.score import Scorer
 from reason_llm.score.selection import rewards_of
 from reason_llm.train import with_advantages
 
@@ -175,7 +175,7 @@ def test_a_function_unchanged_gives_the_same_rewards(
     groups = groups_of(rows, rewards_file.parent, config)
     with Scorer(config.score, 512) as scorer:
         scored = scorer.score(groups)
-    functions = [custom._load(spec["custom"]) for spec in specs]
+    functions = [load_function(spec["custom"], "custom") for spec in specs]
     expected = of_trl(functions, rows, event_loop)
     found = torch.tensor([[c.rewards[n] for n in names] for g in scored for c in g.completions])
     assert torch.equal(found.isnan(), expected.isnan())
