@@ -20,6 +20,7 @@ from reason_llm.config import (
     load_quick_start,
 )
 from reason_llm.errors import ConfigError, DataError, Stopped
+from reason_llm.files import hub_restored
 from reason_llm.run import Record, Watch, metrics
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ def _restored() -> Iterator[None]:
     verbosity = of_transformers.get_verbosity()
     had_bars = of_transformers.is_progress_bar_enabled()
     try:
-        with restored_output():
+        with restored_output(), hub_restored():
             yield
     finally:
         of_transformers.set_verbosity(verbosity)

@@ -17,7 +17,7 @@ from typing import Any
 
 from reason_llm.config import PYTHON, Rows
 from reason_llm.errors import DataError, one_line
-from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
+from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
@@ -199,8 +199,15 @@ def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
 
     try:
         name, _, subset = source.partition(":")
+        datasets.config.HF_HUB_OFFLINE = not reach_hub()
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        if datasets.config.HF_HUB_OFFLINE:
+            raise DataError(
+                f"{source} is no file here, and the Hub cannot be reached (no network, or "
+                "HF_HUB_OFFLINE is set) and did not leave it in the cache; connect, or give a "
+                ".jsonl, .json, .csv or .parquet file"
+            ) from error
         raise DataError(
             f"{source} is neither a file here nor a Hub data set that can be read "
             f"({one_line(error)}); "
