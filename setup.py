@@ -81,12 +81,8 @@ setup(
     "the base model",
     long_description=Path("README.md").read_text() if Path("README.md").is_file() else "",
     long_description_content_type="text/markdown",
-    url="https://github.com/reason-llm/reason_llm",
-    project_urls={
-        "Documentation": "https://github.com/reason-llm/reason_llm/tree/main/docs",
-        "Changelog": "https://github.com/reason-llm/reason_llm/blob/main/LOG.md",
-        "Issues": "https://github.com/reason-llm/reason_llm/issues",
-    },
+    url="https://pypi.org/project/reason-llm/",
+    project_urls={"Releases": "https://pypi.org/project/reason-llm/#history"},
     keywords="reinforcement learning, RLHF, GRPO, PPO, DPO, LoRA, QLoRA, language models, vLLM",
     classifiers=[
         "Development Status :: 4 - Beta",
