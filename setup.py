@@ -34,13 +34,15 @@ BASE = [
     "matplotlib>=3.10",
     "latex2mathml>=3.81,<4",
 ]
-GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
+VLLM = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3"]
+UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
     "pytest-xdist>=3.8",
+    "ipykernel>=7",  # a test runs cells of a notebook
     "setuptools>=77",  # a test builds the wheel without a network
     "hypothesis==6.170.15",
     "ruff==0.17.5",
@@ -76,7 +78,20 @@ class BuildWithQuickStart(build_py):
 setup(
     name="reason_llm",
     version="0.1.0",
-    description="Single-GPU, memory-frugal, serialized RL fine-tuning of language models",
+    description="Reinforcement learning and RLHF of language models on one GPU, with one copy of "
+    "the base model",
+    long_description=Path("README.md").read_text() if Path("README.md").is_file() else "",
+    long_description_content_type="text/markdown",
+    url="https://pypi.org/project/reason-llm/",
+    project_urls={"Releases": "https://pypi.org/project/reason-llm/#history"},
+    keywords="reinforcement learning, RLHF, GRPO, PPO, DPO, LoRA, QLoRA, language models, vLLM",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
@@ -88,5 +103,11 @@ setup(
     entry_points={"console_scripts": ["reason-llm = reason_llm.app.cli:main"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
-    extras_require={"gpu": GPU, "trackers": TRACKERS, "test": TEST},
+    extras_require={
+        "vllm": VLLM,
+        "unsloth": UNSLOTH,
+        "gpu": [*VLLM, *UNSLOTH],
+        "trackers": TRACKERS,
+        "test": TEST,
+    },
 )

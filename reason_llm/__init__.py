@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from reason_llm.app import api
     from reason_llm.config import Config
     from reason_llm.rollout import Completion, Group, Prompt
+    from reason_llm.run import Silent, Watch
 
+    Summary = api.Summary
     evaluate, export, load_config, train = api.evaluate, api.export, api.load_config, api.train
 
 # Read when torch is loaded. OpenMP's threads wait for each other spinning; by GNU's default so long
@@ -29,6 +31,9 @@ __all__ = [
     "Config",
     "Group",
     "Prompt",
+    "Silent",
+    "Summary",
+    "Watch",
     "evaluate",
     "export",
     "load_config",
@@ -38,7 +43,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, on its first use."""
-    if name in ("evaluate", "export", "load_config", "train"):
+    if name in ("Summary", "evaluate", "export", "load_config", "train"):
         from reason_llm.app import api
 
         home: ModuleType = api
@@ -50,6 +55,10 @@ def __getattr__(name: str) -> Any:
         from reason_llm import rollout
 
         home = rollout
+    elif name in ("Silent", "Watch"):
+        from reason_llm import run
+
+        home = run
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = getattr(home, name)

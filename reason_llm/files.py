@@ -4,7 +4,8 @@ Written: atomic replacement, locks that die with their process, moving aside. Re
 only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
 ``/dev/zero`` would not end, so neither is opened. Of what they hold, only what could fill the
 memory of whoever uses it is looked at: here a ``tokenizer.json``, which a page without torch reads,
-too. What its library prints when it panics is kept from the terminal.
+too. What its library prints when it panics is kept from the terminal. The Hub is asked only where
+it can be reached: its libraries try again for most of a minute.
 """
 
 import base64
@@ -15,15 +16,19 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import stat
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import orjson
 from safetensors import SafetensorError
@@ -490,3 +495,71 @@ def _items(value: Any) -> list[Any]:
 def _kind(mode: int) -> str:
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
     return next((name for test, name in kinds.items() if test(mode)), "a device")
+
+
+HUB_SECONDS = 2.0
+"""Of opening a connection to the Hub, the look-up of its name included."""
+_PORTS = {"http": 80, "https": 443}
+
+
+def reach_hub() -> bool:
+    """Whether the Hub, or the proxy before it, can be reached. If not, its libraries are told to
+    take only what is in their cache, until ``hub_restored``."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        _connect(constants.ENDPOINT)
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+        return False
+    return True
+
+
+@contextmanager
+def hub_restored() -> Iterator[None]:
+    """After the block, the Hub's libraries ask it again if they did before."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def is_in_hub_cache(repository: str, name: str) -> bool:
+    """Whether a file of a model on the Hub was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(repository, name), str)
+    except HFValidationError:  # it is no name of a repository
+        return False
+
+
+@cache
+def _connect(endpoint: str) -> None:
+    """Open a connection and close it; one that succeeded is not tried again.
+
+    Raises:
+        OSError: it took longer than ``HUB_SECONDS``, or failed.
+    """
+    url = urlsplit(endpoint)
+    proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
+    if proxy is not None:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    place = (url.hostname or "", url.port or _PORTS.get(url.scheme, 1080))
+    connected: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(place, timeout=HUB_SECONDS):
+            connected.append(True)
+
+    thread = threading.Thread(target=connect, daemon=True)  # the look-up of a name has no limit
+    thread.start()
+    thread.join(HUB_SECONDS)
+    if not connected:
+        raise OSError(errno.EHOSTUNREACH, f"{place[0]} cannot be reached")

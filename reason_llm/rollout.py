@@ -19,6 +19,9 @@ FinishReason = Literal["stop", "length"]
 CHAT = "@chat"
 """Member of ``Prompt.extra``, where a reward asks for it: the messages that the prompt was rendered
 from. No column that a custom reward could ask for has such a name."""
+ROW = "@row"
+"""Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
+messages, "columns": {...}}``, the columns of the row by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,20 @@ class Completion:
     finish_reason: FinishReason
     """``stop``: an end-of-sequence token was sampled; ``length``: the token limit came first."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Each reward by name, before weights."""
+    """Each reward by name, before weights; NaN (null in JSON) where the reward gave none."""
     reward: float | None = None
-    """The weighted sum; None until scored."""
+    """The weighted sum of the rewards that were given; None until scored."""
     advantage: float | None = None
     """None until the whole step is scored."""
     learner_logprobs: tuple[float, ...] | None = None
     """T log-probs in nats by the learner before the step's first update; None before learning and
     for completions that it had no need to pass through the model."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether it is scored and at least one reward gave it a number."""
+        known = [value for value in self.rewards.values() if not math.isnan(value)]
+        return self.reward is not None and bool(known or not self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ def group_from_json(value: Any) -> Group:
     """
     prompt = _record(Prompt, _member(value, "prompt"), ("token_ids",))
     completions = tuple(
-        _record(Completion, item, ("token_ids", "logprobs"), maybe=("learner_logprobs",))
+        _record(Completion, _with_nan(item), ("token_ids", "logprobs"), ("learner_logprobs",))
         for item in _member(value, "completions")
     )
     if not completions:
@@ -161,6 +170,15 @@ def _member(value: Any, name: str) -> Any:
     if not isinstance(value, dict) or name not in value:
         raise ValueError(f"a group without {name!r}")
     return value[name]
+
+
+def _with_nan(completion: Any) -> Any:
+    """The completion's JSON with NaN for the rewards that are null."""
+    rewards = completion.get("rewards") if isinstance(completion, dict) else None
+    if not isinstance(rewards, dict) or None not in rewards.values():
+        return completion
+    named = {name: math.nan if value is None else value for name, value in rewards.items()}
+    return {**completion, "rewards": named}
 
 
 def _shallow(record: Any) -> dict[str, Any]:

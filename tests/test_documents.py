@@ -20,14 +20,14 @@ from reason_llm.config.pipeline import load_pipeline
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
 from reason_llm.data.code_cases import BESIDE, read_tests
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
 
 YAML, PYTHON, ROWS = (
     [block for path in DOCUMENTS for block in blocks(path) if block.language == language]
     for language in ("yaml", "python", "json")
 )
-OWN_REWARDS = [block.text for block in PYTHON if "from reason_llm" not in block.text]
+OWN_REWARDS = [block.text for block in PYTHON if "reason_llm" not in block.text]
 
 
 @pytest.fixture
@@ -68,8 +68,12 @@ def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
     ]
     rewards = [{"custom": f"my_rewards.py:{name}"} for name in names]
     texts = ["It is 18 cm", "18" + "." * 300, "a\nb\nc"]
-    found = score(rewards, texts, unit="cm")
-    assert set(found[0]) == {"is_brief", "three_lines", "shorter_is_better", "in_the_right_unit"}
+    row = {"prompt": "How long?", "columns": {"unit": "cm"}}
+    found = score(rewards, texts, unit="cm", **{ROW: row})
+    ours = {"is_brief", "three_lines", "shorter_is_better", "in_the_right_unit"}
+    assert set(found[0]) == {*ours, "reward_len", "reward_unit"}
+    assert [each["reward_len"] for each in found] == [-9, -282, -15]
+    assert [each["reward_unit"] for each in found] == [1, 0, 0]
     assert [each["is_brief"] for each in found] == [1, 0, 0]
     assert [each["three_lines"] for each in found] == [0, 0, 1]
     assert [each["in_the_right_unit"] for each in found] == [1, 0, 0]
@@ -79,7 +83,7 @@ def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
 
 @pytest.mark.usefixtures("beside_my_rewards")
 def test_the_other_python_of_the_docs_runs() -> None:
-    others = [block for block in PYTHON if block.text not in OWN_REWARDS]
+    others = [block for block in PYTHON if "from reason_llm" in block.text]
     assert len(others) == 1
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         exec(compile(others[0].text, others[0].where, "exec"), {})
@@ -142,8 +146,10 @@ def test_every_quoted_message_is_one_that_the_code_says() -> None:
 
 
 def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert [path.name for path in DOCUMENTS if f"docs/{path.name}" not in readme][1:] == []
+    readme, *pages = DOCUMENTS
+    linked = [path for path in pages if f"docs/{path.name}" in readme.read_text()]
+    from_there = "".join(path.read_text() for path in [readme, *linked])
+    assert [path.name for path in pages if f"docs/{path.name}" not in from_there] == []
     for path in DOCUMENTS:
         text = path.read_text()
         links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(

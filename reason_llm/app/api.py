@@ -5,49 +5,125 @@ what the commands print as one line, and leave logging and standard output as th
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.config import CommandLine, Config, file as config_file
+from reason_llm.config import (
+    PYTHON,
+    CommandLine,
+    Config,
+    Rows,
+    file as config_file,
+    load_quick_start,
+)
+from reason_llm.errors import ConfigError, DataError, Stopped
+from reason_llm.files import hub_restored
+from reason_llm.run import Record, Watch, metrics
 
 if TYPE_CHECKING:
     from reason_llm.app.export.parity import Parity
     from reason_llm.app.export.reward_model import ScoreParity
 
+Reward = str | Mapping[str, Any] | Callable[..., Any]
+"""A reward's name, its members as in a config, or a function."""
+ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
+"""What the config calls rows that are given here."""
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
+
+class Summary(dict[str, Any]):
+    """What a run came to: the members of its ``summary.json``, and where its files are.
+
+    Args:
+        values: the members: ``accuracy_before`` and ``accuracy_after`` (fractions; None without a
+            held-out set), ``steps``, seconds of each phase, peaks of memory in GiB.
+        folder: the run's.
+    """
+
+    def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(values)
+        self.folder = folder
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter in PEFT's form; of stage sample there is none."""
+        return self.folder / "adapter"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.folder / "report.html"
+
+    @property
+    def curves(self) -> Path:
+        """The picture of reward and accuracy over the steps."""
+        return self.folder / "curves.png"
+
+    def records(self) -> list[Record]:
+        """The metrics of each step, oldest first; step 0 is the untrained policy."""
+        return metrics.read_all(self.folder)
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Config:
     """The config in a YAML file.
 
     Args:
+        path: None: the quick start's, whose model and data come with the installation.
         overrides: options by dotted names, such as ``{"train.learning_rate": 1e-5}``.
 
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    return config_file.load(Path(path), dict(overrides or {}))
+    options = dict(overrides or {})
+    return load_quick_start(options) if path is None else config_file.load(Path(path), options)
 
 
-def train(config: Config | Mapping[str, Any] | str | Path) -> dict[str, Any]:
-    """Train, or go on where the run stopped; the summary that is also in ``summary.json``.
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    rewards: Sequence[Reward] | None = None,
+    rows: Rows | None = None,
+    eval_rows: Rows | None = None,
+    watch: Watch | None = None,
+) -> Summary:
+    """Train, or go on where the run stopped.
 
     Args:
-        config: a config, its sections as a dict, or the path of a YAML file. A run without a
-            ``run.name`` is called by its file, or "config".
+        config: a config, its sections as a dict, the path of a YAML file, or YAML of several lines;
+            None: the quick start. A run without a ``run.name`` is called by its file, or "config".
+        rewards: in the place of ``score.rewards``: functions, names of rewards, or dicts as in a
+            config, in which ``custom`` may be a function.
+        rows: in the place of ``data.train``: dicts, or a ``datasets.Dataset``.
+        eval_rows: likewise in the place of ``data.eval``.
+        watch: is told of lines, phases and steps in the console's place. None: the console, and in
+            a notebook a plot at the end.
 
     Raises:
         ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
-        Stopped: Ctrl-C or SIGTERM; everything is saved.
+        Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call goes on.
     """
-    config = _config(config)
+    made = _config(config, _overrides(rewards, rows, eval_rows))
+    made = made.model_copy(update={"data": made.data.with_rows(_given(config, rows, eval_rows))})
     with _restored():
         from reason_llm.app.console import Console
 
-        console = Console(config.log.console)  # sets up what libraries may say as they are imported
+        console = Console("quiet" if watch is not None else made.log.console)
+        # What is set up above is for libraries, which may say things as they are imported.
         from reason_llm.app.training import run_training
 
-        return run_training(config, console)
+        try:
+            values = run_training(made, console if watch is None else watch)
+        except Stopped:
+            (console if watch is None else watch).line("stopped; the same call goes on from here")
+            raise
+    summary = Summary(values, made.run.directory / str(made.run.name))
+    if watch is None and made.log.console != "quiet":
+        _show_in_notebook(summary.curves)
+    return summary
 
 
 def evaluate(
@@ -59,6 +135,7 @@ def evaluate(
     compare: str | Path | None = None,
     out: str | Path | None = None,
     generate_only: bool = False,
+    rewards: Sequence[Reward] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run, a config or a model; the summary that is also in ``<out>/summary.json``.
@@ -71,6 +148,7 @@ def evaluate(
         compare: a second model, as ``model``.
         out: folder of the results; None: one beside the run.
         generate_only: write completions and judge nothing.
+        rewards: in the place of ``score.rewards``, as in ``train``; the first one judges.
         overrides: options of the config by dotted names.
 
     Raises:
@@ -81,7 +159,8 @@ def evaluate(
     if sets is not None:
         values["sets"] = [str(each) for each in ([sets] if isinstance(sets, str) else sets)]
     switches = {"generate-only"} if generate_only else set()
-    line = CommandLine(str(what), dict(overrides or {}), switches, values)
+    options = dict(overrides or {}) | _overrides(rewards, None, None)
+    line = CommandLine(str(what), options, switches, values)
     with _restored():
         from reason_llm.app.console import Console
 
@@ -141,15 +220,73 @@ def export(
         return exporting.export(request, console)
 
 
-def _config(given: Config | Mapping[str, Any] | str | Path) -> Config:
-    if isinstance(given, str | Path):
-        return load_config(given)
+def _overrides(
+    rewards: Sequence[Reward] | None, rows: object | None, eval_rows: object | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if rewards is not None:
+        if isinstance(rewards, str | Mapping) or not isinstance(rewards, Sequence):
+            raise ConfigError(
+                f"rewards={str(rewards)[:60]} is no list; give one, such as rewards=[my_reward]"
+            )
+        found["score.rewards"] = list(rewards)
+    if rows is not None:
+        found["data.train"] = ROWS
+    if eval_rows is not None:
+        found["data.eval"] = EVAL_ROWS
+    return found
+
+
+def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
+    """The rows by the names that stand for them in the config.
+
+    Raises:
+        DataError: they are no collection of rows.
+    """
+    found = dict(config.data.given) if isinstance(config, Config) else {}
+    for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
+        if given is None:
+            continue
+        is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
+        if isinstance(given, str | bytes | Mapping) or not is_counted:
+            hint = "a list of dicts, or a datasets.Dataset"
+            if isinstance(given, Mapping):  # a DatasetDict
+                hint += f", such as rows[{next(iter(given), 'train')!r}]"
+            elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
+                hint += "; of an iterator, list(rows)"
+            raise DataError(f"{name} is of type {type(given).__name__}; give {hint}")
+        found[name] = given
+    return found
+
+
+def _config(
+    given: Config | Mapping[str, Any] | str | Path | None, overrides: dict[str, Any]
+) -> Config:
+    if given is None:
+        return load_quick_start(overrides)
     unnamed = Path("config")
+    if isinstance(given, str) and "\n" in given:
+        given = config_file.parse(given, "the config")
+    if isinstance(given, str | Path):
+        return config_file.load(Path(given), overrides)
     if isinstance(given, Mapping):
-        return config_file.build(copy.deepcopy(dict(given)), unnamed, {})
+        return config_file.build(copy.deepcopy(dict(given)), unnamed, overrides)
+    if overrides:
+        tree = given.model_dump(mode="json")
+        tree["score"]["rewards"] = list(given.score.rewards)  # with functions given in Python
+        return config_file.build(tree, unnamed, overrides)
     if given.run.name is None:
         return given.model_copy(update={"run": given.run.model_copy(update={"name": unnamed.name})})
     return given
+
+
+def _show_in_notebook(picture: Path) -> None:
+    """Show a picture under the cell, if this process is a notebook's."""
+    ipython = sys.modules.get("IPython")  # no notebook is without, and nothing else needs it
+    shell = None if ipython is None else ipython.get_ipython()
+    if ipython is None or shell is None or not hasattr(shell, "kernel") or not picture.is_file():
+        return
+    ipython.display.display(ipython.display.Image(filename=str(picture)))
 
 
 @contextmanager
@@ -162,7 +299,7 @@ def _restored() -> Iterator[None]:
     verbosity = of_transformers.get_verbosity()
     had_bars = of_transformers.is_progress_bar_enabled()
     try:
-        with restored_output():
+        with restored_output(), hub_restored():
             yield
     finally:
         of_transformers.set_verbosity(verbosity)

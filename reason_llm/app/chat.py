@@ -7,7 +7,7 @@ One copy of the base: without its adapter it is the base, with it the policy. No
 import random
 import re
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,8 @@ class Subject:
     """Which decides what ``system_prompt: auto`` is; empty for none."""
     options: dict[str, Any]
     """The run's own; ``Options`` checks them."""
+    template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """As ``data.template_arguments``."""
 
 
 def find_subject(target: str, adapter: Path | None) -> Subject:
@@ -98,7 +100,10 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     options = {name: sample[name] for name in Options.model_fields if name in sample}
     first_reward = config.score.rewards[0].kind
     data = config.data
-    return Subject(config.model, adapter, data.template, data.system_prompt, first_reward, options)
+    return Subject(
+        config.model, adapter, data.template, data.system_prompt, first_reward, options,
+        data.template_arguments,
+    )  # fmt: skip
 
 
 class Chat:
@@ -117,7 +122,12 @@ class Chat:
         tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
         self.renderer = Renderer(
             tokenizer,
-            chat_template(subject.template, section.path, tokenizer.chat_template is not None),
+            chat_template(
+                subject.template,
+                section.path,
+                tokenizer.chat_template is not None,
+                subject.template_arguments,
+            ),
             system_prompt(subject.system_prompt, subject.first_reward),
         )
         if self.adapter is not None:

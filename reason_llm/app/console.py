@@ -54,9 +54,14 @@ class Console:
     def __init__(self, mode: str) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
             sys.stdout.reconfigure(errors="backslashreplace")
-        self._rich = _Output(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        # In a notebook rich would write a block of HTML for each line.
+        self._rich = _Output(
+            highlight=False, soft_wrap=True, emoji=False, markup=False, force_jupyter=False
+        )
         self._quiet = mode == "quiet"
-        self._live = mode == "auto" and self._rich.is_terminal and not self._rich.is_dumb_terminal
+        # A notebook calls itself a terminal by FORCE_COLOR, and cannot move its cursor.
+        is_terminal = self._rich.is_terminal and self._rich.file.isatty()
+        self._live = mode == "auto" and is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
         self._last_step = 0
         handler = _Lines(self._rich)

@@ -142,6 +142,7 @@ def _lines_of_evaluation(held_out: Sequence[LoadedSet]) -> list[str]:
 def _described(title: str, loaded: LoadedSet) -> list[str]:
     counts = f"{title}: {loaded.num_rows} rows, {len(loaded.prompts)} taken"
     lines = [counts + (f"; {loaded.left_out}" if loaded.dropped else "")]
+    lines += [f"  {error}" for error in loaded.skipped]
     if lengths := [len(prompt.token_ids) for prompt in loaded.prompts]:
         lines.append(f"  prompt tokens: {_spread(lengths)}")
     return lines
@@ -153,6 +154,7 @@ def _described_rows(title: str, found: RowSet) -> list[str]:
     if len(rows) > len(found.units):
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {found.left_out}" if found.dropped else "")]
+    lines += [f"  {error}" for error in found.skipped]
     for what, lengths in (
         ("row", [len(row.ids) for row in rows]),
         ("learned", [sum(row.trained) for row in rows]),

@@ -11,7 +11,7 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import Group
+from reason_llm.rollout import CHAT, ROW, Group
 from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages, without_learner_logprobs
@@ -91,6 +91,12 @@ def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
     for group in groups:
         if missing := sorted(columns - set(group.prompt.extra)):
             raise RolloutBufferError(
-                f"{source}: {group.prompt.id!r} was saved without the column {missing[0]!r} that a "
+                f"{source}: {group.prompt.id!r} was saved without {_called(missing[0])}, which a "
                 "reward asks for; take a reward that needs no more than the answer"
             )
+
+
+def _called(column: str) -> str:
+    if column == ROW:
+        return "its row"
+    return "its messages" if column == CHAT else f"the column {column!r}"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.app import lines, trackers
-from reason_llm.app.console import Console
 from reason_llm.app.report import curves
 from reason_llm.app.report.page import write_report
 from reason_llm.app.trackers import Trackers
@@ -16,53 +15,56 @@ from reason_llm.errors import one_line
 from reason_llm.files import write_atomically
 from reason_llm.loop import train
 from reason_llm.rollout import Group
-from reason_llm.run import Begun, Progress, Record, metrics
+from reason_llm.run import Begun, Progress, Record, Watch, metrics
 
 logger = logging.getLogger(__name__)
 
 
-def run_training(config: Config, console: Console) -> dict[str, Any]:
+def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     """Run ``loop.train`` as the command line does, and return its summary.
+
+    Args:
+        shown: the console, or what takes its place.
 
     Raises:
         ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
     """
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
-        watch = _Terminal(console, followers)
+        watch = _Followed(shown, followers)
         summary = train(config, watch)
         folder = config.run.directory / str(config.run.name)
         if watch.has_begun or not (folder / "curves.png").exists():
             _write_curves(config, folder)
             for line in lines.of_summary(summary):
-                console.line(line)
-            _write_report(folder, console)
+                shown.line(line)
+            _write_report(folder, shown)
     return summary
 
 
-class _Terminal:
-    """The console and the trackers as one watch."""
+class _Followed:
+    """A watch and the trackers as one watch."""
 
-    def __init__(self, console: Console, followers: Trackers) -> None:
-        self._console = console
+    def __init__(self, shown: Watch, followers: Trackers) -> None:
+        self._shown = shown
         self._followers = followers
         self.has_begun = False
 
     def line(self, text: str) -> None:
-        self._console.line(text)
+        self._shown.line(text)
 
     @contextmanager
     def run(self, begun: Begun) -> Iterator[None]:
         self.has_begun = True
         self._followers.start(begun.folder, begun.id)
-        with self._console.run(begun):
+        with self._shown.run(begun):
             yield
 
     def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
-        return self._console.phase(name, total)
+        return self._shown.phase(name, total)
 
     def step(self, record: Record, group: Group | None) -> None:
-        self._console.step(record, group)
+        self._shown.step(record, group)
 
 
 def _write_curves(config: Config, folder: Path) -> None:
@@ -72,7 +74,7 @@ def _write_curves(config: Config, folder: Path) -> None:
     write_atomically(folder / "curves.png", picture)
 
 
-def _write_report(folder: Path, console: Console) -> None:
+def _write_report(folder: Path, shown: Watch) -> None:
     """Write report.html after everything else. Nothing wrong with it may fail the run."""
     try:
         alarms = write_report([folder], folder / "report.html")
@@ -80,4 +82,4 @@ def _write_report(folder: Path, console: Console) -> None:
         logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
     else:
         told = f"alarms: {'; '.join(alarms)}" if alarms else "no alarms"
-        console.line(f"report in {folder / 'report.html'}, {told}")
+        shown.line(f"report in {folder / 'report.html'}, {told}")

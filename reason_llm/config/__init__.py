@@ -21,8 +21,9 @@ from reason_llm.config.command_line import (
     parse_command_line,
     read_command_line,
 )
-from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection
+from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
 from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
+from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.pipeline import (
@@ -32,15 +33,18 @@ from reason_llm.config.pipeline import (
     parse_training_line,
 )
 from reason_llm.config.preferences import PreferenceRow
+from reason_llm.config.quick_start import load_quick_start
 from reason_llm.config.score import REWARD_MODEL, RewardModelOptions, RewardSpec, ScoreSection
 from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
+from reason_llm.config.wrong_values import nearest, wrong
 
 __all__ = [
     "CONSOLE_SCRIPT",
     "MOST_CONFIG_BYTES",
     "PAIR_FORMS",
+    "PYTHON",
     "REWARD_MODEL",
     "SURROGATES",
     "AdapterSection",
@@ -66,6 +70,7 @@ __all__ = [
     "Ratio",
     "RewardModelOptions",
     "RewardSpec",
+    "Rows",
     "Scale",
     "ScoreSection",
     "Section",
@@ -78,9 +83,12 @@ __all__ = [
     "docstring",
     "load",
     "load_pipeline",
+    "load_quick_start",
     "matching",
+    "nearest",
     "parse_command_line",
     "parse_training_line",
     "read_command_line",
     "resolve",
+    "wrong",
 ]

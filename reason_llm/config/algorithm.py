@@ -22,6 +22,7 @@ from reason_llm.config.algorithms import (
     resolve,
 )
 from reason_llm.config.types import Count, Fraction, NonNegative, Section
+from reason_llm.config.wrong_values import none_of
 
 
 class AlgorithmSection(Section):
@@ -116,7 +117,7 @@ class AlgorithmSection(Section):
     @classmethod
     def _is_a_row(cls, name: str) -> str:
         if name not in ALGORITHMS:
-            raise ValueError(f"is not in the algorithm table ({', '.join(ALGORITHMS)})")
+            raise ValueError(none_of(name, ALGORITHMS))
         return name
 
     def row(self) -> Algorithm:

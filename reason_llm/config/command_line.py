@@ -3,7 +3,8 @@ options; ``--help`` lists all."""
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,14 +12,20 @@ from typing import Any, NoReturn
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import yaml_text
+from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
 from reason_llm.config.quick_start import CHECKOUT, QUICK_START, load_quick_start
+from reason_llm.config.score import RewardSpec
 from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
 """Other names of options."""
 
+WITHOUT_CONFIG = (
+    f"YAML file (default: {QUICK_START}; with --model.path or --data.train none, and all options "
+    "have their defaults)"
+)
 
 CONSOLE_SCRIPT = "reason-llm"
 
@@ -89,16 +96,22 @@ def parse_command_line(
     Returns:
         The config, and the switches that were given.
     """
+    what = ("CONFIG.yaml", WITHOUT_CONFIG)
     line = read_command_line(
-        program,
-        description,
-        ("CONFIG.yaml", f"YAML file (default: {QUICK_START})"),
-        arguments,
-        switches,
+        program, description, what, arguments, switches, in_force=config_of_line
     )
+    return config_of_line(line), line.given
+
+
+def config_of_line(line: CommandLine) -> Config:
+    """The config that a command line names, with its options.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
     if line.what is None:
-        return load_quick_start(line.overrides), line.given
-    return load(Path(line.what), line.overrides), line.given
+        return load_quick_start(line.overrides)
+    return load(Path(line.what), line.overrides)
 
 
 def read_command_line(
@@ -109,16 +122,27 @@ def read_command_line(
     switches: Mapping[str, str],
     values: Mapping[str, Value] | None = None,
     with_config: bool = True,
+    in_force: Callable[[CommandLine], Config] | None = None,
 ) -> CommandLine:
     """The parts of a command line.
 
     Args:
         what: name and help of the positional argument, which may be left out.
         with_config: whether options of the config are taken.
+        in_force: the config that a command line comes to, whose values ``--help`` shows where they
+            differ from the defaults.
 
     Raises:
         ConfigError: unknown arguments, or none where one is needed.
     """
+    here: Mapping[str, Any] = {}
+    asked = [word for word in arguments if word not in ("-h", "--help")]
+    if in_force is not None and len(asked) < len(arguments):
+        with suppress(ConfigError):  # the help is what tells how it is done
+            line = read_command_line(program, description, what, asked, switches, values)
+            here = _values(in_force(line))
+            named = line.what or ("this command" if line.overrides else "the quick start")
+            description += f"\nOptions show their default and, where {named} differs, its value."
     options = " [--section.key value ...]" if with_config else ""
     parser = argparse.ArgumentParser(
         prog=program,
@@ -146,7 +170,10 @@ def read_command_line(
     for section, of_section in _by_section() if with_config else ():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in of_section:
-            text = f"{docstring(option)} (default: {_shown_default(option)})".replace("%", "%%")
+            default = f"default: {_shown_default(option)}"
+            if key in here and _shown_value(here[key]) != _shown_default(option):
+                default += f"; here: {_shown_value(here[key])}"
+            text = f"{docstring(option)} ({default})".replace("%", "%%")
             group.add_argument(
                 f"--{key}",
                 *SHORTER.get(key, ()),
@@ -166,6 +193,8 @@ def read_command_line(
         raise ConfigError(unknown_key(key, problem, "--", [*switches, *(values or {})]))
     found = vars(known)
     first = found.pop("what")
+    if with_config and first is not None and "=" in first and not Path(first).exists():
+        raise ConfigError(_of_another_form(first))
     given = {name for name in switches if found.pop(name)}
     own = {
         name: value if isinstance(value, list) else [value]
@@ -174,6 +203,14 @@ def read_command_line(
     }
     overrides = {key: _value(key, text) for key, text in found.items()}
     return CommandLine(first, overrides, given, own)
+
+
+def _of_another_form(word: str) -> str:
+    """What to write for ``key=value``, which is verl's form."""
+    key, _, value = word.lstrip("+").partition("=")
+    if any(key == name for name, _ in leaves(Config)):
+        return f"{word:.200} is no config file; write --{key} {value:.100}"
+    return unknown_key(key, f"{word:.200} is no config file and no option", "--")
 
 
 def _value(key: str, text: str) -> Any:
@@ -191,9 +228,28 @@ def _by_section() -> Iterator[tuple[str, list[tuple[str, FieldInfo]]]]:
         yield section, [each for each in options if each[0].partition(".")[0] == section]
 
 
+def _values(config: Config) -> dict[str, Any]:
+    """Values of all options by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, _ in leaves(Config):
+        value: Any = config
+        for name in key.split("."):
+            value = value[name] if isinstance(value, dict) else dict(value)[name]
+        found[key] = value
+    return found
+
+
 def _shown_default(option: FieldInfo) -> str:
-    if option.is_required():
-        return "none, it must be given"
-    if isinstance(option.default, list):
-        return ", ".join(f"{item.name} * {item.weight:g}" for item in option.default) or "none"
-    return "null" if option.default is None else str(option.default)
+    return "none, it must be given" if option.is_required() else _shown_value(option.default)
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown_item, value)) or "none"
+    return "null" if value is None else str(value)
+
+
+def _shown_item(item: Any) -> str:
+    if isinstance(item, RewardSpec):
+        return f"{item.name or item.custom} * {item.weight:g}"
+    return f"{item.source} * {item.weight:g}" if isinstance(item, WeightedSource) else str(item)

@@ -1,11 +1,30 @@
 """The data section: training and evaluation sets, filters, prompts."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
 
 from reason_llm.config.types import Count, Section
+
+RESERVED_ARGUMENTS = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
+        *("return_dict", "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools"),
+        "truncation",
+    }
+)
+"""Names that are no arguments of a chat template, or are the caller's."""
+
+
+class Rows(Protocol):
+    """Rows that can be counted and read more than once: a list of dicts, a ``datasets.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class ColumnsSection(Section):
@@ -89,12 +108,26 @@ class DataSection(Section):
     """Split of a Hub data set to train on; evaluation takes its test split."""
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
+    columns_of: dict[str, ColumnsSection] = {}  # noqa: RUF012
+    """Column names of single sets, {file, Hub id or name in eval.sets: {prompt, answer}}, in the
+    place of columns."""
+    preprocess: str | None = None
+    """A function of your own that each row of every set goes through as it is read,
+    path/to/file.py:function: it takes the row as a dict and returns one, or None to drop it."""
+    limit: Count | None = None
+    """Take only this many rows from the start of each training set. null: all."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """Training rows that cannot be used. error: the first one ends the run before it begins. skip:
+    they are dropped and counted, and the first ones are shown. In a held-out set they are always an
+    error."""
     system_prompt: str = "auto"
     """auto (by the first reward), a name in reason_llm/data/templates.yaml (boxed,
     think_answer_tags, think_boxed, code), none, or any other text, which is taken as it is."""
     template: str = "auto"
     """Chat template. auto: the model's own. A name in reason_llm/data/templates.yaml (plain_chat,
     r1_zero, question_only), for models that have none. Or a .jinja file."""
+    template_arguments: dict[str, bool | int | float | str] = {}  # noqa: RUF012
+    """What the chat template is given by name, such as {enable_thinking: false}."""
     eval: str | None = None
     """Held-out set of problems. null: none but those of eval.sets."""
     max_prompt_tokens: Count | None = None
@@ -113,15 +146,43 @@ class DataSection(Section):
     """Treatment of training rows whose question is in an evaluation set, compared as for
     deduplicate. warn: count them; drop: drop and count them; ignore: keep them."""
 
+    _given: Mapping[str, Rows] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> Mapping[str, Rows]:
+        """Rows that were given in Python, by the source's name that stands for them."""
+        return self._given
+
+    def with_rows(self, given: Mapping[str, Rows]) -> Self:
+        """This section with rows that were given in Python, beside those that it has."""
+        section = self.model_copy()
+        section._given = {**self._given, **given}
+        return section
+
     @property
     def sources(self) -> list[WeightedSource]:
         """The training sets."""
         return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
 
+    def columns_for(self, name: str, source: str) -> ColumnsSection:
+        """Column names of a set, by its name in ``eval.sets`` (empty: none) or its source."""
+        return self.columns_of.get(name) or self.columns_of.get(source) or self.columns
+
     @property
     def is_offline(self) -> bool:
         """Whether the rows hold what is learned, so that nothing is sampled."""
         return self.form not in ("problems", "prompts")
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _arguments_are_the_template_s(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name in given:
+            if not name.isidentifier() or name in RESERVED_ARGUMENTS:
+                raise ValueError(
+                    f"has {name!r:.60}, which is "
+                    + ("set otherwise; leave it out" if name.isidentifier() else "no name")
+                )
+        return given
 
     @model_validator(mode="after")
     def _options_fit_the_form(self) -> Self:

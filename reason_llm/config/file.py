@@ -1,7 +1,8 @@
 """The config file: read, overridden, written, compared; every mistake in it is one line."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -11,13 +12,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from reason_llm.config import yaml_text
+from reason_llm.config import other_names, yaml_text
 from reason_llm.config.data import DataSection
 from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
+from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
+SOURCE = "source_sha256"
+COMMAND_LINE = "command line"
+"""What is to blame for an option that was given there, in place of a file."""
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
@@ -49,6 +54,7 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
+    tree.setdefault("data", {})
     for key, value in overrides.items():
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
@@ -80,6 +86,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
+    sources = _reward_sources(old), _reward_sources(new)
+    old, new = _without_reward_sources(old), _without_reward_sources(new)
     # An option that came later was as its default says.
     defaults = Config(data=DataSection(train="-")).model_dump(mode="json")
     before = dict(_flatten(defaults)) | dict(_flatten(old))
@@ -92,7 +100,30 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
         found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
+    found["warn"] += [
+        f"another source of the reward {name}"
+        for name, digest in sources[0].items()
+        if sources[1].get(name, digest) != digest
+    ]
     return Changes(found["never"], found["warn"])
+
+
+def _reward_sources(config: dict[str, Any]) -> dict[str, str]:
+    """Digests of the rewards that were given in Python, by name."""
+    return {str(r["custom"]): r[SOURCE] for r in _rewards(config) if SOURCE in r}
+
+
+def _without_reward_sources(config: dict[str, Any]) -> dict[str, Any]:
+    rewards = [{k: v for k, v in r.items() if k != SOURCE} for r in _rewards(config)]
+    return {**config, "score": {**config["score"], "rewards": rewards}} if rewards else config
+
+
+def _rewards(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a dumped config, as far as it is one."""
+    score = config.get("score")
+    rewards = score.get("rewards") if isinstance(score, dict) else None
+    is_list = isinstance(rewards, list) and all(isinstance(each, dict) for each in rewards)
+    return rewards if is_list and rewards else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -102,7 +133,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds none.
     """
     try:
-        tree = yaml_text.parse(read_bounded(path, MOST_CONFIG_BYTES).decode())
+        return parse(read_bounded(path, MOST_CONFIG_BYTES).decode(), f"config file {path}")
     except FileNotFoundError as error:
         near = difflib.get_close_matches(
             path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
@@ -113,14 +144,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} cannot be read: {one_line(error)}; name a YAML text file"
         ) from error
+
+
+def parse(text: str, what: str) -> dict[str, Any]:
+    """The sections in a YAML text.
+
+    Args:
+        what: what to call it in an error.
+
+    Raises:
+        ConfigError: it is no YAML, or holds none.
+    """
+    try:
+        tree = yaml_text.parse(text)
     except ValueError as error:
-        raise ConfigError(
-            f"config file {path} is not valid YAML: {one_line(error)}; fix that line"
-        ) from error
+        raise ConfigError(f"{what} is not valid YAML: {one_line(error)}; fix that line") from error
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"config file {path} holds {type(tree).__name__}, not sections; start with 'data:'"
-        )
+        raise ConfigError(f"{what} holds {type(tree).__name__}, not sections; start with 'data:'")
     return tree
 
 
@@ -181,12 +221,11 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
     """First problem of a failed validation: where, key, value, fix."""
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    # Parts such as "constrained-int" name a branch of a union, not a key.
-    key = ".".join(
-        str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
-    )
-    if any(f"{key}.".startswith(f"{name}.") for name in overrides):
-        path = "command line"
+    key = _key(first["loc"])
+    problem = _problem(first, [e for e in error.errors() if _key(e["loc"]) == key])
+    named = set(_OPTION.findall(problem)) | {key}
+    if any(f"{each}.".startswith(f"{name}.") for name in overrides for each in named):
+        path = COMMAND_LINE
     # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
     options = dict(leaves(Config))
     option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
@@ -198,16 +237,46 @@ def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any])
     if first["type"] == "extra_forbidden":
         problem = f"{path}: unknown key {key!r}"
         return f"{problem}{hint}" if option else unknown_key(key, problem)
-    if first["type"] == "missing":
+    if first["type"] == "missing" and key == option:
+        if path == COMMAND_LINE:
+            return (
+                f"{path}: --{key} is missing; give it, or a config file. (The quick start runs "
+                "without a file, --model.path and --data.train.)"
+            )
         return f"{path}: {key} is missing; set it, e.g. {key}: data/arithmetic_train.jsonl"
-    problem = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return f"{path}: {problem}"
-    if problem == first["msg"]:
-        problem = problem[0].lower() + problem[1:]
-    elif key != option:  # a check of a whole section, which names its keys itself
-        return f"{path}: {problem}"
+    if first["type"] == "missing":
+        return f"{path}: {key} is missing{hint}"
+    if not first["loc"] or (key != option and first["type"] == "value_error"):
+        return f"{path}: {problem}"  # a check of a whole section, which names its keys itself
+    if "did you mean" in problem:
+        hint = ""
     return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
+
+
+def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with a value.
+
+    Args:
+        same: the problems with it, one for each kind of value that it might be.
+    """
+    if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
+        return wrong(first)
+    near = nearest(first["input"], [name for each in same for name in literals(each)])
+    return "is not what the option takes" + (f"; did you mean {near}?" if near else "")
+
+
+def _key(places: tuple[int | str, ...]) -> str:
+    """``score.rewards.0.name``. Parts such as "constrained-int" and "str" name a branch of a union,
+    not a key."""
+    return ".".join(
+        str(part)
+        for part in places
+        if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)
+    )
+
+
+_BRANCHES = {"str", "int", "float", "bool", "list"}
+_OPTION = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
 
 def _shown(value: Any) -> str:
@@ -222,11 +291,13 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
         others: what may be meant beside the config's options.
     """
     keys = [*others, *(name for name, _ in leaves(Config))]
+    if same := other_names.told(key, dashes, keys):
+        return f"{problem}; {same}"
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
     if not dashes and "." not in key:
-        keys += list(Config.model_fields)
+        keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
     # By the last part alone, and only what is nearly the same: whoever has another trainer's name
     # in mind is led astray by a far guess. The key's own section first; those of other stages last,
     # and not for a key that names another section.

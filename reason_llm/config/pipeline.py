@@ -23,11 +23,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reason_llm.config.command_line import read_command_line
-from reason_llm.config.file import build, load, read_yaml
+from reason_llm.config.command_line import WITHOUT_CONFIG, config_of_line, read_command_line
+from reason_llm.config.file import build, read_yaml
 from reason_llm.config.pairs import PairForm, PairsSection
-from reason_llm.config.quick_start import QUICK_START, load_quick_start
 from reason_llm.config.sections import READ_BY, Config
+from reason_llm.config.wrong_values import wrong
 from reason_llm.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -100,15 +100,12 @@ def parse_training_line(
         The config or pipeline, and the switches that were given.
     """
     line = read_command_line(
-        program, description, ("CONFIG.yaml", f"YAML file (default: {QUICK_START})"), arguments,
-        switches,
+        program, description, ("CONFIG.yaml", WITHOUT_CONFIG), arguments, switches,
+        in_force=config_of_line,
     )  # fmt: skip
-    if line.what is None:
-        return load_quick_start(line.overrides), line.given
-    path = Path(line.what)
-    if STAGES in read_yaml(path):
-        return load_pipeline(path, line.overrides), line.given
-    return load(path, line.overrides), line.given
+    if line.what is not None and STAGES in read_yaml(Path(line.what)):
+        return load_pipeline(Path(line.what), line.overrides), line.given
+    return config_of_line(line), line.given
 
 
 def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
@@ -266,7 +263,7 @@ class _Builder:
             key = ".".join(map(str, first["loc"]))
             known = ", ".join(PairsSection.model_fields)
             raise ConfigError(
-                f"{self.place}: data.train.{key}={first['input']!r:.60}: {first['msg']}; beside "
+                f"{self.place}: data.train.{key}={first['input']!r:.60} {wrong(first)}; beside "
                 f"{PAIRS_OF} there may be {known}"
             ) from error
         except ConfigError as error:

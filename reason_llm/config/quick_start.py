@@ -8,9 +8,11 @@ the repository (``setup.py`` copies them); elsewhere the repository's own files 
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config.file import load
+from reason_llm.config.file import COMMAND_LINE, build, load
 from reason_llm.config.sections import Config
 
+OWN_NAME = "my_run"
+"""Name of a run without a config file that is not the quick start."""
 QUICK_START = Path("configs/quickstart.yaml")
 _PACKAGE = Path(__file__).resolve().parents[1]
 CHECKOUT = _PACKAGE.parent
@@ -19,7 +21,8 @@ _PATHS = ("model.path", "data.train", "data.eval")
 
 
 def load_quick_start(overrides: dict[str, Any]) -> Config:
-    """The quick start with dotted ``overrides``.
+    """The quick start with dotted ``overrides``; with a model or a training set among them a run of
+    their own, in which every other option has its default.
 
     Outside of a folder that has a ``configs/quickstart.yaml`` its model and data are those of the
     installation, and what it writes goes into the working folder as ever.
@@ -27,6 +30,8 @@ def load_quick_start(overrides: dict[str, Any]) -> Config:
     Raises:
         ConfigError: as ``load``.
     """
+    if overrides.keys() & {"model.path", "data.train"}:
+        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides)
     bundled = _PACKAGE / "quickstart"
     home = bundled if bundled.is_dir() else CHECKOUT
     if QUICK_START.exists() or not (home / QUICK_START).is_file():

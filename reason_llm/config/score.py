@@ -1,12 +1,22 @@
 """The score section: how completions become rewards."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.types import Section
+from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset({"reward", "errors", "timeouts", "groups_without_signal_fraction"})
 """What stands in the metrics beside the rewards."""
@@ -43,11 +53,21 @@ class RewardSpec(Section):
     label: str | None = Field(default=None, exclude_if=lambda label: label is None)
     """Name in the buffer and the metrics, to tell two of one name apart. null: the reward's own."""
     custom: str | None = None
-    """A function of your own in the name's place: path/to/file.py:function."""
+    """A function of your own in the name's place: path/to/file.py:function. One that was given in
+    Python and is in no module's file is called python:module.function."""
+    source_sha256: str | None = Field(default=None, exclude_if=lambda digest: digest is None)
+    """Digest of the source of a function that was given in Python. null: it is named by its
+    file."""
     weight: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     options: dict[str, Any] = {}  # noqa: RUF012
     """What the reward of that name takes."""
+    _function: Callable[..., Any] | None = PrivateAttr(default=None)
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The function that was given in Python; None for one that ``custom`` names."""
+        return self._function
 
     @property
     def key(self) -> str:
@@ -57,7 +77,9 @@ class RewardSpec(Section):
     @property
     def kind(self) -> str:
         """The reward's or the function's name, whatever its label."""
-        return self.name if self.name is not None else str(self.custom).rpartition(":")[2]
+        if self.name is not None:
+            return self.name
+        return str(self.custom).rpartition(":")[2].rpartition(".")[2]
 
     @property
     def reward_model(self) -> RewardModelOptions | None:
@@ -65,6 +87,24 @@ class RewardSpec(Section):
         if self.name != REWARD_MODEL:
             return None
         return RewardModelOptions.model_validate(self.options)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _may_be_a_name_or_a_function(
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self]
+    ) -> Self:
+        """``boxed`` is ``{name: boxed}``, and a function in Python ``{custom: its name}``."""
+        if isinstance(value, str):
+            return handler({"custom" if ".py:" in value else "name": value})
+        function = value.get("custom") if isinstance(value, dict) else value
+        if isinstance(function, str | RewardSpec) or not callable(function):
+            return handler(value)
+        given = value if isinstance(value, dict) else {}
+        spec = handler(
+            {**given, "custom": name_of(function), "source_sha256": source_digest(function)}
+        )
+        spec._function = function
+        return spec
 
     @field_validator("label")
     @classmethod
@@ -87,7 +127,7 @@ class RewardSpec(Section):
             first = error.errors()[0]
             option = ".".join(map(str, first["loc"]))
             raise ValueError(
-                f"option {option!r} of {self.name}: {first['msg'].lower()} (its options: "
+                f"option {option!r} of {self.name} {wrong(first)} (its options: "
                 f"{', '.join(RewardModelOptions.model_fields)}); fix score.rewards"
             ) from error
         return self

@@ -613,8 +613,8 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
                 "run.keep_",
             ),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
-            # What it drops is told by the digest of the prompts, compared beside the config.
-            "data.contamination",
+            # What they drop is told by the digest of the prompts, compared beside the config.
+            *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
         ),
         "free",
     ),

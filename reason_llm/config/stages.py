@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.preferences import PREFERENCES, PreferenceRow, resolve
 from reason_llm.config.types import Count, Fraction, NonNegative, Section
+from reason_llm.config.wrong_values import none_of
 
 Stage = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
@@ -137,7 +138,7 @@ class PreferenceSection(Section):
     @classmethod
     def _is_a_row(cls, name: str) -> str:
         if name not in PREFERENCES:
-            raise ValueError(f"is not in the table of preference losses ({', '.join(PREFERENCES)})")
+            raise ValueError(none_of(name, PREFERENCES))
         return name
 
     def row(self) -> PreferenceRow:

@@ -14,6 +14,7 @@ from reason_llm.data.conditioning import Condition, Conditioning, read as read_c
 from reason_llm.data.forms import Messages
 from reason_llm.data.load import Data, LoadedSet, load_data, load_evaluation
 from reason_llm.data.offline import RowSet, TokenRows, load_rows, renderer_of
+from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer, order
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
@@ -40,8 +41,10 @@ __all__ = [
     "last_boxed",
     "load_data",
     "load_evaluation",
+    "load_function",
     "load_rows",
     "order",
+    "place_of",
     "prompt_tokens",
     "read_conditioning",
     "read_tests",

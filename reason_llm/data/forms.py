@@ -43,6 +43,8 @@ class Problem:
     messages: Messages
     answer: str
     """The gold answer, or the tests of a code row as JSON."""
+    prompt: str | None = None
+    """The prompt as the row has it, if that is a text."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Columns that a custom reward asks for."""
 
@@ -130,10 +132,10 @@ def read_problem(
     Raises:
         DataError: with file, line, what was expected.
     """
-    messages = _prompt(where, row, columns)
-    if not answer:
-        return Problem(where, messages, "")
-    return Problem(where, messages, (_tests if tests else _answer)(where, row, columns))
+    column, messages = _prompt(where, row, columns)
+    text = row[column] if isinstance(row[column], str) else None
+    gold = (_tests if tests else _answer)(where, row, columns) if answer else ""
+    return Problem(where, messages, gold, text)
 
 
 def read_demonstration(
@@ -275,7 +277,8 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
         ) from error
 
 
-def _prompt(where: str, row: Row, columns: ColumnsSection) -> Messages:
+def _prompt(where: str, row: Row, columns: ColumnsSection) -> tuple[str, Messages]:
+    """The column of the prompt, and its messages."""
     column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
     value = row[column]
     if isinstance(value, str):
@@ -287,13 +290,12 @@ def _prompt(where: str, row: Row, columns: ColumnsSection) -> Messages:
             f"{where}: {column!r} is {_shown(row[column])}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message'
         )
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return column, [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
 def _asked(where: str, row: Row, columns: ColumnsSection) -> tuple[Messages, bool]:
     """The prompt of a row to learn from, and whether it is a text."""
-    column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
-    messages = _prompt(where, row, columns)
+    column, messages = _prompt(where, row, columns)
     _check_turns(where, column, row[column])
     return messages, isinstance(row[column], str)
 
@@ -443,6 +445,10 @@ def _column(where: str, row: Row, named: str | None, usual: Sequence[str], optio
     for name in candidates:
         if name in row:
             return name
+    folded = {str(column).casefold(): column for column in row}
+    for name in candidates:  # AIME's Problem and Answer
+        if name.casefold() in folded:
+            return str(folded[name.casefold()])
     names = ", ".join(map(repr, candidates))
     wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
     fix = "to the form that the rows have" if option == "data.form" else "to one of these"

@@ -9,24 +9,29 @@ be used goes to ``fault``.
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.config import Config, DataSection
+from reason_llm.config import ColumnsSection, Config, DataSection
 from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Messages, Problem, read_problem
+from reason_llm.data.own_code import load_function
 from reason_llm.data.render import Renderer
 from reason_llm.data.rows import Fault, Row, raise_fault
 from reason_llm.data.sets import (
+    Preprocess,
     Questions,
     ReadSet,
+    check_columns_of,
     contamination_warning,
+    fault_of_rows,
     read_examples,
 )
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError
-from reason_llm.rollout import CHAT, Prompt
+from reason_llm.rollout import CHAT, ROW, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,8 +77,8 @@ class Data:
         return [prompt for each in self.held_out for prompt in each.prompts]
 
     def notes(self) -> list[str]:
-        """A line for each training set from which the filters dropped rows."""
-        return [f"{each.source}: {each.left_out}" for each in self.training if each.dropped]
+        """Lines for each training set from which rows were dropped."""
+        return [line for each in self.training for line in each.notes]
 
     def contamination_warning(self) -> str | None:
         """Warning about evaluation problems in the training sets; None without any."""
@@ -99,6 +104,9 @@ def load_data(
         DataError: from ``fault``.
     """
     section = config.data
+    evaluated = config.evaluation_sets
+    sources = [each.source for each in section.sources]
+    check_columns_of(section, [*sources, *evaluated.values(), *evaluated])
     loader = _loader(config, tokenizer, fault, extra_columns)
     held_out = _held_out(loader, config, context_tokens)
     room = _room(context_tokens, "sample.max_new_tokens", config.sample.max_new_tokens)
@@ -174,12 +182,30 @@ def _loader(
     section, first_reward = config.data, config.score.rewards[0].kind
     renderer = Renderer(
         tokenizer,
-        chat_template(section.template, config.model.path, tokenizer.chat_template is not None),
+        chat_template(
+            section.template,
+            config.model.path,
+            tokenizer.chat_template is not None,
+            section.template_arguments,
+        ),
         system_prompt(section.system_prompt, first_reward),
     )
     with_tests = first_reward in CODE_REWARDS
     columns, hint = tuple(sorted(extra_columns)), config.teacher.prompt
-    return _Loader(section, renderer, fault, with_tests, columns, teacher_prompt=hint)
+    return _Loader(
+        section, renderer, fault, with_tests, columns, teacher_prompt=hint,
+        preprocess=preprocess_of(section),
+    )  # fmt: skip
+
+
+def preprocess_of(section: DataSection) -> Preprocess | None:
+    """The function that ``data.preprocess`` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = section.preprocess
+    return None if name is None else load_function(name, "data.preprocess")
 
 
 def _held_out(loader: "_Loader", config: Config, context_tokens: int) -> list[LoadedSet]:
@@ -210,6 +236,8 @@ class _Loader:
     """Of each held-out set, those that have a prompt."""
     teacher_prompt: str | None = None
     """As ``teacher.prompt``."""
+    preprocess: Preprocess | None = None
+    """What each row goes through first."""
     teacher_prompts: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = field(
         default_factory=dict
     )
@@ -218,7 +246,11 @@ class _Loader:
     def held_out(self, name: str, source: str, room: int, limit: int | None) -> LoadedSet:
         """The first ``limit`` rows of a held-out set."""
         loaded, problems = LoadedSet(name, source), list[Problem]()
-        for problem in read_examples(loaded, "test", self._problem, self.fault, limit):
+        read = partial(self._problem, self.section.columns_for(name, source))
+        for problem in read_examples(
+            loaded, self.section, read, self.fault, is_training=False, limit=limit,
+            preprocess=self.preprocess,
+        ):  # fmt: skip
             self.questions.evaluate(problem)
             if (prompt := self.prompt(problem, room)) is not None:
                 loaded.prompts.append(prompt)
@@ -229,30 +261,40 @@ class _Loader:
     def training(self, source: str, room: int) -> LoadedSet:
         """Rows of a training set that pass the filters."""
         loaded, section = LoadedSet("", source), self.section
+        fault = fault_of_rows(loaded, section, self.fault, is_training=True)
+        read = partial(self._of_form, section.columns_for("", source))
         for problem in read_examples(
-            loaded, section.split, self._of_form, self.fault, pass_rate=section.pass_rate
-        ):
-            prompt = self.prompt(problem, room if section.max_prompt_tokens is None else None)
+            loaded, section, read, self.fault, is_training=True, limit=section.limit,
+            preprocess=self.preprocess,
+        ):  # fmt: skip
+            most = room if section.max_prompt_tokens is None else None
+            prompt = self.prompt(problem, most, fault)
             if prompt is None:
                 continue
             if len(prompt.token_ids) > (section.max_prompt_tokens or room):
                 loaded.dropped["data.max_prompt_tokens"] += 1
             elif option := self.questions.dropped_by(problem, section):
                 loaded.dropped[option] += 1
-            elif self._ask_teacher(problem, prompt, room):
+            elif self._ask_teacher(problem, prompt, room, fault):
                 loaded.prompts.append(prompt)
         if loaded.dropped and not loaded.prompts:
-            self.fault(DataError(f"{source}: no row is left; {loaded.left_out}; ask for less"))
+            first = f"; the first: {loaded.skipped[0]}" if loaded.skipped else ""
+            self.fault(
+                DataError(f"{source}: no row is left; {loaded.left_out}; ask for less{first}")
+            )
         return loaded
 
-    def _problem(self, where: str, row: Row) -> Problem:
-        problem = read_problem(
-            where, row, self.section.columns, tests=self.with_tests, answer=self.with_answers
-        )
+    def _problem(self, columns: ColumnsSection, where: str, row: Row) -> Problem:
+        problem = read_problem(where, row, columns, tests=self.with_tests, answer=self.with_answers)
         return self._with_extra(problem, row)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
-        there = {**row, CHAT: self.renderer.with_system_prompt(problem.messages)}
+        talk = self.renderer.with_system_prompt(problem.messages)
+        there = {**row, CHAT: talk}
+        if ROW in self.extra_columns:
+            kept = {name: value for name, value in row.items() if _is_kept_by_json(value)}
+            prompt = talk if problem.prompt is None else problem.prompt
+            there[ROW] = {"prompt": prompt, "columns": kept}
         missing = [name for name in self.extra_columns if name not in there]
         if missing:
             raise DataError(
@@ -268,12 +310,12 @@ class _Loader:
                 )
         return replace(problem, extra=extra)
 
-    def _of_form(self, where: str, row: Row) -> Problem:
+    def _of_form(self, columns: ColumnsSection, where: str, row: Row) -> Problem:
         if self.section.form == "problems":
-            return self._problem(where, row)
-        return self._with_extra(read_problem(where, row, self.section.columns, answer=False), row)
+            return self._problem(columns, where, row)
+        return self._with_extra(read_problem(where, row, columns, answer=False), row)
 
-    def _ask_teacher(self, problem: Problem, prompt: Prompt, room: int) -> bool:
+    def _ask_teacher(self, problem: Problem, prompt: Prompt, room: int, fault: Fault) -> bool:
         """Note what the teacher is asked in this prompt's place, if it is asked something else;
         False after a fault."""
         if self.teacher_prompt is None:
@@ -295,22 +337,25 @@ class _Loader:
                     "set data.deduplicate=true"
                 )
         except DataError as error:
-            self.fault(error)
+            fault(error)
             return False
         return True
 
-    def prompt(self, problem: Problem, room: int | None) -> Prompt | None:
+    def prompt(
+        self, problem: Problem, room: int | None, fault: Fault | None = None
+    ) -> Prompt | None:
         """Prompt of the problem; None after a fault, such as more tokens than ``room``."""
+        fault = fault or self.fault
         try:
             messages = problem.messages
             if self.conditioning is not None:
                 messages = self.conditioning.asking(problem.where, messages)
             prompt = self.renderer.prompt(problem.where, messages, problem.answer)
         except DataError as error:
-            self.fault(error)
+            fault(error)
             return None
         if room is not None and len(prompt.token_ids) > room:
-            self.fault(
+            fault(
                 DataError(
                     f"{problem.where}: the prompt has {len(prompt.token_ids)} tokens and the "
                     f"context leaves {room} for it; shorten or remove the row (for training rows, "

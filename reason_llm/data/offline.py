@@ -5,11 +5,12 @@ The filters act in this order: pass rate, duplicates, contamination, length. Wha
 counted.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from reason_llm.config import Config, DataSection
+from reason_llm.config import ColumnsSection, Config, DataSection
 from reason_llm.data.conditioning import Condition, Conditioning, fit
 from reason_llm.data.forms import (
     Demonstration,
@@ -18,13 +19,16 @@ from reason_llm.data.forms import (
     read_labelled,
     read_preference,
 )
-from reason_llm.data.load import LoadedSet, read_evaluation
+from reason_llm.data.load import LoadedSet, preprocess_of, read_evaluation
 from reason_llm.data.render import Renderer
 from reason_llm.data.rows import Fault, Row, raise_fault
 from reason_llm.data.sets import (
+    Preprocess,
     Questions,
     ReadSet,
+    check_columns_of,
     contamination_warning,
+    fault_of_rows,
     read_examples,
 )
 from reason_llm.data.templates import chat_template, system_prompt
@@ -81,8 +85,8 @@ class TokenRows:
         return [unit[0] for unit in self.units if form != "labels" or unit[0].value >= 0]
 
     def notes(self) -> list[str]:
-        """A line for each training set from which the filters dropped rows."""
-        return [f"{each.source}: {each.left_out}" for each in self.training if each.dropped]
+        """Lines for each training set from which rows were dropped."""
+        return [line for each in self.training for line in each.notes]
 
     def contamination_warning(self) -> str | None:
         """Warning about held-out questions in the training sets; None without any."""
@@ -132,6 +136,10 @@ def load_rows(
             f"data.form={section.form} has no prompts that scores could be written into; set "
             "data.form=demonstrations"
         )
+    evaluated = config.evaluation_sets
+    sources = [each.source for each in section.sources]
+    others_named = [] if held_out is None else [held_out]
+    check_columns_of(section, [*sources, *others_named, *evaluated.values(), *evaluated])
     evaluation, questions, conditioned = read_evaluation(
         config, tokenizer, context_tokens, fault, extra_columns
     )
@@ -143,6 +151,7 @@ def load_rows(
         fault,
         condition is not None,
         questions,
+        preprocess_of(section),
     )
     others = None if held_out is None else RowSet("", held_out)
     other_examples = [] if others is None else reader.held_out(others)
@@ -178,7 +187,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     if section.template != "auto" or has_one:
         return Renderer(
             tokenizer,
-            chat_template(section.template, config.model.path, has_one),
+            chat_template(section.template, config.model.path, has_one, section.template_arguments),
             system_prompt(section.system_prompt, config.score.rewards[0].kind),
         )
     if section.system_prompt not in ("auto", "none"):
@@ -200,11 +209,12 @@ class _Reader:
     fault: Fault
     with_scores: bool
     questions: Questions
+    preprocess: Preprocess | None
     conditioning: Conditioning | None = None
 
     def held_out(self, found: RowSet) -> list[Learned]:
         """All rows of the held-out set."""
-        examples = list(read_examples(found, "test", self._of_form, self.fault))
+        examples = list(self._examples(found, is_training=False))
         for example in examples:
             self.questions.evaluate(example)
         return examples
@@ -213,14 +223,20 @@ class _Reader:
         """Rows of a training set that pass the filters but that of the length."""
         kept = []
         section = self.section
-        for example in read_examples(
-            found, section.split, self._of_form, self.fault, pass_rate=section.pass_rate
-        ):
+        for example in self._examples(found, is_training=True):
             if option := self.questions.dropped_by(example, section):
                 found.dropped[option] += 1
             else:
                 kept.append(example)
         return kept
+
+    def _examples(self, found: RowSet, is_training: bool) -> Iterator[Learned]:
+        read = partial(self._of_form, self.section.columns_for("", found.source))
+        limit = self.section.limit if is_training else None
+        return read_examples(
+            found, self.section, read, self.fault, is_training=is_training, limit=limit,
+            preprocess=self.preprocess,
+        )  # fmt: skip
 
     def render(self, found: RowSet, examples: list[Learned], number: int, is_training: bool) -> int:
         """Fill the set with units, numbered from ``number`` on.
@@ -229,6 +245,7 @@ class _Reader:
             The number of the next unit.
         """
         drops = is_training and self.section.max_tokens is not None
+        fault = fault_of_rows(found, self.section, self.fault, is_training)
         for example in examples:
             try:
                 rows = self._rows(example, number, is_training)
@@ -236,10 +253,10 @@ class _Reader:
                 if drops:
                     found.dropped["data.max_tokens"] += 1
                 else:
-                    self.fault(error)
+                    fault(error)
                 continue
             except DataError as error:
-                self.fault(error)
+                fault(error)
                 continue
             if is_training and self._is_long_prompt(rows):
                 found.dropped["data.max_prompt_tokens"] += 1
@@ -265,8 +282,7 @@ class _Reader:
         most = self.section.max_prompt_tokens
         return most is not None and any(prompt_tokens(row) > most for row in rows)
 
-    def _of_form(self, where: str, row: Row) -> Learned:
-        columns = self.section.columns
+    def _of_form(self, columns: ColumnsSection, where: str, row: Row) -> Learned:
         match self.section.form:
             case "demonstrations":
                 return read_demonstration(where, row, columns, score=self.with_scores)

@@ -58,6 +58,8 @@ class Renderer:
         """Digest of the template and the system prompt."""
         jinja = self.template.jinja or self.tokenizer.chat_template
         content = f"{jinja}\0{self.system_prompt}"
+        if self.template.arguments:
+            content += f"\0{self.template.arguments}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
@@ -111,6 +113,7 @@ class Renderer:
                 chat_template=self.template.jinja,
                 tokenize=False,
                 add_generation_prompt=generation,
+                **dict(self.template.arguments),
             )
 
         try:

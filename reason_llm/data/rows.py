@@ -10,13 +10,14 @@ batch of it unpacks to is not bounded.
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from reason_llm.config import PYTHON, Rows
 from reason_llm.errors import DataError, one_line
-from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
+from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
@@ -24,6 +25,7 @@ MOST_LINE_CHARACTERS = 256 * MIB
 MOST_JSON_BYTES = 2048 * MIB
 """Of a .json file, which is read as a whole."""
 PARQUET_BATCH_ROWS = 1024
+EMPTY: Mapping[str, Rows] = {}
 
 
 def raise_fault(error: DataError) -> None:
@@ -31,16 +33,30 @@ def raise_fault(error: DataError) -> None:
     raise error
 
 
-def read_rows(source: str, split: str, fault: Fault = raise_fault) -> Iterator[tuple[str, Row]]:
+def read_rows(
+    source: str,
+    split: str,
+    fault: Fault = raise_fault,
+    given: Mapping[str, Rows] = EMPTY,
+) -> Iterator[tuple[str, Row]]:
     """(``where``, row) pairs; ``where`` is file:line for text files, file:row otherwise.
 
     Args:
         source: a .jsonl, .json, .csv or .parquet file, or a Hub id.
         split: of a Hub set.
+        given: rows that were given in Python, by their source's name.
 
     Raises:
         DataError: the file as a whole cannot be read.
     """
+    if source in given:
+        yield from _given_rows(source, given[source], fault)
+        return
+    if source.startswith(PYTHON):
+        raise DataError(
+            f"{source} were given in Python; give them again, as in reason_llm.train(config, "
+            "rows=rows), or name a file"
+        )
     readers = {
         ".jsonl": _jsonl_rows,
         ".json": _json_rows,
@@ -158,13 +174,40 @@ def _parquet_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
         ) from error
 
 
+def _given_rows(source: str, rows: Rows, fault: Fault) -> Iterator[tuple[str, Row]]:
+    for number, row in enumerate(rows, start=1):
+        where = f"{source}:row {number}"
+        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+            fault(
+                DataError(
+                    f"{where}: is {type(row).__name__} {str(row)[:60]!r}; expected a dict with the "
+                    "names of columns; of a DataFrame give frame.to_dict('records')"
+                )
+            )
+            continue
+        try:
+            check_nesting(row)
+            json.dumps(dict(row), ensure_ascii=False, default=str).encode()
+        except (ValueError, RecursionError) as error:
+            fault(DataError(f"{where}: {one_line(error)}; fix it"))
+            continue
+        yield where, dict(row)
+
+
 def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
     import datasets
 
     try:
         name, _, subset = source.partition(":")
+        datasets.config.HF_HUB_OFFLINE = not reach_hub()
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        if datasets.config.HF_HUB_OFFLINE:
+            raise DataError(
+                f"{source} is no file here, and the Hub cannot be reached (no network, or "
+                "HF_HUB_OFFLINE is set) and did not leave it in the cache; connect, or give a "
+                ".jsonl, .json, .csv or .parquet file"
+            ) from error
         raise DataError(
             f"{source} is neither a file here nor a Hub data set that can be read "
             f"({one_line(error)}); "

@@ -8,16 +8,22 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reason_llm.config import DataSection, PassRateSection
 from reason_llm.data.forms import Document, Example
+from reason_llm.data.own_code import place_of
 from reason_llm.data.rows import Fault, Row, read_rows
-from reason_llm.errors import DataError, printable
+from reason_llm.data.time_limit import within
+from reason_llm.errors import ConfigError, DataError, one_line, printable
 
+NUM_SKIPPED_SHOWN = 3
+PREPROCESS_SECONDS = 60.0
+"""Of one row."""
+Preprocess = Callable[[Row], Any]
 T = TypeVar("T")
 """The kind of example."""
 
@@ -38,6 +44,8 @@ class ReadSet:
     """Rows that were read, those left out included."""
     dropped: Counter[str] = field(default_factory=Counter)
     """How many rows each option left out."""
+    skipped: list[str] = field(default_factory=list)
+    """What was wrong with the first rows that ``data.on_bad_row`` left out."""
 
     @property
     def left_out(self) -> str:
@@ -45,38 +53,60 @@ class ReadSet:
         counts = ", ".join(f"{count} by {option}" for option, count in self.dropped.items())
         return counts and f"left out: {counts}"
 
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, and the first rows that could not be used."""
+        told = [f"{self.source}: {self.left_out}"] if self.dropped else []
+        return told + [f"  {error}" for error in self.skipped]
+
+    def skip(self, error: DataError) -> None:
+        """Count a row that cannot be used."""
+        self.dropped["data.on_bad_row"] += 1
+        if len(self.skipped) < NUM_SKIPPED_SHOWN:
+            self.skipped.append(printable(str(error)))
+
 
 def read_examples(
     found: ReadSet,
-    split: str,
+    section: DataSection,
     read: Callable[[str, Row], T],
     fault: Fault,
+    *,
+    is_training: bool,
     limit: int | None = None,
-    pass_rate: PassRateSection | None = None,
+    preprocess: Preprocess | None = None,
 ) -> Iterator[T]:
     """Rows of a set as examples.
 
     Args:
         found: counts the rows, and those that are dropped.
-        split: of a Hub set.
-        pass_rate: rows out of this range are dropped; None for none.
+        is_training: whether rows may be dropped.
+        preprocess: what each row goes through first; None for nothing.
         limit: so many rows are read at most; None for all.
 
     Raises:
         DataError: from ``fault``, which is given each row and file that cannot be used.
     """
     faults = 0
+    bad_row = fault_of_rows(found, section, fault, is_training)
 
     def noted(error: DataError) -> None:
         nonlocal faults
         faults += 1
-        fault(error)
+        bad_row(error)
 
+    split = section.split if is_training else "test"
     try:
-        for where, row in islice(read_rows(found.source, split, noted), limit):
+        for where, row in islice(read_rows(found.source, split, noted, section.given), limit):
             found.num_rows += 1
             try:
-                if pass_rate is not None and not _passes(where, row, pass_rate):
+                if preprocess is not None:
+                    made = _preprocessed(where, row, preprocess, str(section.preprocess))
+                    if made is None:
+                        found.dropped["data.preprocess"] += 1
+                        continue
+                    row = made
+                if is_training and not _passes(where, row, section.pass_rate):
                     found.dropped["data.pass_rate"] += 1
                     continue
                 example = read(where, row)
@@ -87,7 +117,53 @@ def read_examples(
         if not found.num_rows and not faults:
             raise DataError(f"{found.source} holds no rows; give a file with at least one")
     except DataError as error:
-        noted(error)
+        fault(error)
+
+
+def fault_of_rows(found: ReadSet, section: DataSection, fault: Fault, is_training: bool) -> Fault:
+    """What a row of this set that cannot be used goes to."""
+    return found.skip if is_training and section.on_bad_row == "skip" else fault
+
+
+def check_columns_of(section: DataSection, sets: Collection[str]) -> None:
+    """Check that ``data.columns_of`` names sets that there are.
+
+    Args:
+        sets: their names and sources.
+
+    Raises:
+        ConfigError: it names another.
+    """
+    for name in section.columns_of:
+        if name not in sets:
+            raise ConfigError(
+                f"data.columns_of names {name!r:.200}, which is no set of this run; name one of "
+                f"{', '.join(filter(None, sets))}"
+            )
+
+
+def _preprocessed(where: str, row: Row, function: Preprocess, name: str) -> Row | None:
+    """The row as the user's function returns it.
+
+    Raises:
+        DataError: it failed, or returned something else.
+    """
+    try:
+        made = within(PREPROCESS_SECONDS, f"data.preprocess={name}", lambda: function(dict(row)))
+    except (Exception, SystemExit) as error:
+        place = place_of(error)
+        raise DataError(
+            f"{where}: data.preprocess={name} failed ({type(error).__name__}: "
+            f"{one_line(error)[:200]}{f' at {place}' if place else ''}); fix it"
+        ) from error
+    if made is None:
+        return None
+    if not isinstance(made, dict) or not all(isinstance(key, str) for key in made):
+        raise DataError(
+            f"{where}: data.preprocess={name} returned {str(made)[:60]!r}; expected a dict of "
+            "columns, or None to drop the row"
+        )
+    return made
 
 
 @dataclass(slots=True)

@@ -58,30 +58,38 @@ class ChatTemplate:
     """What to call it in an error."""
     jinja: str | None
     """None for the tokenizer's own."""
+    arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """What it is given by name."""
 
 
-def chat_template(name: str, model_path: str, model_has_one: bool) -> ChatTemplate:
+def chat_template(
+    name: str,
+    model_path: str,
+    model_has_one: bool,
+    arguments: Mapping[str, bool | int | float | str] | None = None,
+) -> ChatTemplate:
     """The chat template that ``data.template`` names.
 
     Args:
         model_has_one: whether the tokenizer has a template of its own.
+        arguments: as ``data.template_arguments``.
 
     Raises:
         ModelError: ``auto``, and the model has none.
         ConfigError: there is no such template.
     """
-    named = shipped().chat_templates
+    named, given = shipped().chat_templates, tuple(sorted((arguments or {}).items()))
     if name == "auto" and not model_has_one:
         raise ModelError(
             f"model.path={model_path}: its tokenizer has no chat template; take an instruct model, "
             f"or set data.template to one of {', '.join(named)}, or to a .jinja file"
         )
     if name == "auto":
-        return ChatTemplate(f"the chat template of {model_path}", None)
+        return ChatTemplate(f"the chat template of {model_path}", None, given)
     if name in named:
-        return ChatTemplate(f"the template {name}", named[name])
+        return ChatTemplate(f"the template {name}", named[name], given)
     if name.endswith(".jinja"):
-        return ChatTemplate(name, _read(Path(name)))
+        return ChatTemplate(name, _read(Path(name)), given)
     raise ConfigError(
         f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
         f"{_nearest(name, list(named))}"

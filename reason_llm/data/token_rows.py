@@ -341,7 +341,8 @@ def _training(renderer: Renderer) -> Renderer | None:
         return None
     if jinja is None:
         return None
-    return Renderer(renderer.tokenizer, ChatTemplate(source, jinja), renderer.system_prompt)
+    template = ChatTemplate(source, jinja, renderer.template.arguments)
+    return Renderer(renderer.tokenizer, template, renderer.system_prompt)
 
 
 def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:

@@ -251,7 +251,10 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
-    judge = request.config.score.rewards[0].custom
+    judge = request.config.score.rewards[0]
+    source = judge.source_sha256
+    if judge.custom is not None and source is None:
+        source = _file_digest(judge.custom.rpartition(":")[0])
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -262,7 +265,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
-        "reward_sha256": None if judge is None else _file_digest(judge.rpartition(":")[0]),
+        "reward_sha256": source,
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {

@@ -80,6 +80,7 @@ def make_request(line: CommandLine) -> Request:
         )
     sets = _sets(line.values.get("sets"), config)
     tree = config.model_dump(mode="json")
+    tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
     overrides = {"data.eval": None, "eval.sets": sets} | later
     config = config_file.build(tree, Path(str(config.run.name)), overrides)
     out, generate_only = line.one("out"), "generate-only" in line.given

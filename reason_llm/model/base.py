@@ -333,6 +333,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     folder.check(path, "config.json", "a model")
     folder.check(path, "tokenizer_config.json", "a tokenizer")
     folder.check_files(path)
+    folder.check_hub(path)
     allowed = folder.code_allowed(path, trust_remote_code)
     try:
         if not Path(path).is_dir():
@@ -404,6 +405,7 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
         ModelError: it cannot be read.
     """
     folder.check_files(path)
+    folder.check_hub(path)
     try:
         allowed = folder.code_allowed(path, trust_remote_code)
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)

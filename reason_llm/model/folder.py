@@ -22,7 +22,15 @@ from transformers.utils import find_adapter_config_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
-from reason_llm.files import MIB, check_nesting, check_tokenizer, read_bounded, regular
+from reason_llm.files import (
+    MIB,
+    check_nesting,
+    check_tokenizer,
+    is_in_hub_cache,
+    reach_hub,
+    read_bounded,
+    regular,
+)
 
 MOST_JSON_BYTES = 64 * MIB
 MOST_LAYERS = 1024
@@ -76,6 +84,20 @@ def check_files(path: str) -> None:
             raise ModelError(f"model.path={path}: {file.name} is no regular file; remove it")
         if file.suffix == ".json":
             check_json(file)
+
+
+def check_hub(path: str) -> None:
+    """Check that a model that is no folder is on the Hub's side of a connection, or in the cache.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    is_local = Path(path).is_dir()
+    if not is_local and not reach_hub() and not is_in_hub_cache(path, "config.json"):
+        raise ModelError(
+            f"model.path={path:.200} is no folder here, and the Hub cannot be reached (no network, "
+            "or HF_HUB_OFFLINE is set) and did not leave it in the cache; connect, or give a folder"
+        )
 
 
 def refuse_adapter(path: str) -> None:

@@ -11,7 +11,7 @@ from reason_llm.run.buffer import (
 from reason_llm.run.folder import ANSWERS
 from reason_llm.run.metrics import Record, accuracies
 from reason_llm.run.saved_rollouts import buffer_files, default_target
-from reason_llm.run.watch import SILENT, Begun, Progress, Watch
+from reason_llm.run.watch import SILENT, Begun, Progress, Silent, Watch
 
 __all__ = [
     "ANSWERS",
@@ -22,6 +22,7 @@ __all__ = [
     "Record",
     "RolloutBuffer",
     "RunIdentity",
+    "Silent",
     "Watch",
     "accuracies",
     "buffer_files",

@@ -5,6 +5,7 @@ With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped
 prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -262,10 +263,13 @@ def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) ->
     """
     if algorithm.dynamic_sampling == 1:
         return True
-    totals: list[object] = [completion.reward for completion in group.completions]
+    scored = [completion for completion in group.completions if completion.has_reward]
+    totals: list[object] = [completion.reward for completion in scored]
     if algorithm.normalization == "per_reward":  # totals may tie where each reward has a signal
         counted = [name for name, weight in weights.items() if weight]
-        totals = [[c.rewards[name] for name in counted] for c in group.completions]
+        # NaN, which is no reward, is not equal to itself, and None is.
+        numbers = [[c.rewards[name] for name in counted] for c in scored]
+        totals = [[None if math.isnan(n) else n for n in each] for each in numbers]
     if all(total == totals[0] for total in totals):
         return False
     if algorithm.success_range is None:

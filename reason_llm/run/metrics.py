@@ -5,6 +5,7 @@ one. Keys are ``stage/name_unit``. On resuming, records after the checkpoint are
 each step stands there once.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,17 +142,18 @@ def _older(path: Path) -> Path:
 
 
 def describe(groups: list[Group]) -> Record:
-    """Statistics of a step's rollouts, from the buffer alone."""
+    """Statistics of a step's rollouts, from the buffer alone. Means of rewards are over the
+    completions that have them; a reward that none has is left out."""
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
-    flat = sum(
-        len({completion.reward for completion in group.completions}) == 1 for group in groups
-    )
-    rewards = {
-        f"score/{name}": sum(completion.rewards[name] for completion in completions) / count
+    flat = sum(len({c.reward for c in group.completions if c.has_reward}) < 2 for group in groups)
+    given = {
+        f"score/{name}": [c.rewards[name] for c in completions if not math.isnan(c.rewards[name])]
         for name in completions[0].rewards
     }
+    given["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
+    rewards = {name: sum(values) / len(values) for name, values in given.items() if values}
     return {
         "sample/tokens": tokens,
         "sample/completion_tokens": tokens / count,
@@ -159,7 +161,6 @@ def describe(groups: list[Group]) -> Record:
             completion.finish_reason == "length" for completion in completions
         )
         / count,
-        "score/reward": sum(completion.reward or 0.0 for completion in completions) / count,
         "score/groups_without_signal_fraction": flat / len(groups),
         **rewards,
     }

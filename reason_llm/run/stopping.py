@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """Signal handler of a run: the first signal is noted, the second one ends the process.
+    """Signal handler of a run: the first signal is noted, the second one ends the process; in an
+    interactive session it is a KeyboardInterrupt, which leaves the session's variables.
 
     Ending at once loses no more than kill -9 does. Outside the main thread signals are left alone.
     """
@@ -55,6 +56,8 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None:
+            if hasattr(sys, "ps1"):  # the prompt, of IPython's kernels, too
+                raise KeyboardInterrupt
             if sys.stdout.isatty():
                 os.write(1, b"\x1b[?25h")  # a progress bar hides the cursor
             os._exit(128 + number)

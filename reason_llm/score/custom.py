@@ -1,65 +1,107 @@
-"""The user's own reward: ``custom: path/to/file.py:function``.
+"""The user's own reward: ``custom: path/to/file.py:function``, or a function given in Python.
 
 The function takes by name what it wants of
 
     completion, prompt, answer, token_ids           one completion: text, text, text, list of ids
     completions, prompt, answer, all_token_ids      its whole group: lists
 
-and any extra column of the data, and gives a number, or for a group a list of them. It may be
-``async``. It runs in this process: it is the user's own code, not a model's.
+and any extra column of the data, and gives a number, or for a group a list of them. One that takes
+``**kwargs``, ``prompts`` or ``completion_ids`` is of the form of TRL's rewards:
+
+    prompts, completions, completion_ids, **kwargs  its whole group: lists, all of one length
+
+where ``kwargs`` has a list for every column of the row, and prompts and completions are lists of
+messages if the row's prompt is one. It gives a list of numbers.
+
+None in the place of a number is no reward. A function may be ``async``. It runs in this process: it
+is the user's own code, not a model's.
+
+Source: ``GRPOTrainer._calculate_rewards`` of trl 1.14.2.
+Differs: it is called for one group, not for a batch of several; there is no trainer, so that
+``trainer_state``, ``log_extra``, ``log_metric`` and ``environments`` are not given.
 """
 
 import asyncio
-import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, SupportsFloat
 
-from reason_llm.data import within
-from reason_llm.errors import ConfigError, one_line
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.config import PYTHON
+from reason_llm.data import load_function, within
+from reason_llm.errors import ConfigError
+from reason_llm.rollout import ROW, Completion, Group, Prompt
 
 LARGEST = 1e9
 """Beyond it, sums and squares of rewards would leave what float32 holds."""
 OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
+OF_TRL = {"prompts", "completions", "completion_ids"}
+OF_A_TRAINER = {"trainer_state", "log_extra", "log_metric", "environments"}
+"""What TRL gives beside the columns, and there is none of here."""
 
 
 class CustomReward:
-    """A function from a file.
+    """A function from a file, or one that was given in Python.
 
     Args:
-        where: ``path/to/file.py:function``.
+        where: ``path/to/file.py:function``, or what to call the function.
         timeout_seconds: of one call.
+        function: the function itself; None: it is loaded from ``where``.
 
     Raises:
         ConfigError: there is no such file or function, or it cannot be called so.
     """
 
-    def __init__(self, where: str, timeout_seconds: float) -> None:
+    def __init__(
+        self, where: str, timeout_seconds: float, function: Callable[..., Any] | None = None
+    ) -> None:
         self.where = where
         self.timeout_seconds = timeout_seconds
-        self._function = _load(where)
-        parameters = inspect.signature(self._function).parameters.values()
-        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
+        self._function = _loaded(where) if function is None else function
+        parameters = list(inspect.signature(self._function).parameters.values())
+        if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
             raise ConfigError(
-                f"score.rewards: {where} takes *, ** or positional parameters; name what it wants "
-                f"of {', '.join(sorted(OF_ONE | OF_GROUP | OF_BOTH))} and the data's columns"
+                f"score.rewards: {where} takes * or positional parameters; name what it wants of "
+                f"{', '.join(sorted(OF_ONE | OF_GROUP | OF_BOTH))} and the data's columns"
             )
-        self._names = [p.name for p in parameters]
-        self.takes_group = bool(OF_GROUP & set(self._names))
-        if self.takes_group == bool(OF_ONE & set(self._names)):
+        has_kwargs = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        named = {p.name: p for p in parameters if p.kind != p.VAR_KEYWORD}
+        self._names = list(named)
+        self._takes_all = has_kwargs
+        self.is_trl = has_kwargs or bool({"prompts", "completion_ids"} & named.keys())
+        """Whether it is of the form of TRL's rewards."""
+        if self.is_trl:
+            needed = [n for n, p in named.items() if p.default is p.empty and n not in OF_TRL]
+            self._check_trl(needed)
+            self.takes_group = True
+            self.columns: tuple[str, ...] = (ROW, *needed)
+            """Extra columns of the data that it asks for."""
+            return
+        self.takes_group = bool(OF_GROUP & named.keys())
+        if self.takes_group == bool(OF_ONE & named.keys()):
             raise ConfigError(
                 f"score.rewards: {where} must take either completion or token_ids, or completions "
                 f"or all_token_ids; it takes {', '.join(self._names) or 'nothing'}"
             )
         self.columns = tuple(n for n in self._names if n not in OF_ONE | OF_GROUP | OF_BOTH)
-        """Extra columns of the data that it asks for."""
+
+    def _check_trl(self, needed: list[str]) -> None:
+        if ours := [n for n in needed if n in OF_ONE | {"all_token_ids", "prompt"}]:
+            raise ConfigError(
+                f"score.rewards: {self.where} takes {ours[0]} beside **, prompts or "
+                "completion_ids, which are of TRL's form; name prompts, completions, "
+                "completion_ids and the data's columns there, or leave those out"
+            )
+        if lacking := [n for n in needed if n in OF_A_TRAINER]:
+            raise ConfigError(
+                f"score.rewards: {self.where} takes {lacking[0]}, which TRL's trainer gives and "
+                f"there is none of here; give it a default, as in {lacking[0]}=None"
+            )
 
     def one(self, prompt: Prompt, completion: Completion) -> float:
-        """The reward of one completion.
+        """The reward of one completion; NaN for None.
 
         Raises:
             ValueError: it gave no finite number. TimeoutError: it took too long. And what it
@@ -74,13 +116,37 @@ class CustomReward:
             "completions": [c.text for c in group.completions],
             "all_token_ids": [list(c.token_ids) for c in group.completions],
         }
-        found = self._call(group.prompt, values)
-        if not isinstance(found, Sequence) or len(found) != len(group.completions):
+        found = (
+            self._called(self._of_trl(group)) if self.is_trl else self._call(group.prompt, values)
+        )
+        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
+            found = [found]  # too few of them, or no number
+        rewards = [_number(value, self.where) for value in found]
+        if len(rewards) != len(group.completions):
             raise ValueError(
-                f"{self.where} gave {str(found)[:60]!r} for {len(group.completions)} completions; "
-                "it must give a list of as many numbers"
+                f"{self.where} gave {len(rewards)} rewards for {len(group.completions)} "
+                "completions; it must give a list of as many numbers"
             )
-        return [_number(value, self.where) for value in found]
+        return rewards
+
+    def _of_trl(self, group: Group) -> dict[str, Any]:
+        """Arguments of a function of TRL's form."""
+        row, count = group.prompt.extra.get(ROW), len(group.completions)
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{self.where} asks for the row, which {group.prompt.id} lacks")
+        prompt, texts = row["prompt"], [completion.text for completion in group.completions]
+        is_talk = not isinstance(prompt, str)
+        values: dict[str, Any] = {
+            name: [value] * count
+            for name, value in row["columns"].items()
+            if name not in ("prompt", "completion", "completion_ids")
+        }
+        values |= {
+            "prompts": [prompt] * count,
+            "completions": [[{"role": "assistant", "content": t}] if is_talk else t for t in texts],
+            "completion_ids": [list(c.token_ids) for c in group.completions],
+        }
+        return values if self._takes_all else {n: values[n] for n in self._names if n in values}
 
     def _call(self, prompt: Prompt, values: dict[str, Any]) -> Any:
         values |= {"prompt": prompt.text, "answer": prompt.answer}
@@ -88,6 +154,9 @@ class CustomReward:
         if missing:
             raise ValueError(f"{self.where} asks for {missing[0]!r}, which {prompt.id} lacks")
         arguments = {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
+        return self._called(arguments)
+
+    def _called(self, arguments: dict[str, Any]) -> Any:
         return within(self.timeout_seconds, self.where, lambda: self._result(arguments))
 
     def _result(self, arguments: dict[str, Any]) -> Any:
@@ -105,39 +174,23 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _load(where: str) -> Callable[..., Any]:
-    name, colon, function = where.rpartition(":")
-    path = Path(name)
-    if not colon or path.suffix != ".py" or not function.isidentifier():
+def _loaded(where: str) -> Callable[..., Any]:
+    if where.startswith(PYTHON):
+        name = where.rpartition(".")[2]
         raise ConfigError(
-            f"score.rewards: custom={where!r} must be path/to/file.py:function; write it so"
+            f"score.rewards: custom={where} was given in Python; give it again, as in "
+            f"reason_llm.train(config, rewards=[{name}]), or put it into a file and name that: "
+            f"path/to/file.py:{name}"
         )
-    if not path.is_file():
-        raise ConfigError(f"score.rewards: custom={where}: {path} does not exist; check the path")
-    spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit, GeneratorExit) as error:
-        raise ConfigError(
-            f"score.rewards: custom={where}: {path} cannot be imported "
-            f"({type(error).__name__}: {one_line(error)}); fix it"
-        ) from error
-    found: Callable[..., Any] | None = vars(module).get(function)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if inspect.isfunction(v)]
-        raise ConfigError(
-            f"score.rewards: custom={where}: {path} has no function {function!r}; it has "
-            f"{', '.join(known) or 'none'}"
-        )
-    return found
+    return load_function(where, "score.rewards: custom")
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:  # nan is not
-        return float(value)
+    if value is None:
+        return math.nan
+    if isinstance(value, SupportsFloat) and -LARGEST <= value <= LARGEST:  # type: ignore[operator]
+        return float(value)  # nan is not within
     raise ValueError(
-        f"{where} gave {str(value)[:60]!r}; it must give a number from {-LARGEST:g} to {LARGEST:g}"
+        f"{where} gave {str(value)[:60]!r}; it must give a number from {-LARGEST:g} to {LARGEST:g},"
+        " or None for no reward"
     )

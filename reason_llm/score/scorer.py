@@ -9,7 +9,7 @@ own.
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from reason_llm.config import ScoreSection
+from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
 from reason_llm.score.math.judge import default_judge
@@ -111,10 +112,12 @@ class Scorer:
 
     def score(self, groups: Sequence[Group], only_first: bool = False) -> list[Group]:
         """The same groups with every completion's rewards by name and their weighted sum; without
-        the sum where reward models are still to be asked.
+        the sum where reward models are still to be asked. A reward that gave None is NaN, and the
+        sum is over the others.
 
         Args:
-            only_first: leave out all rewards but the first, which judges in evaluation.
+            only_first: leave out all rewards but the first, which judges in evaluation; its None
+                counts 0.
 
         Raises:
             RewardError: a reward raised, unless ``score.on_error`` is zero.
@@ -126,24 +129,27 @@ class Scorer:
         values: dict[str, list[list[float]]] = {}
         for reward in rewards:
             found = self._values(reward, groups, first)
+            if only_first:  # no answer of a judge is a wrong one
+                found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
             first = first or found
             values[reward.name] = found
-        return [
+        scored = [
             replace(
                 group,
                 completions=tuple(
                     replace(
                         completion,
-                        rewards={name: of[g][c] for name, of in values.items()},
-                        reward=sum(r.weight * values[r.name][g][c] for r in rewards)
-                        if is_whole
-                        else None,
+                        rewards=(given := {name: of[g][c] for name, of in values.items()}),
+                        reward=_total(rewards, given) if is_whole else None,
                     )
                     for c, completion in enumerate(group.completions)
                 ),
             )
             for g, group in enumerate(groups)
         ]
+        if is_whole and not only_first:
+            _warn_of_unscored(scored)
+        return scored
 
     def with_model_reward(
         self, groups: Sequence[Group], name: str, values: Sequence[float]
@@ -175,8 +181,7 @@ class Scorer:
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
         in_order = {each.name: rewards[each.name] for each in self.rewards}
-        total = sum(each.weight * in_order[each.name] for each in self.rewards)
-        return replace(completion, rewards=in_order, reward=total)
+        return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def _finite(self, name: str, rollout: str, value: float) -> float:
         if math.isfinite(value):
@@ -242,10 +247,40 @@ class Scorer:
                 if self.config.on_error == "stop":
                     raise RewardError(
                         f"the reward {name} failed on {rollout} ({type(error).__name__}: "
-                        f"{one_line(error)[:200]}); fix it, or set score.on_error to zero"
+                        f"{one_line(error)[:200]}{_at(error)}); fix it, or set score.on_error to "
+                        "zero"
                     ) from error
                 self._errors += 1
-                log.warning("the reward %s failed on %s and counts 0: %s", name, rollout, error)
+                log.warning(
+                    "the reward %s failed on %s and counts 0: %s%s", name, rollout, error,
+                    _at(error),
+                )  # fmt: skip
                 return zero
 
         return answer
+
+
+def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> float:
+    """Weighted sum of the rewards that were given; 0 without any."""
+    return sum(r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name]))
+
+
+def _warn_of_unscored(groups: Sequence[Group]) -> None:
+    """Warn of completions to which every reward gave None."""
+    unscored = [
+        f"{group.prompt.id}#{i}"
+        for group in groups
+        for i, completion in enumerate(group.completions)
+        if not completion.has_reward
+    ]
+    if unscored:
+        log.warning(
+            "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
+            "teach nothing", len(unscored), unscored[0],
+        )  # fmt: skip
+
+
+def _at(error: Exception) -> str:
+    """`` at my_rewards.py:12``: where the user's own code raised; empty for an error of ours."""
+    place = place_of(error)
+    return f" at {place}" if place else ""

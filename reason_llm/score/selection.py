@@ -34,7 +34,8 @@ def rewards_of(group: Group, name: str | None = None) -> dict[int, float]:
         raise ConfigError(
             f"prompt {group.prompt.id!r} has no reward {name!r}; it has {names or 'none'}"
         )
-    values = [c.reward if name is None else c.rewards.get(name) for c in group.completions]
+    totals = [c.reward if c.has_reward else None for c in group.completions]
+    values = [c.rewards.get(name) for c in group.completions] if name is not None else totals
     return {i: v for i, v in enumerate(values) if v is not None and not math.isnan(v)}
 
 

@@ -17,6 +17,8 @@ from reason_llm.config import (
     RewardSpec,
     ScoreSection,
     Section,
+    nearest,
+    wrong,
 )
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
@@ -129,9 +131,11 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
     if spec.custom is not None:
         return _custom(spec, context)
     if spec.name not in REWARDS:
+        near = nearest(spec.name, REWARDS)
         raise ConfigError(
-            f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; name one "
-            "of these, or custom: path/to/file.py:function"
+            f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; "
+            + (f"did you mean {near}?" if near else "name one of these, or ")
+            + ("" if near else "custom: path/to/file.py:function")
         )
     model, make = REWARDS[str(spec.name)]
     try:
@@ -141,7 +145,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
         key = ".".join(map(str, first["loc"]))
         known = ", ".join(model.model_fields) or "none"
         raise ConfigError(
-            f"score.rewards: option {key!r} of {spec.name}: {first['msg'].lower()} (its options: "
+            f"score.rewards: option {key!r} of {spec.name} {wrong(first)} (its options: "
             f"{known}); fix score.rewards"
         ) from error
     return make(options, context)
@@ -261,7 +265,7 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
-    function = CustomReward(str(spec.custom), seconds)
+    function = CustomReward(str(spec.custom), seconds, spec.function)
     if function.takes_group:
         return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
     return Reward(of_one=function.one, columns=function.columns)

@@ -1,5 +1,6 @@
 """Scored groups with what learning adds: advantages, and the learner's own log-probs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ from reason_llm.train import advantages
 def with_advantages(
     groups: Sequence[Group], algorithm: Algorithm, weights: Mapping[str, float] | None = None
 ) -> list[Group]:
-    """The scored groups with an advantage on every completion, from the rewards alone.
+    """The scored groups with an advantage on every completion, from the rewards alone. A completion
+    without any reward counts in no baseline, and its advantage is 0.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -31,7 +33,8 @@ def with_advantages(
         )
         found = advantages.per_reward_advantages(rewards_RN, weights_R, size, algorithm.scale)
     else:
-        rewards_N = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+        rewards = [c.reward if c.has_reward else math.nan for c in completions]
+        rewards_N = torch.tensor(rewards, dtype=torch.float64)
         found = advantages.group_advantages(rewards_N, size, algorithm.scale, algorithm.baseline)
     values = iter(found.tolist())
     return [

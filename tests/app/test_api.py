@@ -101,13 +101,13 @@ def test_an_interrupt_changes_nothing(
     small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, unchanged: None
 ) -> None:
     """A signal in the first step ends the run after what is under way."""
-    original = reason_llm.app.training._Terminal.step
+    original = reason_llm.app.training._Followed.step
 
     def step(*args: Any) -> None:
         original(*args)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(reason_llm.app.training._Terminal, "step", step)
+    monkeypatch.setattr(reason_llm.app.training._Followed, "step", step)
     with pytest.raises(Stopped):
         reason_llm.train(small_run(run__steps=3))
 

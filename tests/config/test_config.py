@@ -1,5 +1,7 @@
 """Options: files, overrides, and every kind of mistake as one line."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import yaml
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.file import changes, leaves, load, to_yaml
+from reason_llm.config.other_names import EQUIVALENTS, Equivalent
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
 
@@ -76,10 +79,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ("data: {train: x}\ntrain: {lerning_rate: 1}\n", ["lerning_rate", "train.learning_rate"]),
         ("data: {train: x}\nsteps: 3\n", ["'steps'", "run.steps"]),
         ("run: {steps: 3}\n", ["data", "missing"]),
-        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "integer"]),
+        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "is no whole number"]),
         ("data: {train: x}\nrun: {steps: 2.5}\n", ["run.steps=2.5"]),
         ("data: {train: x}\nrun: {steps: true}\n", ["run.steps=True"]),
-        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "greater than or equal to 1"]),
+        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "must be at least 1"]),
         ("data: {train: x}\ntrain: {learning_rate: -1}\n", ["learning_rate=-1", "0"]),
         ("data: {train: x}\ntrain: {learning_rate: .nan}\n", ["learning_rate=nan"]),
         ("data: {train: x}\nsample: {top_p: 1.5}\n", ["sample.top_p=1.5"]),
@@ -97,8 +100,8 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             ["score.rewards.0.nam", "score.rewards takes LIST: List of {name, weight, options}"],
         ),
         (
-            "data: {train: x}\nscore: {rewards: [boxed]}\n",
-            ["score.rewards.0='boxed'", "List of {name, weight, options}"],
+            "data: {train: x}\nscore: {rewards: [3]}\n",
+            ["score.rewards.0=3", "List of {name, weight, options}"],
         ),
         (
             "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
@@ -127,10 +130,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ),
         ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval", "eval.sets"]),
         ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
-        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "string"]),
-        ("data: {train: 5}\n", ["data.train=5", "string", "{source, weight}"]),
+        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "is no text"]),
+        ("data: {train: 5}\n", ["data.train=5", "is no text", "{source, weight}"]),
         ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
-        ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "greater than 0"]),
+        ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "must be above 0"]),
         ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
         (
             "data: {train: [{source: a, wieght: 1}]}\n",
@@ -179,10 +182,28 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--run.steps", "ten"], "command line: run.steps='ten'"),
         (["--score.rewards", "[{nam: boxed}]"], "command line: unknown key 'score.rewards.0.nam'"),
         # Names of other trainers, for which nothing here is nearly the same.
-        (["--num_generations", "8"], "unknown argument '--num_generations'; see --help"),
-        (["--algorithm.beta", "0"], "unknown argument '--algorithm.beta'; see --help"),
-        (["--train.lr", "1"], "unknown argument '--train.lr'; see --help"),
-        (["--max_steps", "1"], "did you mean --run.steps?"),
+        (["--num_generations", "8"], "TRL is --sample.completions_per_prompt here"),
+        (
+            ["--algorithm.beta", "0"],
+            "beta of TRL is --algorithm.kl_coefficient here (with algorithm.kl=k3; of",
+        ),
+        (["--train.lr", "1"], "'--train.lr'; lr of verl is --train.learning_rate here"),
+        (["--max_steps", "1"], "TRL is --run.steps here"),
+        (["--max-completion-length=9"], "TRL is --sample.max_new_tokens here"),
+        (["--vllm_gpu_memory_utilization", "0.9"], "is --memory.budget_gib here (what vLLM"),
+        (["--warmup_ratio", "0.1"], "is --train.warmup_steps here (steps: the ratio times"),
+        (["--per_device_train_batch_size", "8"], "prompts_per_step and --train.micro_batch_to"),
+        (["--logging_steps", "1"], "logging_steps of TRL is not needed here: every step is logged"),
+        (["actor_rollout_ref.rollout.n=8"], "rollout.n of verl is --sample.completions_per_prompt"),
+        (["train.learning_rate=1e-5"], "is no config file; write --train.learning_rate 1e-5"),
+        (["--algorithm.lorem_ipsum", "0"], "'--algorithm.lorem_ipsum'; see --help"),
+        (["--trian.learning_rate", "1"], "did you mean --train.learning_rate?"),
+        (["--algorithm.name", "gropo"], "opd; did you mean grpo?"),
+        (["--train.gradient_checkpointing", "offlaod"], "takes; did you mean offload?"),
+        (["--run.keep_buffers", "nonee"], "did you mean none?"),
+        (["--algorithm.clip_low", "5"], "command line: algorithm.clip_low=5.0 is above 1"),
+        (["--sample.completions_per_prompt", "1"], "command line: sample.completions_per_prompt=1"),
+        (["--score.rewards", "3"], "command line: score.rewards=3 is no list"),
         (["--eval.sets.mine", "x"], "did you mean --eval.sets?"),
     ],
 )
@@ -276,3 +297,92 @@ def test_rollouts_of_another_policy_are_weighed_by_importance(
 ) -> None:
     config = Config.model_validate({"data": {"train": "x"}, **sections})
     assert config.learned_row.correction == expected
+
+
+def test_a_model_or_data_of_one_s_own_inherits_nothing_from_the_quick_start() -> None:
+    own = parse("--model.path", "my/model", "--data.train", "mine.jsonl", "--run.steps", "7")
+    tree = {"run": {"name": "my_run", "steps": 7}, "model": {"path": "my/model"}}
+    assert own == Config.model_validate({**tree, "data": {"train": "mine.jsonl"}})
+    assert (own.train.learning_rate, own.data.eval, own.score.rewards[0].name) == (
+        1e-5, None, "boxed",
+    )  # fmt: skip
+    assert parse("--data.train", "mine.jsonl").train.learning_rate == 1e-5
+    assert parse("--run.steps", "7").train.learning_rate == 2e-3  # the quick start
+    with pytest.raises(ConfigError, match=r"^command line: --data\.train is missing; give it"):
+        parse("--model.path", "my/model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rate", "rewards"),
+    [
+        ([], "default: 1e-05; here: 0.002", "here: think_answer_tags * 1"),
+        (["--data.train", "x"], "(default: 1e-05)", "(default: boxed * 1)"),
+        (["--data.train", "x", "--train.learning_rate", "3e-6"], "here: 3e-06", "boxed * 1)"),
+        (["{path}"], "here: 0.5", "(default: boxed * 1)"),
+        (["{path}", "--train.learning_rate", "1e-5"], "(default: 1e-05)", "(default: boxed * 1)"),
+        (["none.yaml"], "(default: 1e-05)", "(default: boxed * 1)"),
+    ],
+)
+def test_the_help_tells_the_values_in_force(
+    arguments: list[str],
+    rate: str,
+    rewards: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(tmp_path, "data: {train: x}\ntrain: {learning_rate: 0.5}\n")
+    with pytest.raises(SystemExit):
+        parse(*(each.format(path=path) for each in arguments), "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    options = {part.split(" ", 1)[0]: part for part in shown.split(" --")}
+    assert rate in options["train.learning_rate"]
+    assert rewards in options["score.rewards"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {train: x}\nrun: 3\n", "run=3 is no section; write its options below it"),
+        ("data: {train: x}\ntrian: {learning_rate: 1}\n", "did you mean train?"),
+        ("data: {train: x}\ntrain: {learning_rat: 1}\n", "did you mean train.learning_rate?"),
+        ("data: {train: x}\ntrain: {warmup_ratio: 0.1}\n", "TRL is train.warmup_steps here"),
+        ("data: {trian: x}\n", "did you mean data.train?"),
+        ("data: {train: x, eval: 3}\n", "data.eval=3 is no text"),
+        ("data: {train: x}\nalgorithm: {clip_low: 5}\n", "my_run.yaml: algorithm.clip_low=5.0"),
+        ("data: {train: x}\nsample: {temperature: .inf}\n", "must be at most 100"),
+        ("data: {train: x}\nscore: {rewards: [{weight: x}]}\n", "score.rewards.0.weight='x' is"),
+        ("data: {train: x}\nscore: {rewards: [{name: reward_model}]}\n", "'path' of reward_mo"),
+    ],
+)
+def test_mistakes_are_told_in_words_of_their_own(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    told = str(caught.value)
+    assert message in told
+    assert not re.search(r"[Ii]nput should|pydantic|Section|Spec|valid dict|instance", told), told
+
+
+def test_a_name_alone_is_a_reward(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {train: x}\nscore: {rewards: [boxed, mine.py:f]}\n")
+    first, second = load(path).score.rewards
+    assert (first.name, second.custom) == ("boxed", "mine.py:f")
+    assert load(write(tmp_path, to_yaml(load(path)))) == load(path)
+
+
+def test_names_of_others_lead_to_options_that_exist() -> None:
+    options = {name for name, _ in leaves(Config)}
+    named = {option for each in EQUIVALENTS.values() for option in each.options}
+    assert named <= options
+    last = {name.rpartition(".")[2] for name in options}
+    assert last & EQUIVALENTS.keys() == {"beta"}  # preference.beta
+
+
+def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
+    text = (ROOT / "docs" / "coming_from.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
+    found = {name: Equivalent("", tuple(re.findall(r"`([\w.]+)`", ours)), note)
+             for name, ours, note in rows}  # fmt: skip
+    assert len(rows) == len(found)
+    for whose in ("TRL", "Unsloth", "verl"):
+        assert whose in text
+    assert found == {name: replace(each, whose="") for name, each in EQUIVALENTS.items()}

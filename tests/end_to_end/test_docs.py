@@ -200,7 +200,11 @@ def feasible(words: list[str]) -> list[str]:
     return [STAND_INS.get(word, word) for word in words] + added
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+WITH_COMMANDS = [path for path in DOCUMENTS if path.name != "python.md"]
+"""The examples of that page are run by ``test_python_examples``."""
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
 def test_every_command_runs(
     path: Path, quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

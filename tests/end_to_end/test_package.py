@@ -1,6 +1,7 @@
 """The wheel, installed in an environment of its own: the commands run in an empty folder, without
 a network and without the repository."""
 
+import importlib.metadata as metadata
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 import pytest
+from packaging.requirements import Requirement
 
 from conftest import ROOT, TINY
+from documents import blocks
 
 QUICK_START = {
     "configs/quickstart.yaml": ROOT / "configs" / "quickstart.yaml",
@@ -37,7 +40,7 @@ def run(words: list[str | Path], folder: Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made of a source distribution, as an index gets it; the checkout is left as it is."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         (source / name).write_bytes((ROOT / name).read_bytes())
     copytree(ROOT / "reason_llm", source / "reason_llm", ignore=ignore_patterns("__pycache__"))
     for name, path in QUICK_START.items():
@@ -76,6 +79,25 @@ def test_the_wheel_holds_the_package_and_the_quick_start(wheel: Path) -> None:
         assert all(opened.read(name) == path.read_bytes() for name, path in wanted.items())
 
 
+def test_the_metadata_tells_what_it_is_and_what_is_optional(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
+        found = metadata.PathDistribution(zipfile.Path(opened, f"{Path(name).parent}/")).metadata
+    assert found["Summary"].startswith("Reinforcement learning and RLHF of language models")
+    assert "Releases, https://pypi.org" in found.get_all("Project-URL", [""])[0]
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert found.get_payload().lstrip().startswith("# reason_llm")
+    needed: dict[str, set[str]] = {}
+    for text in found.get_all("Requires-Dist", []):
+        each = Requirement(text)
+        for extra in found.get_all("Provides-Extra", []):
+            if each.marker is not None and each.marker.evaluate({"extra": extra}):
+                needed.setdefault(extra, set()).add(each.name)
+    assert {"vllm", "unsloth", "gpu", "trackers"} <= needed.keys()
+    assert needed["gpu"] == needed["vllm"] | needed["unsloth"]
+    assert "unsloth" not in needed["vllm"] and "unsloth" in needed["unsloth"]
+
+
 @pytest.fixture
 def call(installed: Path, tmp_path: Path) -> Callable[..., str]:
     def call(*arguments: str) -> str:
@@ -104,3 +126,16 @@ def test_the_quick_start_runs_in_an_empty_folder(
     config = (folder / "runs" / "quickstart" / "resolved_config.yaml").read_text()
     assert str(installed.parent) in config
     assert str(ROOT) not in config
+
+
+def test_an_example_of_the_python_api_runs_in_an_empty_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    """With a reward in TRL's form and rows of its own."""
+    first = next(b for b in blocks(ROOT / "docs" / "python.md") if b.language == "python")
+    (tmp_path / "example.py").write_text(first.text)
+    environment = {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    shown = run([installed / "python", "example.py"], tmp_path, **environment)
+    assert shown.splitlines()[-1] == "3 runs/totals/adapter runs/totals/report.html"
+    config = (tmp_path / "runs" / "totals" / "resolved_config.yaml").read_text()
+    assert str(installed.parent) in config

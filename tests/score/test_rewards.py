@@ -277,7 +277,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
     [
         ("interrupts", r"failed on p#1 \(RuntimeError: .*mine\.py:interrupts raised Keyboard"),
         ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves ended with sys\.exit\(0\)"),
-        ("broken", r"the reward broken failed on p#1 \(KeyError: 'no such thing'\).*on_error"),
+        ("broken", r"on p#1 \(KeyError: 'no such thing' at .*mine\.py:17\); .*on_error"),
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
@@ -306,7 +306,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
     [
         ({"name": "boxd"}, r"'boxd'.*boxed, think_answer_tags"),
         ({"name": "boxed", "options": {"x": 1}}, r"option 'x' of boxed.*its options: equality"),
-        ({"name": "soft_overlong"}, r"option 'cache_tokens' of soft_overlong: field required"),
+        ({"name": "soft_overlong"}, r"option 'cache_tokens' of soft_overlong is missing"),
         ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
         ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
         ({"name": "repetition_penalty", "options": {"penalty": 1}}, "option 'penalty'"),
@@ -314,7 +314,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"custom": "nowhere.py:f"}, r"nowhere\.py does not exist"),
         ({"custom": "mine.py"}, r"must be path/to/file\.py:function"),
         ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),
-        ({"custom": "{mine}:stars"}, r"takes \*, \*\* or positional"),
+        ({"custom": "{mine}:stars"}, r"takes \* or positional"),
         ({"custom": "{mine}:neither"}, r"must take either completion .* it takes prompt"),
     ],
 )

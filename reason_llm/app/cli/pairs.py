@@ -20,7 +20,7 @@ def main(program: str, arguments: Sequence[str]) -> int:
 def _pairs(program: str, arguments: Sequence[str]) -> None:
     from pydantic import ValidationError
 
-    from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, yaml_text
+    from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, wrong, yaml_text
     from reason_llm.errors import ConfigError
 
     parser = Parser(
@@ -55,7 +55,7 @@ def _pairs(program: str, arguments: Sequence[str]) -> None:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise ConfigError(
-            f"--{name.replace('_', '-')} {texts[name]:.100}: {first['msg']}; see --help"
+            f"--{name.replace('_', '-')} {texts[name]:.100} {wrong(first)}; see --help"
         ) from error
     except ValueError as error:
         raise ConfigError(f"a value is not valid YAML ({error}); quote it") from error

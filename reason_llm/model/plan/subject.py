@@ -3,18 +3,21 @@ context, memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, ReasonError
+from reason_llm.files import is_in_hub_cache, reach_hub
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.shipped import SHAPES, write_config
 from reason_llm.model.quiet import quiet_libraries
 
 
@@ -97,8 +100,23 @@ def plan_only(config: Config) -> Plan:
     """The memory plan from the model's config alone: on any machine, for any budget.
 
     With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine. An
-    adapter that the config names and an earlier run has yet to write counts as the policy's kind.
+    adapter that the config names and an earlier run has yet to write counts as the policy's kind. A
+    model of ``SHAPES`` is planned without the Hub, too.
     """
+    path = config.model.path
+    is_there = Path(path).is_dir() or is_in_hub_cache(path, "config.json") or reach_hub()
+    if is_there or path not in SHAPES:
+        return _plan_only(config)
+    with TemporaryDirectory() as folder:
+        write_config(path, Path(folder))
+        model = config.model.model_copy(update={"path": folder})
+        try:
+            return _plan_only(config.model_copy(update={"model": model}))
+        except ReasonError as error:
+            raise type(error)(str(error).replace(folder, path)) from error
+
+
+def _plan_only(config: Config) -> Plan:
     quiet_libraries()
     if config.model.start is not None and config.model.start.exists():
         config = with_start(config, config.model.start)

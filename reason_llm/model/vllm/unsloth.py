@@ -72,7 +72,7 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
     if torch.cuda.get_device_capability(device)[0] < 8:  # [llama] would fall back to float16
         return "this GPU has no bfloat16, which we need of Unsloth"
     if any(importlib.util.find_spec(name) is None for name in ("unsloth", "unsloth_zoo", "vllm")):
-        return "Unsloth or vLLM is not installed; pip install -e '.[gpu]'"
+        return "Unsloth or vLLM is not installed; pip install 'reason_llm[gpu]'"
     if text.model_type not in FAMILIES:
         return f"Unsloth is used for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if getattr(text, "sliding_window", None) is not None:
@@ -178,7 +178,7 @@ def _import() -> Any:
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(
             f"model.backend=unsloth: Unsloth cannot be imported ({one_line(error)[:300]}); "
-            "pip install -e '.[gpu]', or set model.backend to native"
+            "pip install 'reason_llm[gpu]', or set model.backend to native"
         ) from error
     return FastLanguageModel
 

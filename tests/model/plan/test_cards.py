@@ -14,7 +14,8 @@ from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
-from shapes import SHAPES, write_config
+from reason_llm.model.plan.shipped import SHAPES
+from shapes import write_config
 
 CARDS = (12, 16, 24, 48, 80)
 AT_ONCE = 8
@@ -53,7 +54,7 @@ def test_what_fits_on_a_card_is_in_the_table(name: str, tmp_path: Path) -> None:
             "sample": {"engine": "vllm"},
         }
     )
-    shape, limit = Shape.of(meta_model(config.model)), SHAPES[name][-1]
+    shape, limit = Shape.of(meta_model(config.model)), SHAPES[name].positions
     page = (ROOT / "docs" / "cards.md").read_text()
     for quantize, weights in (("none", "bfloat16"), ("nf4", "NF4")):
         model = config.model.model_copy(update={"quantize": quantize})

@@ -39,11 +39,12 @@ from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logpr
 from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.shipped import SHAPES
 from reason_llm.train import losses
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
 from reason_llm.train.objectives import PolicyGradient
-from shapes import PARAMETERS, SHAPES, write_config
+from shapes import PARAMETERS, write_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
 

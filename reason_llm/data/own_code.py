@@ -1,0 +1,71 @@
+"""Functions of the user's own from files, ``path/to/file.py:function``. They run in this process,
+since they are the user's and not a model's."""
+
+import importlib.util
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reason_llm.errors import ConfigError, one_line
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def load_function(where: str, option: str) -> Callable[..., Any]:
+    """The function that ``where`` names.
+
+    Args:
+        option: what names it, for errors.
+
+    Raises:
+        ConfigError: there is no such file or function, or the file cannot be imported.
+    """
+    name, colon, function = where.rpartition(":")
+    path = Path(name)
+    if not colon or path.suffix != ".py" or not function.isidentifier():
+        raise ConfigError(f"{option}={where!r} must be path/to/file.py:function; write it so")
+    if not path.is_file():
+        raise ConfigError(f"{option}={where}: {path} does not exist; check the path")
+    spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        place = None if isinstance(error, SyntaxError) else place_of(error)  # it tells its own
+        raise ConfigError(
+            f"{option}={where}: {path} cannot be imported ({type(error).__name__}: "
+            f"{one_line(error)}{f' at {place}' if place else ''}); fix it"
+        ) from error
+    found: Callable[..., Any] | None = vars(module).get(function)
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if inspect.isfunction(v)]
+        raise ConfigError(
+            f"{option}={where}: {path} has no function {function!r}; it has "
+            f"{', '.join(known) or 'none'}"
+        )
+    return found
+
+
+def place_of(error: BaseException) -> str | None:
+    """``my_rewards.py:12``: the deepest line of the user's own code in an error's traceback; None
+    where there is none."""
+    frames = [
+        (path, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not (path := Path(frame.filename)).is_relative_to(_PACKAGE)
+        and not path.is_relative_to(_STANDARD_LIBRARY)
+        and not _INSTALLED.intersection(path.parts)
+        and not frame.filename.startswith("<frozen")
+    ]
+    if not frames:
+        return None
+    path, line = frames[-1]
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{line}"

@@ -1,0 +1,227 @@
+"""Rewards and rows that are given in Python: trained on, known again, and refused in one line."""
+
+import functools
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+import reason_llm
+from conftest import ROOT, TINY
+from reason_llm.config import Config
+from reason_llm.config.functions import name_of, source_digest
+from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.errors import CheckpointError, ConfigError, DataError, ReasonError, RewardError
+from reason_llm.rollout import Group
+from reason_llm.run import Record
+
+ROWS = [{"prompt": f"What is {a} + {b}?", "total": a + b} for a in range(6) for b in range(6)]
+
+
+def right_total(completions: list[str], total: list[int], **kwargs: Any) -> list[float]:
+    return [float(str(t) in text) for text, t in zip(completions, total, strict=True)]
+
+
+def brief(completion: str) -> float:
+    return -len(completion) / 100
+
+
+def broken(completion: str) -> float:
+    return 1 / len(completion.split("there is no such text")[1:])
+
+
+class Notes(reason_llm.Silent):
+    """A watch that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.steps: list[float] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def step(self, record: Record, group: Group | None) -> None:
+        self.steps.append(record["step"])
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    return {
+        "run": {"steps": 1, "name": "given"},
+        "model": {"path": str(TINY)},
+        "data": {"form": "prompts", "system_prompt": "none"},
+        "sample": {"prompts_per_step": 2, "completions_per_prompt": 4, "max_new_tokens": 24},
+        "train": {"gradient_checkpointing": False, "learning_rate": 1e-3},
+    }
+
+
+def test_a_run_with_functions_and_rows_goes_on_with_them(
+    tree: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rewards = [right_total, {"custom": brief, "weight": 0.5}, "tag_count"]
+    watch = Notes()
+    summary = reason_llm.train(tree, rewards=rewards, rows=ROWS, watch=watch)
+    assert isinstance(summary, reason_llm.Summary) and summary["steps"] == 1
+    assert summary.report.is_file() and summary.curves.is_file() and summary.adapter.is_dir()
+    assert [record["step"] for record in summary.records()] == watch.steps == [0, 1]
+    assert {"score/right_total", "score/brief", "score/tag_count"} <= summary.records()[1].keys()
+    assert any("36 prompts" in line for line in watch.lines)
+    assert capsys.readouterr().out == ""
+    rows = datasets.Dataset.from_list(ROWS)  # of the same rows, so the same run
+    more = {**tree, "run": {**tree["run"], "steps": 2}}
+    more["score"] = {"rewards": [right_total, {"custom": brief, "weight": 0.5}, "tag_count"]}
+    assert reason_llm.train(more, rows=rows)["steps"] == 2
+    assert "goes on after step 1" in capsys.readouterr().out
+    more["run"] = {**tree["run"], "steps": 3}
+    with pytest.raises(CheckpointError, match="prompts_sha256"):
+        reason_llm.train(more, rows=ROWS[1:])
+    config = tmp_path / "runs" / "given" / "resolved_config.yaml"
+    here = Path(__file__)
+    assert f"custom: {here}:right_total" in config.read_text()
+    with pytest.raises(DataError, match=r"python:rows were given in Python; give them again"):
+        reason_llm.train(config, watch=Notes())
+
+
+def test_a_changed_function_is_told_and_another_refused(
+    tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defined(body: str) -> Callable[..., Any]:
+        path = tmp_path / "cell.py"
+        path.write_text(f"def f(completion):\n    return {body}\n")
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        linecache.checkcache()
+        found: Callable[..., Any] = names["f"]
+        return found
+
+    assert name_of(defined("1")) == "python:__main__.f"
+    reason_llm.train(tree, rewards=[defined("len(completion)")], rows=ROWS, watch=Notes())
+    tree["run"]["steps"] = 2
+    reason_llm.train(tree, rewards=[defined("-len(completion)")], rows=ROWS)
+    assert "goes on with another source of the reward python:__main__.f" in capsys.readouterr().out
+    tree["run"]["steps"] = 3
+    with pytest.raises(CheckpointError, match=r"score\.rewards: .*__main__\.f.*brief"):
+        reason_llm.train(tree, rewards=[brief], rows=ROWS, watch=Notes())
+    with pytest.raises(ConfigError, match=r"custom=python:__main__\.f was given in Python; give"):
+        reason_llm.train(
+            tmp_path / "runs" / "given" / "resolved_config.yaml", rows=ROWS, watch=Notes()
+        )
+
+
+def test_the_warning_of_a_changed_function() -> None:
+    from reason_llm.config import changes
+
+    spec = RewardSpec.model_validate(brief)
+    old = {"score": ScoreSection(rewards=[spec]).model_dump(mode="json"), "data": {"train": "x"}}
+    new = {**old, "score": {**old["score"]}}
+    new["score"]["rewards"] = [{**old["score"]["rewards"][0], "source_sha256": "0" * 16}]
+    found = changes(old, new)
+    assert (found.refused, found.warned) == (
+        [],
+        [f"another source of the reward {spec.custom}"],
+    )
+    by_file = {**old, "score": {**old["score"]}}
+    by_file["score"]["rewards"] = [
+        {k: v for k, v in old["score"]["rewards"][0].items() if k != "source_sha256"}
+    ]
+    found = changes(old, by_file)
+    assert (found.refused, found.warned) == ([], [])
+
+
+def test_a_failing_function_shows_its_line_here(tree: dict[str, Any]) -> None:
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"ZeroDivisionError.* at .*{__name__}\.py:{line}\)"):
+        reason_llm.train(tree, rewards=[broken], rows=ROWS, watch=Notes())
+
+
+def closed(count: int) -> Callable[..., float]:
+    def inner(completion: str) -> float:
+        return count
+
+    return inner
+
+
+class Callables:
+    def __call__(self, completion: str) -> float:
+        return 1.0
+
+    def method(self, completion: str) -> float:
+        return 1.0
+
+
+TYPED: dict[str, Any] = {}
+exec("def typed(completion):\n    return 1.0", TYPED)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda completion: 1.0, "is a lambda, which has no name"),
+        (closed(2), "is the function inner, which takes count from the function around it"),
+        (functools.partial(brief), "is a partial and no function made with def"),
+        (Callables(), "is a Callables and no function"),
+        (Callables().method, "is method method and no function"),
+        (len, "is builtin_function_or_method len and no function"),
+        (TYPED["typed"], "whose source cannot be read"),
+    ],
+    ids=range(7),
+)
+def test_what_could_not_be_known_again_is_refused(
+    reward: Any, message: str, tree: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        reason_llm.train(tree, rewards=[reward], rows=ROWS)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"train": ROWS}, r"type dict; give .* such as rows\['train'\]"),
+        (iter(ROWS), r"list_iterator; give .*list\(rows\)"),
+        ("rows.jsonl", "type str"),
+        (["a"], r"python:rows:row 1: is str 'a'; expected a dict"),
+        ([{"x": 1}], r"python:rows:row 1: lacks any of the columns"),
+        ([{"prompt": "\ud800"}], r"python:rows:row 1: .*surrogates"),
+        ([], "python:rows holds no rows"),
+    ],
+)
+def test_rows_that_are_none_are_refused(
+    rows: Any, message: str, tree: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ReasonError, match=message) as caught:
+        reason_llm.train(tree, rewards=[brief], rows=rows)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_functions_are_known_by_their_file_and_source() -> None:
+    assert name_of(brief) == f"{Path(__file__).relative_to(Path.cwd())}:brief"
+    assert source_digest(brief) == source_digest(brief) != source_digest(broken)
+    spec = RewardSpec.model_validate({"custom": brief, "weight": 2})
+    assert (spec.key, spec.kind, spec.weight, spec.function) == ("brief", "brief", 2, brief)
+    assert RewardSpec.model_validate("boxed").name == "boxed"
+    assert RewardSpec.model_validate("mine.py:f").custom == "mine.py:f"
+
+
+def test_a_config_takes_rewards_and_held_out_rows_and_evaluates(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = small_run(run__steps=1, log__console="quiet")
+    held_out = [{"prompt": "What is 1 + 2?", "answer": 3, "total": 3}]
+    rows = [{**row, "answer": row["total"]} for row in ROWS]
+    summary = reason_llm.train(config, rewards=[right_total], rows=rows, eval_rows=held_out)
+    assert summary["accuracy_after"] is not None
+    test = ROOT / "data" / "arithmetic_test.jsonl"
+    options = {"eval.limit": 2, "log.console": "quiet"}
+    with pytest.raises(DataError, match="lacks column 'total'"):
+        reason_llm.evaluate(summary.folder, sets=[str(test)], overrides=options)
+    found = reason_llm.evaluate(
+        summary.folder, sets=[f"sums={test}"], rewards=[brief], overrides=options
+    )
+    assert found["judged_by"] == "brief"

@@ -1,0 +1,193 @@
+"""Options of rows: bad ones skipped, columns of single sets, a limit, a function for each row, and
+arguments of the chat template."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TINY
+from reason_llm.app.chat import find_subject
+from reason_llm.app.data_check import check_data
+from reason_llm.config import Config, file as config_file
+from reason_llm.data import load_data, load_evaluation, load_rows
+from reason_llm.data.load import Data
+from reason_llm.errors import ConfigError, DataError, ReasonError
+
+MATH = [
+    {"problem": f"What is {n} + 2?", "solution": f"It is \\boxed{{{n + 2}}}."} for n in range(8)
+]
+AIME = [{"ID": f"2024-I-{n}", "Problem": f"What is {n} + 70?", "Answer": n + 70} for n in range(3)]
+
+
+def lines(path: Path, *rows: Any) -> str:
+    path.write_text("".join(f"{json.dumps(r) if not isinstance(r, str) else r}\n" for r in rows))
+    return str(path)
+
+
+@pytest.fixture
+def read(small_run: Callable[..., Config], tokenizer: Any) -> Callable[..., Data]:
+    def read(**options: Any) -> Data:
+        return load_data(small_run(**options), tokenizer, 4000)
+
+    return read
+
+
+def test_sets_with_other_columns_in_any_case(tmp_path: Path, read: Callable[..., Data]) -> None:
+    train, aime = lines(tmp_path / "math.jsonl", *MATH), lines(tmp_path / "aime.jsonl", *AIME)
+    found = read(data__train=train, data__eval=aime)
+    assert [p.answer for p in found.prompts[:2]] == ["2", "3"]
+    assert [p.answer for p in found.held_out_prompts] == ["70", "71", "72"]
+    assert "What is 1 + 70?" in found.held_out_prompts[1].text
+    mixed = lines(tmp_path / "exact.jsonl", {"Problem": "no", "problem": "yes", "answer": 1})
+    assert "yes" in read(data__train=mixed).prompts[0].text
+
+
+def test_columns_of_single_sets(
+    tmp_path: Path, read: Callable[..., Data], small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    mine = lines(tmp_path / "mine.jsonl", {"task": "What is 1 + 1?", "target": 2})
+    others = lines(tmp_path / "others.jsonl", {"q": "What is 1 + 2?", "a": 3})
+    aime = lines(tmp_path / "aime.jsonl", *AIME)
+    options: dict[str, Any] = {
+        "data__train": [mine, others],
+        "data__columns": {"prompt": "task", "answer": "target"},
+        "data__columns_of": {others: {"prompt": "q", "answer": "a"}, "aime": {}},
+        "eval__sets": {"aime": aime},
+    }
+    found = read(**options)
+    assert [p.answer for p in found.prompts] == ["2", "3"]
+    assert len(found.held_out_prompts) == 3
+    options["data__columns_of"] = {"aimee": {}}
+    with pytest.raises(ConfigError, match=r"columns_of names 'aimee', which is no set.*aime"):
+        read(**options)
+    # An evaluation of other sets keeps what the run says of its own.
+    options["data__columns_of"] = {others: {}, "aime": {"prompt": "Problem", "answer": "ID"}}
+    (only,) = load_evaluation(small_run(**options), tokenizer, 4000)
+    assert only.prompts[0].answer == "2024-I-0"
+
+
+def test_bad_rows_are_skipped_counted_and_shown(
+    tmp_path: Path, read: Callable[..., Data], small_run: Callable[..., Config]
+) -> None:
+    bad = ["{", {"problem": "no answer"}, {"problem": "", "answer": 1}, {"x": 1}]
+    train = lines(tmp_path / "rows.jsonl", *MATH[:2], *bad, *MATH[2:4])
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: not valid JSON"):
+        read(data__train=train)
+    found = read(data__train=train, data__on_bad_row="skip")
+    assert [p.id.rpartition(":")[2] for p in found.prompts] == ["1", "2", "7", "8"]
+    told = found.notes()
+    assert told[0].endswith("rows.jsonl: left out: 4 by data.on_bad_row")
+    assert len(told) == 4 and "rows.jsonl:3: not valid JSON" in told[1]
+    report = check_data(small_run(data__train=train, data__on_bad_row="skip"))
+    assert report.num_errors == 0
+    assert any("8 rows" in line or "4 by data.on_bad_row" in line for line in report.lines)
+    with pytest.raises(DataError, match=r"aime.*:2: lacks any of the columns"):
+        held_out = lines(tmp_path / "aime.jsonl", AIME[0], {"x": 1})
+        read(data__train=train, data__on_bad_row="skip", data__eval=held_out)
+    with pytest.raises(DataError, match="does not exist"):
+        read(data__train=str(tmp_path / "none.jsonl"), data__on_bad_row="skip")
+    none = lines(tmp_path / "none_good.jsonl", *bad)
+    with pytest.raises(DataError, match=r"no row is left; left out: 4 by .*the first: .*:1: not"):
+        read(data__train=none, data__on_bad_row="skip")
+
+
+def test_too_long_rows_are_bad_rows(
+    tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    train = lines(tmp_path / "rows.jsonl", MATH[0], {"problem": "x " * 500, "answer": 1})
+    config = small_run(data__train=train, data__on_bad_row="skip")
+    assert load_data(config, tokenizer, 200).notes()[0].endswith("1 by data.on_bad_row")
+
+
+def test_bad_rows_to_learn_from_are_skipped(
+    tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    good = {"prompt": "Say hello.", "completion": "Hello!"}
+    train = lines(
+        tmp_path / "rows.jsonl", good, {"prompt": "x"}, good, {**good, "prompt": "y " * 900}
+    )
+    options = {"stage": "sft", "data__train": train, "data__form": "demonstrations"}
+    options["algorithm"] = {}
+    config = small_run(**options)
+    ends = [tokenizer.eos_token_id]
+    with pytest.raises(DataError, match=r"rows\.jsonl:2"):
+        load_rows(config, tokenizer, 400, ends)
+    config = small_run(**options, data__on_bad_row="skip")
+    found = load_rows(config, tokenizer, 400, ends)
+    assert (len(found.units), found.training[0].dropped["data.on_bad_row"]) == (2, 2)
+    assert "rows.jsonl:2" in found.notes()[1]
+
+
+def test_a_limit_takes_the_first_rows_of_each_training_set(
+    tmp_path: Path, read: Callable[..., Data]
+) -> None:
+    one, two = lines(tmp_path / "one.jsonl", *MATH), lines(tmp_path / "two.jsonl", *AIME)
+    found = read(data__train=[one, two], data__limit=2, data__eval=two)
+    assert found.sizes == [2, 2]
+    assert len(found.held_out_prompts) == 3
+
+
+PREPROCESS = """
+def made(row):
+    if row["problem"].startswith("What is 3"):
+        return None
+    return {"question": "Please: " + row["problem"], "answer": row["solution"]}
+
+
+def broken(row):
+    return {"question": row["nothing"]}
+
+
+def number(row):
+    return 3
+"""
+
+
+def test_each_row_goes_through_the_user_s_function(
+    tmp_path: Path, read: Callable[..., Data]
+) -> None:
+    (tmp_path / "mine.py").write_text(PREPROCESS)
+    train = lines(tmp_path / "math.jsonl", *MATH)
+    options = {"data__train": train, "data__eval": train, "data__contamination": "ignore"}
+    found = read(**options, data__preprocess=f"{tmp_path}/mine.py:made")
+    assert "Please: What is 0 + 2?" in found.prompts[0].text
+    assert len(found.prompts) == len(found.held_out_prompts) == 7
+    assert found.notes()[0].endswith("left out: 1 by data.preprocess")
+    for function, message in (
+        ("broken", r"math\.jsonl:1: data\.preprocess=.* failed \(KeyError: 'nothing' at .*py:9\)"),
+        ("number", r"math\.jsonl:1: .* returned '3'; expected a dict of columns, or None"),
+        ("none", r"data\.preprocess=.*mine\.py has no function 'none'; it has made"),
+    ):
+        with pytest.raises(ReasonError, match=message):
+            read(**options, data__preprocess=f"{tmp_path}/mine.py:{function}")
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if enable_thinking is defined and not "
+    "enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def test_the_template_takes_arguments(
+    tmp_path: Path, read: Callable[..., Data], small_run: Callable[..., Config]
+) -> None:
+    (tmp_path / "thinking.jinja").write_text(THINKING)
+    train = lines(tmp_path / "math.jsonl", *MATH)
+    options = {"data__train": train, "data__template": str(tmp_path / "thinking.jinja")}
+    assert read(**options).prompts[0].text.endswith("assistant:")
+    arguments = {"enable_thinking": False}
+    found = read(**options, data__template_arguments=arguments)
+    assert found.prompts[0].text.endswith("assistant:<think></think>")
+    config = small_run(**options, data__template_arguments=arguments)
+    path = tmp_path / "my_run.yaml"
+    path.write_text(config_file.to_yaml(config))
+    assert find_subject(str(path), None).template_arguments == arguments
+    for name, message in (("tokenize", "set otherwise; leave it out"), ("a-b", "which is no name")):
+        text = f"data: {{train: x, template_arguments: {{{name}: 1}}}}\nmodel: {{path: {TINY}}}\n"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            config_file.load(path)

@@ -1,0 +1,137 @@
+"""Without a network a Hub id is one line within seconds, what is in the cache is used, and every
+shipped config is planned."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from conftest import ROOT, TINY
+from reason_llm import files
+from reason_llm.app.pipeline import plan_pipeline
+from reason_llm.config import Config, load_pipeline
+from reason_llm.config.file import load
+from reason_llm.data.rows import read_rows
+from reason_llm.errors import DataError, ModelError, ReasonError
+from reason_llm.model import base
+from reason_llm.model.plan import plan_only
+from reason_llm.model.plan.shipped import SHAPES
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An empty cache, no proxy, nothing known of the network."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    files._connect.cache_clear()
+    yield
+    files._connect.cache_clear()
+
+
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A network in which the look-up of a name takes for ever; the names that were looked up."""
+    asked: list[str] = []
+    ended = threading.Event()
+
+    def look_up(host: str, *rest: Any, **options: Any) -> Any:
+        asked.append(host)
+        ended.wait()
+        raise socket.gaierror("the test has ended")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield asked
+    ended.set()
+
+
+def test_a_hub_id_without_a_network_is_one_line_in_three_seconds(
+    dead: list[str], tmp_path: Path
+) -> None:
+    for call, error in (
+        (lambda: base.load_tokenizer("org/name"), ModelError),
+        (lambda: base.read_config("org/name"), ModelError),
+        (lambda: list(read_rows("org/rows:main", "train")), DataError),
+    ):
+        begun = time.perf_counter()
+        with files.hub_restored(), pytest.raises(error, match="the Hub cannot be reached") as why:
+            call()
+        assert time.perf_counter() - begun < 3 * (1 if error is ModelError else 4)  # of imports
+        assert "\n" not in str(why.value)
+        assert constants.HF_HUB_OFFLINE is False
+    assert dead == ["huggingface.co"] * 3
+
+
+def test_what_is_in_the_cache_is_read_without_a_network(dead: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "hub" / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots").mkdir()
+    (folder / "snapshots" / "abc").symlink_to(TINY)
+    assert base.load_tokenizer("org/name").eos_token_id is not None
+    assert base.read_config("org/name").vocab_size > 0
+    assert len(dead) == 1  # from then on nothing is asked
+
+
+def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert files.reach_hub() and files.reach_hub()
+        server.settimeout(1)
+        server.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            server.accept()
+        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")  # it looks up the name
+        files._connect.cache_clear()
+        assert files.reach_hub()
+    monkeypatch.setenv("http_proxy", f"127.0.0.1:{port}")  # closed
+    files._connect.cache_clear()
+    assert not files.reach_hub()
+    assert constants.HF_HUB_OFFLINE is True
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_planned_without_a_network(
+    path: Path, dead: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if "\nstages:" in path.read_text():
+        assert any("sampling" in line for line in plan_pipeline(load_pipeline(path, {})))
+        return
+    config = load(path)
+    budget = next((float(part[:-2]) for part in path.stem.split("_") if part.endswith("gb")), None)
+    if budget is not None:
+        memory = config.memory.model_copy(update={"budget_gib": budget * 0.9})
+        config = config.model_copy(update={"memory": memory})
+    assert any("sampling" in line for line in plan_only(config).table())
+
+
+def test_a_plan_that_does_not_fit_names_the_model(dead: list[str]) -> None:
+    tree = {"model": {"path": "Qwen/Qwen2.5-32B-Instruct"}, "data": {"train": "x"},
+            "memory": {"budget_gib": 8}}  # fmt: skip
+    with pytest.raises(ReasonError, match=r"too little for Qwen/Qwen2\.5-32B-Instruct: learning"):
+        plan_only(Config.model_validate(tree))
+    tree["model"] = {"path": "org/unknown"}
+    with files.hub_restored(), pytest.raises(ModelError, match="the Hub cannot be reached"):
+        plan_only(Config.model_validate(tree))
+
+
+def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:
+    named = {
+        line.split()[1]
+        for path in CONFIGS
+        for line in path.read_text().splitlines()
+        if line.strip().startswith("path:") and "/" in line and len(line.split()) > 1
+    }
+    assert {name for name in named if name[0].isupper() or name.startswith("meta-")} == set(SHAPES)
