@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.evaluate import wilson
-from reason_llm.run import Record, metrics
+from reason_llm.run import Best, Record, folder as run_folder, metrics
 
 
 def of_step(record: Record, last_step: int) -> str:
@@ -89,6 +89,12 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         counts = summary["held_out_pairs"]
         last = pairs(right[1], None if counts is None else counts[1])
         found.append(f"held-out pairs {right[0]:.1%} -> {last}")
+    if (best := summary.get("best")) is not None and best["step"] < summary["steps"]:
+        best_folder = Path(summary["adapter"]).with_name(run_folder.BEST)
+        place = f", in {best_folder}" if best_folder.is_dir() else ""
+        found.append(f"best: {Best(**best)}{place}")
+    if summary.get("ended_early"):
+        found.append(summary["ended_early"])
     found.append(
         "memory: "
         + ", ".join(

@@ -56,6 +56,10 @@ class RunSection(Section):
     """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
     keep_checkpoints: Count = 2
     """Checkpoints kept; older ones are deleted."""
+    keep_best: bool = True
+    """Keep the adapter of the best evaluation in <run>/adapter_best/: of the highest held-out
+    accuracy; without held-out problems the highest accuracy of pairs or the lowest loss of
+    eval.rows."""
     keep_buffers: Literal["none", "all"] | Count = "all"
     """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
     keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
@@ -213,6 +217,9 @@ class EvalSection(Section):
     of pairs), in the stages that learn from a set of rows. null: none."""
     limit: Count | None = None
     """Take only this many rows from the start of each set. null: all."""
+    patience: Annotated[int, Field(ge=0, strict=True)] = 0
+    """End the run early after this many evaluations in a row that are no better than the best one
+    (run.keep_best says by what). 0: never."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
 

@@ -41,6 +41,7 @@ from reason_llm.files import (
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import GIB, Plan, Subject, look_at, with_start
 from reason_llm.run import (
+    best,
     checkpoint,
     environment,
     folder as run_folder,
@@ -156,7 +157,7 @@ class Job:
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
         """Summary of the run if it is finished, else None; a run writes it last."""
-        if self.state.step < self.config.run.steps:
+        if self.state.step < self.config.run.steps and not self.ends_early(self.state):
             return None
         try:
             summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
@@ -164,11 +165,21 @@ class Job:
             return None
         if not isinstance(summary, dict) or summary.get("steps") != self.state.step:
             return None
-        watch.line(
-            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
-            "or start afresh with --run.resume never"
-        )
+        if self.ends_early(self.state):
+            watch.line(
+                f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
+                "it to go on, or start afresh with --run.resume never"
+            )
+        else:
+            watch.line(
+                f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
+                "or start afresh with --run.resume never"
+            )
         return summary
+
+    def ends_early(self, state: RunState) -> bool:
+        """Whether ``eval.patience`` ends the run in this state."""
+        return best.ends_early(state.best, self.config.eval.patience)
 
 
 def prepare(config: Config, watch: Watch) -> Job:

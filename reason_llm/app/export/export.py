@@ -82,6 +82,8 @@ class Request:
     """A repository on the Hub."""
     gguf: str | None
     """llama.cpp's converter."""
+    which: run_folder.Which = "last"
+    """Adapter of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,10 @@ def _prepare(request: Request) -> _Job:
         run, config, adapter = (
             source,
             run_folder.read_config(source),
-            run_folder.find_adapter(source),
+            run_folder.find_adapter(source, request.which),
         )
+    elif request.which == "best":
+        raise ConfigError(f"--which best is of a run, and {source} is none; leave it out")
     elif run_folder.is_adapter(source):
         adapter = source
     else:

@@ -68,7 +68,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
             )
             advice = (
                 "Read the rollouts that earn most: they show what is being paid for. Then fix the "
-                "rewards, or take the checkpoint with the best accuracy."
+                f"rewards, or take {seen.adapter_of(steps[best])}, which has the best accuracy."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
             return Finding("alarm", text, advice, charts, (steps[start], steps[last]), shown)

@@ -32,6 +32,8 @@ class Evidence:
     """Of a run that learns from saved rollouts (run.from_buffer), its resolved
     algorithm.correction; None for a run that samples."""
     stage: Stage = "rl"
+    best_step: int | None = None
+    """Of the adapter in adapter_best/; None without one."""
     compares_groups: bool = True
     """Whether the algorithm learns from the differences within a group alone."""
 
@@ -52,6 +54,11 @@ class Evidence:
             and "score/groups_without_signal_fraction" in record
             and all(record.get(name, 0) > 0 for name in counts)
         ]
+
+    def adapter_of(self, step: int) -> str:
+        """Where the adapter of an evaluated step is found, in words."""
+        place = "in adapter_best/, --which best" if step == self.best_step else "its checkpoint"
+        return f"the adapter of step {step} ({place})"
 
     def is_right(self, value: float) -> bool:
         """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of

@@ -17,7 +17,7 @@ from reason_llm.config import MOST_CONFIG_BYTES, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets
 from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
-from reason_llm.run import Record
+from reason_llm.run import Record, folder as run_folder
 
 MOST_RECORDS = 4000
 """Of a run in a page; those with an evaluation are kept beyond."""
@@ -54,7 +54,8 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     replayed = run.config.learned_row.correction if run.config.run.from_buffer else None
     seen = Evidence(
         run.records, groups, weights, run.num_held_out, size, replayed,
-        run.config.stage, run.config.algorithm.row().needs_group,
+        run.config.stage, run_folder.best_step(run.folder),
+        run.config.algorithm.row().needs_group,
     )  # fmt: skip
     findings = judge(seen)
     split = sum(step.num_split for step in rollouts.steps)

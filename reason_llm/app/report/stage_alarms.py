@@ -60,7 +60,8 @@ def _accuracy_falls(seen: Evidence) -> Finding | None:
         f"{pairs[0]:.3g} → {pairs[1]:.3g}."
     )
     charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
-    return Finding("alarm", text, _PREFERENCE_ADVICE, charts, (steps[best], steps[-1]))
+    advice = f"{_PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
+    return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
 
 
 _PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
@@ -114,8 +115,8 @@ def overfits(seen: Evidence) -> Finding:
     if not in_a_row or losses[-1] < RISEN * losses[best]:
         return Finding("clear", text)
     advice = (
-        f"Stop at step {steps[best]} (its checkpoint, or run.steps), take fewer epochs or a lower "
-        "train.learning_rate, or more rows."
+        f"Take {seen.adapter_of(steps[best])}, or stop there (eval.patience), or take fewer "
+        "epochs, a lower train.learning_rate or more rows."
     )
     charts = ("eval/loss", "eval/perplexity", "train/loss")
     return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))

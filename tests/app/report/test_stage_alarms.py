@@ -30,6 +30,12 @@ def judged(*pairs: tuple[float, float]) -> list[Record]:
     ]
 
 
+def test_an_alarm_says_where_the_adapter_of_the_best_step_is() -> None:
+    kept = Evidence([], [], {"boxed": 1.0}, 256, 4, best_step=40)
+    assert kept.adapter_of(40) == "the adapter of step 40 (in adapter_best/, --which best)"
+    assert kept.adapter_of(30) == "the adapter of step 30 (its checkpoint)"
+
+
 def test_the_chosen_side_falls() -> None:
     key = "train/chosen_log_ratio"
     falling = steps(key, [-0.15 * i + 0.01 * (-1) ** i for i in range(30)])
