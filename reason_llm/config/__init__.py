@@ -32,7 +32,13 @@ from reason_llm.config.pipeline import (
     parse_training_line,
 )
 from reason_llm.config.preferences import PreferenceRow
-from reason_llm.config.score import REWARD_MODEL, RewardModelOptions, RewardSpec, ScoreSection
+from reason_llm.config.score import (
+    REWARD_MODEL,
+    RIGHTNESS,
+    RewardModelOptions,
+    RewardSpec,
+    ScoreSection,
+)
 from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
@@ -42,6 +48,7 @@ __all__ = [
     "MOST_CONFIG_BYTES",
     "PAIR_FORMS",
     "REWARD_MODEL",
+    "RIGHTNESS",
     "SURROGATES",
     "AdapterSection",
     "Aggregation",

@@ -37,12 +37,16 @@ class Best:
     """Digest of what was evaluated."""
     evaluations_since: int = 0
     """Evaluations after it, none of them better."""
+    judged_by: str = "accuracy"
+    """Name of the first reward, if that does not tell what is right."""
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Raises ValueError, TypeError: it is not what ``asdict`` gave."""
         found = cls(**value)
         counts = (found.step, found.evaluations_since)
+        if type(found.judged_by) is not str or type(found.held_out) is not str:
+            raise ValueError(f"best={value!r:.100}")
         if set(map(type, counts)) != {int} or min(counts) < 0 or found.metric not in METRICS:
             raise ValueError(f"best={value!r:.100}")
         if type(found.value) is not float or not math.isfinite(found.value):
@@ -51,17 +55,23 @@ class Best:
 
     def __str__(self) -> str:
         """``held-out accuracy 91.4% at step 40``."""
-        form = "{:.4g}" if self.metric in LOWER_IS_BETTER else "{:.1%}"
-        return f"{METRICS[self.metric]} {form.format(self.value)} at step {self.step}"
+        name, is_fraction = METRICS[self.metric], self.metric not in LOWER_IS_BETTER
+        if self.metric == "eval/accuracy" and self.judged_by != "accuracy":
+            name, is_fraction = f"held-out {self.judged_by}", False
+        value = f"{self.value:.1%}" if is_fraction else f"{self.value:.4g}"
+        return f"{name} {value} at step {self.step}"
 
 
-def after(best: Best | None, step: int, record: Record, held_out: str) -> Best | None:
+def after(
+    best: Best | None, step: int, record: Record, held_out: str, judged_by: str = "accuracy"
+) -> Best | None:
     """The best evaluation once ``step`` is evaluated; that of ``step`` itself if it is better.
 
     Args:
         best: the best one before; one of other held-out problems or rows does not count.
         record: of the step's evaluation.
         held_out: digest of what was evaluated.
+        judged_by: name of what evaluation measures.
     """
     metric = next((key for key in METRICS if key in record), None)
     if metric is None:
@@ -71,7 +81,7 @@ def after(best: Best | None, step: int, record: Record, held_out: str) -> Best |
         best = None
     sign = -1 if metric in LOWER_IS_BETTER else 1
     if math.isfinite(value) and (best is None or sign * value > sign * best.value):
-        return Best(step, metric, value, held_out)
+        return Best(step, metric, value, held_out, judged_by=judged_by)
     return best and replace(best, evaluations_since=best.evaluations_since + 1)
 
 

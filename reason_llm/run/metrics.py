@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 import orjson
@@ -140,8 +141,12 @@ def _older(path: Path) -> Path:
     return path.with_name("metrics.1.jsonl")
 
 
-def describe(groups: list[Group]) -> Record:
-    """Statistics of a step's rollouts, from the buffer alone."""
+def describe(groups: list[Group], first: str | None = None) -> Record:
+    """Statistics of a step's rollouts, from the buffer alone.
+
+    Args:
+        first: name of the reward that judges; None: its deviation is left out.
+    """
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
@@ -162,6 +167,11 @@ def describe(groups: list[Group]) -> Record:
         "score/reward": sum(completion.reward or 0.0 for completion in completions) / count,
         "score/groups_without_signal_fraction": flat / len(groups),
         **rewards,
+        **(
+            {}
+            if first is None
+            else {"score/first_reward_std": pstdev(each.rewards[first] for each in completions)}
+        ),
     }
 
 

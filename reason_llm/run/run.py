@@ -127,7 +127,7 @@ class Run:
         run = self.config.run
         return Begun(
             self.job.folder, self.state.run.id, str(run.name), self.state.step, run.steps,
-            self.log.records(),
+            self.log.records(), self.config.score.judged_by,
         )  # fmt: skip
 
     def remaining(self) -> Iterator[int]:
@@ -280,6 +280,7 @@ class Run:
         summary = metrics.summarize(records, folder / "adapter", since)
         found, patience = self.state.best, self.config.eval.patience
         summary["best"] = None if found is None else asdict(found)
+        summary["judged_by"] = self.config.score.judged_by
         summary["ended_early"] = None
         if self.state.step < self.config.run.steps:
             summary["ended_early"] = (
@@ -333,7 +334,7 @@ class Run:
         if self.config.samples:
             groups, document = self.buffer.groups(step), self.buffer.document(step)
             last = groups[-1]
-            self.record |= metrics.describe(groups)
+            self.record |= metrics.describe(groups, self.config.score.rewards[0].key)
             counts = metrics.added(counts, document.counts if document else {})
             self.record["sample/groups_dropped"] = self.buffer.drawn(step) - len(groups)
         else:
@@ -376,7 +377,10 @@ class Run:
 
     def _take_best(self) -> None:
         """Note whether this evaluation is the best one, and its adapter."""
-        found = best.after(self.state.best, self.state.step, self.record, self._held_out_digest)
+        found = best.after(
+            self.state.best, self.state.step, self.record, self._held_out_digest,
+            self.config.score.judged_by,
+        )  # fmt: skip
         self.state = replace(self.state, best=found)
         if self.config.run.keep_best and found is not None and found.step == self.state.step:
             self._best = checkpoint.best_tensors(self.model)

@@ -101,9 +101,7 @@ def test_the_run_ends_early_and_keeps_the_adapter_of_its_best_step(
     assert all(torch.equal(kept[name], then[name]) for name in then)
     assert not all(torch.equal(kept[name], last[name]) for name in last)
     lines = "\n".join(of_summary(summary))
-    assert (
-        f"best: held-out accuracy {max(values):.1%} at step {step}, in {run}/adapter_best" in lines
-    )
+    assert f"best: held-out even {max(values):.4g} at step {step}, in {run}/adapter_best" in lines
     assert f"ended early at step {step + 2} of 9: 2 evaluations in a row" in lines
     assert train(falling(run__keep_checkpoints=9)) == orjson.loads(
         (run / "summary.json").read_bytes()

@@ -206,7 +206,9 @@ def _scores(run: Path, adapter: Path) -> str:
     summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if before is not None and after is not None:
-        lines.append(f"Held-out accuracy, greedy: {before:.1%} before training, {after:.1%} after.")
+        by = summary.get("judged_by", "accuracy")
+        ends = [f"{v:.1%}" if by == "accuracy" else f"{v:.4g}" for v in (before, after)]
+        lines.append(f"Held-out {by}, greedy: {ends[0]} before training, {ends[1]} after.")
     if (loss := summary.get("held_out_loss")) is not None:
         lines.append(f"Held-out loss: {loss[0]:.4g} before training, {loss[1]:.4g} after.")
     if (right := summary.get("held_out_pair_accuracy")) is not None:

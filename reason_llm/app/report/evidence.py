@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import Stage
+from reason_llm.config import RIGHTNESS, Stage
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
-RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
-"""Rewards that tell what is right; a custom one may, if it is the first."""
 RECENT_STEPS = 5
 MOST_GROUPS = 12
 """Shown as evidence."""
@@ -54,6 +52,15 @@ class Evidence:
             and "score/groups_without_signal_fraction" in record
             and all(record.get(name, 0) > 0 for name in counts)
         ]
+
+    @property
+    def judged_by(self) -> str:
+        """As ``ScoreSection.judged_by``."""
+        return "accuracy" if self.first in RIGHTNESS else self.first
+
+    def mean_score(self, value: float) -> str:
+        """``91.4%`` of an accuracy, ``0.914`` of another first reward."""
+        return f"{value:.1%}" if self.judged_by == "accuracy" else f"{value:.3f}"
 
     def adapter_of(self, step: int) -> str:
         """Where the adapter of an evaluated step is found, in words."""

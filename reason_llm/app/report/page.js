@@ -100,10 +100,20 @@ function keysLike(pattern) {
 
 function metricChart(key, title, note, format, band, height = 130) {
   const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line) => line.values.length);
+  if (/^eval\/(.+\/)?accuracy$/.test(key) && !isAccuracy()) {
+    if (key === "eval/accuracy") title = `Held-out ${judge()}`;
+    note = `mean of ${judge()}, held out, greedy`;
+    format = number;
+  }
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
   const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
   return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, warmup, height });
 }
+
+// What evaluation measures: a first reward that does not tell what is right is no accuracy.
+const judge = () => [...new Set(data.runs.map((run) => run.judged_by))].join(" or ");
+const isAccuracy = () => judge() === "accuracy";
+const judged = (value) => (isAccuracy() ? percent(value) : number(value));
 
 function warmupNote() {
   const steps = data.runs.length === 1 ? data.runs[0].warmup_steps : 0;
@@ -158,7 +168,7 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add("Held-out accuracy", `${percent(accuracy[0])} → ${percent(accuracy[1])}`);
+  if (accuracy) add(plainly(`Held-out ${judge()}`), `${judged(accuracy[0])} → ${judged(accuracy[1])}`);
   if (reward) add("Mean reward", `${number(reward[0])} → ${number(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";
@@ -194,7 +204,7 @@ function comparison() {
   const last = (key, format) => (run) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
   const all = [
     ["Algorithm", (run) => run.algorithm],
-    ["Held-out accuracy", last("eval/accuracy", percent)],
+    [plainly(`Held-out ${judge()}`), last("eval/accuracy", judged)],
     ["Mean reward", last("score/reward", number)],
     ["Held-out pairs", last("eval/pair_accuracy", percent)],
     ["Held-out loss", last("eval/loss", number)],

@@ -47,17 +47,9 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     except ModelError as error:
         notice = f"Tokens cannot be coloured one by one: {error}."
     rollouts = read_rollouts(run.archives, tokens, share, read)
-    rewards = run.config.score.rewards
-    weights = {reward.key: reward.weight for reward in rewards}
-    groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
-    size = run.config.sample.completions_per_prompt
-    replayed = run.config.learned_row.correction if run.config.run.from_buffer else None
-    seen = Evidence(
-        run.records, groups, weights, run.num_held_out, size, replayed,
-        run.config.stage, run_folder.best_step(run.folder),
-        run.config.algorithm.row().needs_group,
-    )  # fmt: skip
-    findings = judge(seen)
+    keys = {reward.key for reward in run.config.score.rewards}
+    groups = [group for group in rollouts.groups if set(group.parts) >= keys]
+    findings = judge(evidence(run, groups))
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (
@@ -65,6 +57,22 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
             "so they cannot be coloured."
         )
     return Examined(run, rollouts, findings, notice)
+
+
+def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
+    """What the checks look at: a run's records, with groups of its rollouts."""
+    config = run.config
+    return Evidence(
+        run.records,
+        groups,
+        {reward.key: reward.weight for reward in config.score.rewards},
+        run.num_held_out,
+        config.sample.completions_per_prompt,
+        config.learned_row.correction if config.run.from_buffer else None,
+        config.stage,
+        run_folder.best_step(run.folder),
+        config.algorithm.row().needs_group,
+    )
 
 
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
@@ -90,6 +98,7 @@ def _run(examined: Examined) -> dict[str, Any]:
     return {
         "label": run.label,
         "stage": config.stage,
+        "judged_by": config.score.judged_by,
         "algorithm": config.method.name,
         "idea": config.method.idea,
         "source": config.method.source,

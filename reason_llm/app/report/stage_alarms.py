@@ -15,7 +15,7 @@ CRITIC_STEPS = 20
 RISES = 3
 RISEN = 1.02
 """Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
-ENDLESS_FRACTION = 0.5
+ENDLESS_FRACTION, ENDLESS_STEPS = 0.5, 3
 LENGTH_CORRELATION = 0.5
 """Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
 
@@ -123,13 +123,13 @@ def overfits(seen: Evidence) -> Finding:
 
 
 def no_end_token(seen: Evidence) -> Finding:
-    """Most completions are cut off by the limit: they never end, or the limit is too low."""
+    """Most completions of the last steps are cut off by the limit: they never end, or the limit is
+    too low."""
     sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
     key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
     steps, values = series(seen.records, key)
-    values, steps = (
-        (values[-RECENT_STEPS:], steps[-RECENT_STEPS:]) if sampled else (values[-1:], steps[-1:])
-    )
+    count = ENDLESS_STEPS if sampled else 1
+    steps, values = steps[-count:], values[-count:]
     if not values:
         return Finding("unknown", "Not judged: nothing was sampled (data.eval).")
     fraction = fmean(values)

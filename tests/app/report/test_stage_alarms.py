@@ -122,17 +122,18 @@ def test_completions_without_an_end(key: str, stage: Stage) -> None:
 
 
 def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
-    pairs, critic, overfitting, endless = (
+    pairs, critic, overfitting, endless, nothing = (
         "Pairs in order, policy broken",
         "The critic explains nothing",
         "Overfitting",
         "Most completions have no end",
+        "Nothing is learned",
     )
     expected: dict[Stage, list[str]] = {
-        "sft": [overfitting, endless],
-        "pretrain": [overfitting, endless],
-        "reward": [overfitting, "The reward model goes by length"],
-        "preference": [pairs, overfitting, endless],
+        "sft": [overfitting, endless, nothing],
+        "pretrain": [overfitting, endless, nothing],
+        "reward": [overfitting, "The reward model goes by length", nothing],
+        "preference": [pairs, overfitting, endless, nothing],
         "sample": [*alarms.OF_ROLLOUTS, endless],
     }
     for stage, titles in expected.items():
@@ -140,7 +141,7 @@ def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
         assert {*found} == {*titles}, stage
         assert not any(map(raised, found.values()))
     with_critic = alarms.judge(seen([{"step": 1, "critic/loss": 1.0}], "rl"))
-    assert {*with_critic} == {*alarms.OF_ROLLOUTS, critic, endless}
+    assert {*with_critic} == {*alarms.OF_ROLLOUTS, critic, endless, nothing}
 
 
 def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
