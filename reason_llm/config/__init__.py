@@ -39,7 +39,13 @@ from reason_llm.config.score import (
     RewardSpec,
     ScoreSection,
 )
-from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config.sections import (
+    SHARED_BUFFER,
+    AdapterSection,
+    Config,
+    ModelSection,
+    TrainSection,
+)
 from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
 
@@ -49,6 +55,7 @@ __all__ = [
     "PAIR_FORMS",
     "REWARD_MODEL",
     "RIGHTNESS",
+    "SHARED_BUFFER",
     "SURROGATES",
     "AdapterSection",
     "Aggregation",

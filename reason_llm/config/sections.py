@@ -28,6 +28,9 @@ from reason_llm.config.stages import (
 )
 from reason_llm.config.types import Count, NonNegative, Section
 
+QUICK_START_NAME = "quickstart"
+SHARED_BUFFER = Path("data/buffer.json")
+"""Buffer of the quick start; in earlier versions of every run that named none."""
 HEAD = "lm_head"
 """What nearly every causal language model of Transformers calls its output head."""
 
@@ -50,8 +53,9 @@ class RunSection(Section):
     from_buffer: Path | None = None
     """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
     says how many steps there are. Their rewards count; the command rescore gives others."""
-    buffer: Path = Path("data/buffer.json")
-    """The rollout buffer, written after every wave."""
+    buffer: Path | None = None
+    """The rollout buffer, written after every wave. null: data/buffer.json for the quick start,
+    buffer.json in the run's folder for any other run."""
     save_every: Count = 1
     """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
     keep_checkpoints: Count = 2
@@ -80,10 +84,19 @@ class RunSection(Section):
 
     @field_validator("directory", "buffer")
     @classmethod
-    def _is_a_path(cls, path: Path) -> Path:
-        if not path.name or not str(path).isprintable():
+    def _is_a_path(cls, path: Path | None) -> Path | None:
+        if path is not None and (not path.name or not str(path).isprintable()):
             raise ValueError("is no path")
         return path
+
+    @property
+    def buffer_path(self) -> Path:
+        """``buffer``, with null resolved."""
+        if self.buffer is not None:
+            return self.buffer
+        if self.name in (None, QUICK_START_NAME):
+            return SHARED_BUFFER
+        return self.directory / str(self.name) / SHARED_BUFFER.name
 
 
 class AdapterSection(Section):

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm.config import Config, file as config_file
+from reason_llm.config import SHARED_BUFFER, Config, file as config_file
 from reason_llm.data import (
     Condition,
     Data,
@@ -108,7 +108,11 @@ class Job:
         buffer = None
         if self.config.samples:
             buffer = RolloutBuffer(
-                run.buffer, self.state.run, discard=never, settle=writer.wait, elsewhere=self._saved
+                run.buffer_path,
+                self.state.run,
+                discard=never,
+                settle=writer.wait,
+                elsewhere=self._saved,
             )
         with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
@@ -144,7 +148,7 @@ class Job:
             if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
                 move_aside(self.folder)
             if self.config.samples:
-                move_aside(self.config.run.buffer)
+                move_aside(self.config.run.buffer_path)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
         step = 0 if self.is_new else self.state.step
@@ -194,7 +198,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     models = reward_models.check(config, *of_base)
     digests = _check_adapters(config, subject, start, folder)
     data, rows = _load(config, subject, scorer, watch)
-    config, saved = _with_saved_buffers(config, folder)
+    config, saved = _with_saved_buffers(_with_buffer(config), folder)
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
@@ -333,13 +337,26 @@ def _longest_row(config: Config, rows: TokenRows, context_tokens: int) -> int:
 
 def _check_buffer(config: Config, state: RunState, subject: Subject) -> None:
     """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
-    check_writable(config.run.buffer.parent)
+    check_writable(config.run.buffer_path.parent)
     if config.run.resume == "never":
         return
-    found = RolloutBuffer(config.run.buffer, state.run).check()
+    found = RolloutBuffer(config.run.buffer_path, state.run).check()
     if found is not None and found.run.id == state.run.id:
-        saved_rollouts.check_context(config.run.buffer, found, subject.context_tokens)
-        saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
+        saved_rollouts.check_context(config.run.buffer_path, found, subject.context_tokens)
+        saved_rollouts.check_vocabulary(config.run.buffer_path, found, subject.vocabulary)
+
+
+def _with_buffer(config: Config) -> Config:
+    """Config with the path of the run's buffer. A run that an earlier version began, and whose
+    rollouts wait in data/buffer.json, goes on there."""
+    run = config.run
+    path = run.buffer_path
+    may_be_shared = run.buffer is None and path != SHARED_BUFFER and not path.exists()
+    goes_on = config.samples and run.resume == "auto"
+    name, folder = str(run.name), run.directory
+    if may_be_shared and goes_on and recovery.is_begun_there(SHARED_BUFFER, name, folder):
+        path = SHARED_BUFFER
+    return config.model_copy(update={"run": run.model_copy(update={"buffer": path})})
 
 
 def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
@@ -382,7 +399,7 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             return found
         if not config.samples:
             return found
-        return recovery.from_buffer(config.run.buffer, name, identity) or found
+        return recovery.from_buffer(config.run.buffer_path, name, identity) or found
     has_begun = bool(checkpoint.listing(folder))
     try:
         begun = checkpoint.begin_from(Path(resume), name, identity)
@@ -394,7 +411,7 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
     if not has_begun and not (folder / "summary.json").exists():
         if not config.samples:
             return begun
-        return recovery.from_copy(begun, config.run.buffer) or begun
+        return recovery.from_copy(begun, config.run.buffer_path) or begun
     found = checkpoint.find(folder, name, identity)
     if found.run.id != begun.run.id and not recovery.went_on_from(begun, found):
         raise CheckpointError(

@@ -289,9 +289,9 @@ def _rollouts(
     if request.rollouts is not None or archives:
         document = _read_fitting(request.rollouts or archives[-1], config, base_folder)
         found = to_data(document.groups)
-    elif config is not None and config.run.buffer.exists():
+    elif config is not None and config.run.buffer_path.exists():
         try:
-            document = _read_fitting(config.run.buffer, config, base_folder)
+            document = _read_fitting(config.run.buffer_path, config, base_folder)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:
