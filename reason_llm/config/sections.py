@@ -46,6 +46,9 @@ class RunSection(Section):
     """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
     steps: Count = 100
     """Steps to take: each samples, scores, learns."""
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Passes over the training set, rounded up to a whole step: with it, run.steps does not count.
+    null: run.steps says how long the run is."""
     resume: str = "auto"
     """auto: go on where the run stopped. never: move an old run and its buffer aside and start
     afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
@@ -183,13 +186,24 @@ class SampleSection(Section):
         return self.prompts_per_step * self.completions_per_prompt
 
 
+Schedule = Literal[
+    "constant", "linear", "cosine", "polynomial", "inverse_sqrt", "cosine_with_restarts",
+    "cosine_with_min_lr", "warmup_stable_decay",
+]  # fmt: skip
+
+
 class TrainSection(Section):
     """Learning from the buffer."""
 
     learning_rate: NonNegative = 1e-5
     """Peak learning rate. 0 trains nothing, as a control."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or down to 0 at run.steps."""
+    schedule: Schedule = "constant"
+    """After the warm-up, by its name in Transformers. constant; linear, cosine: down to 0 at
+    run.steps; the others are polynomial, inverse_sqrt, cosine_with_restarts, cosine_with_min_lr and
+    warmup_stable_decay."""
+    schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
+    """What Transformers' schedule of that name takes, such as {num_cycles: 3}, {min_lr_rate: 0.1}
+    or {num_decay_steps: 20}."""
     warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
@@ -235,6 +249,9 @@ class EvalSection(Section):
     (run.keep_best says by what). 0: never."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
+    keep_completions: bool = True
+    """Keep the completions of every evaluation with their scores, compressed, in
+    <run>/evaluations/."""
 
     @field_validator("sets")
     @classmethod
@@ -263,6 +280,9 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
     errors only."""
+    project: str | None = None
+    """Project of the run in wandb and trackio. null: WANDB_PROJECT of the environment for wandb,
+    else reason_llm."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. Each runs in a process of its own; one that fails is a warning."""
@@ -505,6 +525,8 @@ class Config(Section):
                 f"algorithm.name={self.algorithm.name} needs a teacher: set teacher.adapter to "
                 "a folder, or teacher.prompt to what the base is told and the student is not"
             )
+        if self.run.epochs is not None:
+            return self  # looked at again when the steps are known
         if row.critic and self.critic.warmup_steps >= self.run.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps} contradicts run.steps="
@@ -537,7 +559,7 @@ class Config(Section):
                 f"no prompt would fit; set it below {context}"
             )
         total = self.run.steps * train.epochs * train.optimizer_steps
-        if train.warmup_steps > 0 and train.warmup_steps >= total:
+        if self.run.epochs is None and 0 < total <= train.warmup_steps:
             raise ValueError(
                 f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
                 f"steps: "
@@ -626,6 +648,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *(
                 "run.steps",
+                "run.epochs",
                 "run.directory",
                 "run.resume",
                 "run.buffer",

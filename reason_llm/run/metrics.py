@@ -151,7 +151,9 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
     flat = sum(
-        len({completion.reward for completion in group.completions}) == 1 for group in groups
+        len({completion.reward for completion in group.completions}) == 1
+        or not any(completion.advantage != 0 for completion in group.completions)
+        for group in groups
     )
     rewards = {
         f"score/{name}": sum(completion.rewards[name] for completion in completions) / count

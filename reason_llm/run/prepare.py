@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.score import Scorer
-from reason_llm.train import with_advantages, without_learner_logprobs
+from reason_llm.train import check_schedule, with_advantages, without_learner_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +199,10 @@ def prepare(config: Config, watch: Watch) -> Job:
     models = reward_models.check(config, *of_base)
     digests = _check_adapters(config, subject, start, folder)
     data, rows = _load(config, subject, scorer, watch)
+    config = _with_steps(config, data, rows, watch)
+    check_schedule(
+        config.train, config.run.steps * config.train.epochs * config.train.optimizer_steps
+    )
     config, saved = _with_saved_buffers(_with_buffer(config), folder)
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
@@ -344,6 +349,24 @@ def _check_buffer(config: Config, state: RunState, subject: Subject) -> None:
     if found is not None and found.run.id == state.run.id:
         saved_rollouts.check_context(config.run.buffer_path, found, subject.context_tokens)
         saved_rollouts.check_vocabulary(config.run.buffer_path, found, subject.vocabulary)
+
+
+def _with_steps(config: Config, data: Data, rows: TokenRows | None, watch: Watch) -> Config:
+    """Config in which ``run.steps`` says what ``run.epochs`` asks for.
+
+    Raises:
+        ConfigError: another option contradicts so many steps.
+    """
+    run = config.run
+    if run.epochs is None:
+        return config
+    total = len(data.prompts) if rows is None else sum(rows.sizes)
+    size = config.sample.prompts_per_step if rows is None else config.train.rows_per_step
+    steps = math.ceil(run.epochs * total / size)
+    watch.line(f"run.epochs={run.epochs:g} of {total} makes run.steps={steps}")
+    tree = config.model_dump(mode="json")
+    overrides = {"run.steps": steps, "run.epochs": None}
+    return config_file.build(tree, Path(f"run.epochs={run.epochs:g}"), overrides)
 
 
 def _with_buffer(config: Config) -> Config:

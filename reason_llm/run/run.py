@@ -1,5 +1,6 @@
 """A running run: its resources, its two memory phases, and the end of each step."""
 
+import gzip
 import logging
 import time
 from collections.abc import Iterator
@@ -397,9 +398,14 @@ class Run:
                 )
                 for each in self.job.data.held_out
             ]  # fmt: skip
-        self.record |= found[0]
-        for each, values in zip(self.job.data.held_out, found, strict=True):
+        self.record |= found[0][0]
+        content = b""
+        for each, (values, groups) in zip(self.job.data.held_out, found, strict=True):
             self.record |= metrics.by_name(values, each.name) if each.name else {}
+            content += held_out.to_lines(each.name or "held_out", groups)
+        if self.config.eval.keep_completions:
+            path = self.job.folder / "evaluations" / f"step-{self.state.step:08d}.jsonl.gz"
+            self.writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
 
     def _write_best(self, source: Path) -> None:
         """Write ``adapter_best/`` from a checkpoint, once that is on disk."""

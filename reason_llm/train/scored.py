@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import stdev
 
 import torch
 from torch import Tensor
@@ -11,10 +12,20 @@ from reason_llm.rollout import Group, shortest_decimals
 from reason_llm.train import advantages
 
 
+def varies_enough(group: Group, algorithm: Algorithm) -> bool:
+    """Whether the total rewards of a group have at least the sample's standard deviation that
+    ``min_reward_std`` asks for."""
+    rewards = [float(c.reward or 0.0) for c in group.completions]
+    return algorithm.min_reward_std == 0 or (
+        len(rewards) > 1 and stdev(rewards) >= algorithm.min_reward_std
+    )
+
+
 def with_advantages(
     groups: Sequence[Group], algorithm: Algorithm, weights: Mapping[str, float] | None = None
 ) -> list[Group]:
-    """The scored groups with an advantage on every completion, from the rewards alone.
+    """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
+    that do not vary enough.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -33,7 +44,8 @@ def with_advantages(
     else:
         rewards_N = torch.tensor([c.reward for c in completions], dtype=torch.float64)
         found = advantages.group_advantages(rewards_N, size, algorithm.scale, algorithm.baseline)
-    values = iter(found.tolist())
+    taught_P = torch.tensor([varies_enough(group, algorithm) for group in groups])
+    values = iter(found.masked_fill(~taught_P.repeat_interleave(size), 0.0).tolist())
     return [
         replace(
             group, completions=tuple(replace(c, advantage=next(values)) for c in group.completions)
