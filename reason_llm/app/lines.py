@@ -14,7 +14,7 @@ def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
     if "score/reward" in record:
         parts.append(f"reward {record['score/reward']:.3f}")
     else:
-        parts.append(f"loss {record['train/loss']:.4g}")
+        parts.append(f"loss {without_rounding(record['train/loss']):.4g}")
         if "train/pair_accuracy" in record:
             parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
     parts += [*judged(record, judged_by), *watched(record)]
@@ -63,6 +63,11 @@ def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
     return found
 
 
+def without_rounding(value: float) -> float:
+    """The value, or 0 where it is what rounding leaves of a sum that is 0."""
+    return 0.0 if abs(value) < 1e-12 else value
+
+
 def pairs(accuracy: float, count: float | None) -> str:
     """``95.0% (90.2% to 97.5%)``: the accuracy of pairs with its 95 % interval by Wilson; without
     one where nobody counted them."""
@@ -108,8 +113,8 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     found.append(
         "memory: "
         + ", ".join(
-            f"{phase} {summary[f'{phase}_peak_gib']} GiB "
-            f"({summary[f'{phase}_planned_gib']} planned)"
+            f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
+            f"({summary[f'{phase}_planned_gib']:.2f} planned)"
             for phase in ("sampling", "learning")
             if summary[f"{phase}_planned_gib"]
         )

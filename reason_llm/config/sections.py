@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithm import AlgorithmSection
-from reason_llm.config.algorithms import Algorithm
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.config.data import DataSection
 from reason_llm.config.matching import matching
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -364,8 +364,11 @@ class Config(Section):
     def method(self) -> Method:
         """The algorithm's row, the preference loss's, or the stage."""
         if self.stage == "rl":
-            row = self.algorithm.row()
-            return Method(self.algorithm.name, row.idea, row.source)
+            row, usual = self.algorithm.row(), ALGORITHMS[self.algorithm.name]
+            idea = row.idea
+            if row.kl == "none" and usual.kl != "none":
+                idea = f"{idea.replace(', KL to the base', '')}; here with no KL"
+            return Method(self.algorithm.name, idea, row.source)
         if self.stage == "preference":
             loss = self.preference.row()
             return Method(self.preference.name, loss.idea, loss.source)

@@ -20,6 +20,7 @@ from reason_llm.model import Datum, Model, adapters, default_device, score_head
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.rollout import Group
 from reason_llm.run import (
+    adapter_readme,
     best,
     best_adapter,
     checkpoint,
@@ -411,7 +412,10 @@ class Run:
         """Write ``adapter_best/`` from a checkpoint, once that is on disk."""
         found, rows, folder = self.state.best, self.job.rows, self.job.folder
         assert found is not None
-        others: dict[str, bytes] = {}
+        readme = adapter_readme.readme(
+            self.config, found.step, f"Its evaluation was the best: {found}."
+        )
+        others = {adapter_readme.NAME: readme}
         if self.config.stage == "reward":
             records = [each for each in self.log.records() if each["step"] <= found.step]
             described = reward_models.describe(records, *self.job.digests)
@@ -423,6 +427,9 @@ class Run:
         """The policy's adapter, with a reward model's head and scale, and how scores are written
         into prompts."""
         adapters.save(self.model.policy, folder)
+        (folder / adapter_readme.NAME).write_bytes(
+            adapter_readme.readme(self.config, self.state.step)
+        )
         if self.job.rows is not None and self.job.rows.conditioning is not None:
             self.job.rows.conditioning.write(folder)
         if (head := self.model.heads.get("policy")) is not None:

@@ -13,12 +13,16 @@ from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.config import MOST_CONFIG_BYTES, yaml_text
+from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets
 from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
 from reason_llm.run import Record, folder as run_folder
 
+OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
+"""Options that each run has of its own."""
+MOST_OPTION = 200
+"""Characters of an option's value in a comparison."""
 MOST_RECORDS = 4000
 """Of a run in a page; those with an evaluation are kept beyond."""
 
@@ -78,9 +82,27 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     """All data except the rollouts."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
-    value = {"live": False, "written": written, "runs": [_run(each) for each in examined]}
+    value = {
+        "live": False,
+        "written": written,
+        "runs": [_run(each) for each in examined],
+        "differing": differing_options([each.run.config for each in examined]),
+    }
     shown: dict[str, Any] = tree_without_secrets(value)
     return shown
+
+
+def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
+    """Options that are not the same in all runs, each with its value in every run as text."""
+    trees = [dict(config_file.flatten(each.model_dump(mode="json"))) for each in configs]
+    names = dict.fromkeys(name for tree in trees for name in tree)
+    found = []
+    for name in names:
+        values = [tree.get(name) for tree in trees]
+        if name not in OF_EVERY_RUN and any(value != values[0] for value in values):
+            texts = ["null" if value is None else str(value) for value in values]
+            found.append({"option": name, "values": [text[:MOST_OPTION] for text in texts]})
+    return found
 
 
 def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
