@@ -133,6 +133,7 @@ def evaluate(
     k: int = 0,
     model: str | Path | None = None,
     compare: str | Path | None = None,
+    which: str = "last",
     out: str | Path | None = None,
     generate_only: bool = False,
     rewards: Sequence[Reward] | None = None,
@@ -144,8 +145,9 @@ def evaluate(
         what: a run's folder, a config's file, or a model's folder or Hub id.
         sets: names, files or ``name=file``; None: those of the config.
         k: samples drawn of each problem beside the greedy answer.
-        model: "base", "adapter", a folder or a Hub id; None: what ``what`` is.
+        model: "base", "adapter", "best", a folder or a Hub id; None: what ``what`` is.
         compare: a second model, as ``model``.
+        which: "last" or "best", of a run's adapters.
         out: folder of the results; None: one beside the run.
         generate_only: write completions and judge nothing.
         rewards: in the place of ``score.rewards``, as in ``train``; the first one judges.
@@ -154,7 +156,7 @@ def evaluate(
     Raises:
         ReasonError: anything that the user can fix; finished waves are kept.
     """
-    texts = {"model": model, "compare": compare, "out": out, "k": k}
+    texts = {"model": model, "compare": compare, "which": which, "out": out, "k": k}
     values = {name: [str(value)] for name, value in texts.items() if value is not None}
     if sets is not None:
         values["sets"] = [str(each) for each in ([sets] if isinstance(sets, str) else sets)]
@@ -176,6 +178,7 @@ def export(
     out: str | Path,
     *,
     base: str | Path | None = None,
+    which: str = "last",
     adapter_only: bool = False,
     dtype: str = "bfloat16",
     max_shard_gib: float = 5,
@@ -190,6 +193,7 @@ def export(
         source: a run's folder, or an adapter's.
         out: a new folder.
         base: folder or Hub id of the unquantised base; None: the run's own.
+        which: "last" or "best", of a run's adapters.
         adapter_only: write the adapter in PEFT's form and merge nothing.
         dtype: "bfloat16" or "float32".
         max_shard_gib: largest weights file.
@@ -205,6 +209,7 @@ def export(
 
         console = Console("plain")
         from reason_llm.app import export as exporting
+        from reason_llm.run import folder as run_folder
 
         request = exporting.Request(
             source=Path(source),
@@ -216,6 +221,7 @@ def export(
             rollouts=None if rollouts is None else Path(rollouts),
             push=push,
             gguf=gguf,
+            which=run_folder.which_adapter(which),
         )
         return exporting.export(request, console)
 

@@ -56,17 +56,20 @@ class Subject:
     """As ``data.template_arguments``."""
 
 
-def find_subject(target: str, adapter: Path | None) -> Subject:
+def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
     """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
     folder or Hub id.
 
     Args:
         adapter: in the place of the run's own.
+        which: of the run's own.
 
     Raises:
         ReasonError: it is none of these, or a run without an adapter so far.
     """
     path = Path(target)
+    if adapter is not None and which == "best":
+        raise ConfigError(f"--which best contradicts --adapter {adapter}; leave one of them out")
     if adapter is not None and not run_folder.is_adapter(adapter):
         raise ConfigError(
             f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
@@ -75,14 +78,17 @@ def find_subject(target: str, adapter: Path | None) -> Subject:
     for each in (path, adapter or path):
         run_folder.refuse_reward_model(each)
     if run_folder.is_run(path):
-        own = None if adapter else run_folder.find_adapter(path)
+        own = None if adapter else run_folder.find_adapter(path, which)
         return _of_run(run_folder.read_config(path), adapter or own)
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path)
         run = config.run.directory / str(config.run.name)
         run_folder.refuse_reward_model(run)
-        own = run_folder.find_adapter(run) if run_folder.is_run(run) and not adapter else None
+        is_own = run_folder.is_run(run) and not adapter
+        own = run_folder.find_adapter(run, which) if is_own else None
         return _of_run(config, adapter or own)
+    if which == "best":
+        raise ConfigError(f"--which best is of a run, and {target} is none; leave it out")
     if run_folder.is_adapter(path):
         section = ModelSection(path=adapters.base_of(path))
         return Subject(section, adapter or path, "auto", "none", "", {})

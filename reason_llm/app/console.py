@@ -64,6 +64,7 @@ class Console:
         self._live = mode == "auto" and is_terminal and not self._rich.is_dumb_terminal
         self._screen: Screen | None = None
         self._last_step = 0
+        self._judged_by = "accuracy"
         handler = _Lines(self._rich)
         # On import it tells of CPU kernels that are nowhere asked for.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -80,8 +81,10 @@ class Console:
     def run(self, begun: Begun) -> Iterator[None]:
         """Show the live part, if there is one, while the block runs; lines and warnings go above
         it."""
-        self._last_step = begun.last_step
-        with self._shown(Screen(begun.name, begun.last_step, begun.step)):
+        self._last_step, self._judged_by = begun.last_step, begun.judged_by
+        with self._shown(
+            Screen(begun.name, begun.last_step, begun.step, judged_by=begun.judged_by)
+        ):
             if self._screen is not None:
                 for record in begun.records:
                     self._screen.take(record)
@@ -96,8 +99,8 @@ class Console:
         """
         is_step = "time/learning_seconds" in record or "score/reward" in record
         if is_step:
-            self.line(lines.of_step(record, self._last_step))
-        elif told := lines.judged(record):
+            self.line(lines.of_step(record, self._last_step, self._judged_by))
+        elif told := lines.judged(record, self._judged_by):
             self.line(f"before training: {', '.join(told)}")
         if self._screen is not None and not is_step:
             self._screen.take(record)

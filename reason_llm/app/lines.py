@@ -4,20 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.evaluate import wilson
-from reason_llm.run import Record, metrics
+from reason_llm.run import Best, Record, folder as run_folder, metrics
 
 
-def of_step(record: Record, last_step: int) -> str:
+def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
     """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``; of a stage
     that samples nothing ``step 1/40  loss 1.234  epoch 0.02  learning 0.4 s``."""
     parts = [f"step {record['step']:.0f}/{last_step}"]
     if "score/reward" in record:
         parts.append(f"reward {record['score/reward']:.3f}")
     else:
-        parts.append(f"loss {record['train/loss']:.4g}")
+        parts.append(f"loss {without_rounding(record['train/loss']):.4g}")
         if "train/pair_accuracy" in record:
             parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
-    parts += [*judged(record), *watched(record)]
+    parts += [*judged(record, judged_by), *watched(record)]
     if "sample/tokens_per_second" in record:
         seconds, speed = record["time/sampling_seconds"], record["sample/tokens_per_second"]
         parts.append(f"sampling {seconds:.1f} s ({speed:,.0f} tokens/s)")
@@ -46,9 +46,13 @@ def watched(record: Record) -> list[str]:
     return found
 
 
-def judged(record: Record) -> list[str]:
-    """What was measured on held-out problems and rows."""
-    found = [accuracy(record)] if "eval/accuracy" in record else []
+def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
+    """What was measured on held-out problems and rows.
+
+    Args:
+        judged_by: name of what evaluation measures; only ``accuracy`` is a percentage.
+    """
+    found = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
     if "eval/loss" in record:
         found.append(f"held-out loss {record['eval/loss']:.4g}")
     if "eval/perplexity" in record:
@@ -57,6 +61,11 @@ def judged(record: Record) -> list[str]:
         told = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
         found.append(f"held-out pairs {told}")
     return found
+
+
+def without_rounding(value: float) -> float:
+    """The value, or 0 where it is what rounding leaves of a sum that is 0."""
+    return 0.0 if abs(value) < 1e-12 else value
 
 
 def pairs(accuracy: float, count: float | None) -> str:
@@ -68,32 +77,44 @@ def pairs(accuracy: float, count: float | None) -> str:
     return f"{accuracy:.1%} ({found.low:.1%} to {found.high:.1%})"
 
 
-def accuracy(record: Record) -> str:
-    """Held-out accuracy, and that of each named set."""
-    named = ", ".join(f"{name} {value:.1%}" for name, value in metrics.accuracies(record).items())
-    return f"held-out accuracy {record['eval/accuracy']:.1%}" + (f" ({named})" if named else "")
+def accuracy(record: Record, judged_by: str = "accuracy") -> str:
+    """Held-out accuracy, and that of each named set; of another first reward its mean."""
+    sets = metrics.accuracies(record).items()
+    named = ", ".join(f"{name} {mean_score(value, judged_by)}" for name, value in sets)
+    value = mean_score(record["eval/accuracy"], judged_by)
+    return f"held-out {judged_by} {value}" + (f" ({named})" if named else "")
+
+
+def mean_score(value: float, judged_by: str) -> str:
+    """``91.4%`` of an accuracy, ``0.914`` of another first reward."""
+    return f"{value:.1%}" if judged_by == "accuracy" else f"{value:.3f}"
 
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
     """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
-    found = []
+    found, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
-        found.append(
-            f"held-out accuracy {summary['accuracy_before']:.1%} -> {summary['accuracy_after']:.1%}"
-        )
+        before, after = summary["accuracy_before"], summary["accuracy_after"]
+        found.append(f"held-out {by} {mean_score(before, by)} -> {mean_score(after, by)}")
     for name, (before, after) in summary["accuracy_of_sets"].items():
-        found.append(f"  {name} {before:.1%} -> {after:.1%}")
+        found.append(f"  {name} {mean_score(before, by)} -> {mean_score(after, by)}")
     if (loss := summary["held_out_loss"]) is not None:
         found.append(f"held-out loss {loss[0]:.4g} -> {loss[1]:.4g}")
     if (right := summary["held_out_pair_accuracy"]) is not None:
         counts = summary["held_out_pairs"]
         last = pairs(right[1], None if counts is None else counts[1])
         found.append(f"held-out pairs {right[0]:.1%} -> {last}")
+    if (best := summary.get("best")) is not None and best["step"] < summary["steps"]:
+        best_folder = Path(summary["adapter"]).with_name(run_folder.BEST)
+        place = f", in {best_folder}" if best_folder.is_dir() else ""
+        found.append(f"best: {Best(**best)}{place}")
+    if summary.get("ended_early"):
+        found.append(summary["ended_early"])
     found.append(
         "memory: "
         + ", ".join(
-            f"{phase} {summary[f'{phase}_peak_gib']} GiB "
-            f"({summary[f'{phase}_planned_gib']} planned)"
+            f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
+            f"({summary[f'{phase}_planned_gib']:.2f} planned)"
             for phase in ("sampling", "learning")
             if summary[f"{phase}_planned_gib"]
         )

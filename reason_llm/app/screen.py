@@ -53,6 +53,8 @@ class Screen:
     last_step: int
     """0: a phase alone, outside of a run."""
     step: int
+    judged_by: str = "accuracy"
+    """As in ``Begun``."""
     record: Record = field(default_factory=dict)
     """The newest value of each key."""
     rollout: Completion | None = None
@@ -150,6 +152,8 @@ class Screen:
         if not values:
             return []
         label, form = CURVES[key]
+        if key == "eval/accuracy" and self.judged_by != "accuracy":
+            label, form = "held out", "{:.3f}"
         last = form.format(self.record[key])
         curve = sparkline(values, width - LABEL - len(last) - 1, bars)
         return [_line(label, (curve, "cyan"), (f" {last}", ""))]

@@ -2,11 +2,12 @@
 
 It follows ``metrics.jsonl`` until its standard input ends, which is when the run does, and gives
 each record to the tracker once, also when the run was killed and goes on: each tracker says itself
-up to which step it has them. All that it prints is one line, when the tracker cannot be used.
+up to which step it has them. It prints how the tracker is opened, and why it cannot be used.
 """
 
 import math
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import orjson
 import yaml
 
+from reason_llm.app.trackers import OPENS
 from reason_llm.config import yaml_text
 from reason_llm.errors import BusyError, one_line, printable, tree_without_secrets, without_secrets
 from reason_llm.files import FileLock, open_regular, read_text
@@ -32,8 +34,18 @@ PROJECT = "reason_llm"
 Values = dict[str, float]
 
 
+def project_of(config: dict[str, Any], otherwise: str | None = None) -> str:
+    """``log.project`` of a run's config, or else ``otherwise``, or else reason_llm."""
+    section = config.get("log")
+    project = section.get("project") if isinstance(section, dict) else None
+    return str(project) if project else otherwise or PROJECT
+
+
 class Tracker(Protocol):
     """A destination of records."""
+
+    opens: str
+    """How the user looks at them: a command or an address."""
 
     last_step: int
     """Of the last record that is there already; -1 for none."""
@@ -64,6 +76,7 @@ class TensorBoard:
         folder = run_folder / "tensorboard"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
+        self.opens = f"tensorboard --logdir {shlex.quote(str(folder))}"
         self.last_step = -1
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder), flush_secs=5)
@@ -114,7 +127,7 @@ class Wandb:
             x_save_requirements=False,
         )
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            project=project_of(config, os.environ.get("WANDB_PROJECT")),
             id=run_id,
             name=run_folder.name,
             dir=str(run_folder),
@@ -123,7 +136,10 @@ class Wandb:
             settings=settings,
         )
         self.last_step = int(self._run.step) - 1  # online, the server knows
+        self.opens = str(self._run.url)
         if self._run.offline:
+            synced = Path(self._run.settings.sync_dir)
+            self.opens = f"wandb sync {shlex.quote(str(run_folder / 'wandb' / synced.name))}"
             self._remove_earlier(run_folder, run_id)
 
     def write(self, step: int, values: Values) -> None:
@@ -148,7 +164,7 @@ class Trackio:
         import trackio
 
         self._run = trackio.init(
-            project=PROJECT,
+            project=project_of(config),
             name=f"{run_folder.name}-{run_id}",
             config=config,
             resume="allow",
@@ -156,6 +172,7 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
+        self.opens = f"trackio show --project {shlex.quote(project_of(config))}"
         self.last_step = int(self._run._next_step) - 1  # there is no public way to ask for it
 
     def write(self, step: int, values: Values) -> None:
@@ -245,6 +262,8 @@ def main() -> int:
             config = yaml_text.parse(read_text(folder / "resolved_config.yaml"))
             config = tree_without_secrets(config)
             tracker = TRACKERS[name](folder, run_id, config)
+            said.write(f"{OPENS}{one_line_of(tracker.opens)}\n")
+            said.flush()
             follow(tracker, tail, ended)
             tracker.close()
     except Exception as error:  # noqa: BLE001  anything of a library's is one line to the run
@@ -253,6 +272,11 @@ def main() -> int:
         said.flush()
         return 1
     return 0
+
+
+def one_line_of(text: str) -> str:
+    """A text as one printable line without secrets."""
+    return without_secrets(printable(text))[:500]
 
 
 def _await_end(ended: threading.Event) -> None:

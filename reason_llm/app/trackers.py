@@ -21,6 +21,8 @@ from typing import Self
 
 from reason_llm.errors import ConfigError, one_line
 
+OPENS = "open: "
+"""Before the line of a tracker's process that says how it is opened."""
 logger = logging.getLogger(__name__)
 
 
@@ -103,9 +105,15 @@ class Trackers:
                 self._watchers[name].join()
 
     def _watch(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Wait for the end of a tracker's process; its output is the reason of a failure."""
+        """Wait for the end of a tracker's process; its output says how the tracker is opened, and
+        the reason of a failure."""
         with process:
-            problem = process.stdout.read() if process.stdout is not None else ""
+            problem = ""
+            for line in process.stdout or ():
+                if line.startswith(OPENS):
+                    logger.info("%s: %s", name, line.removeprefix(OPENS).strip())
+                else:
+                    problem += line
             code = process.wait()
         if code != 0 and name not in self._given_up:
             self._warn(name, problem.strip() or f"its process ended with code {code}")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.app import lines, trackers
+from reason_llm.app.live_alarms import LiveAlarms
 from reason_llm.app.report import curves
 from reason_llm.app.report.page import write_report
+from reason_llm.app.report.runs import read_run
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
 from reason_llm.errors import one_line
@@ -49,6 +51,7 @@ class _Followed:
         self._shown = shown
         self._followers = followers
         self.has_begun = False
+        self._alarms: LiveAlarms | None = None
 
     def line(self, text: str) -> None:
         self._shown.line(text)
@@ -57,6 +60,7 @@ class _Followed:
     def run(self, begun: Begun) -> Iterator[None]:
         self.has_begun = True
         self._followers.start(begun.folder, begun.id)
+        self._alarms = LiveAlarms(read_run(begun.folder, begun.name))
         with self._shown.run(begun):
             yield
 
@@ -65,12 +69,18 @@ class _Followed:
 
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
+        if self._alarms is not None:
+            for title, finding in self._alarms.take(record):
+                logger.warning(
+                    "alarm at step %d: %s. %s %s",
+                    *(record["step"], title, finding.text, finding.advice),
+                )
 
 
 def _write_curves(config: Config, folder: Path) -> None:
     sources = " + ".join(each.source for each in config.data.sources)
     title = f"{config.run.name}: {config.method.name} on {sources}"
-    picture = curves.draw_curves(metrics.read_all(folder), title)
+    picture = curves.draw_curves(metrics.read_all(folder), title, config.score.judged_by)
     write_atomically(folder / "curves.png", picture)
 
 

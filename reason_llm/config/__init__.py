@@ -34,8 +34,20 @@ from reason_llm.config.pipeline import (
 )
 from reason_llm.config.preferences import PreferenceRow
 from reason_llm.config.quick_start import load_quick_start
-from reason_llm.config.score import REWARD_MODEL, RewardModelOptions, RewardSpec, ScoreSection
-from reason_llm.config.sections import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config.score import (
+    REWARD_MODEL,
+    RIGHTNESS,
+    RewardModelOptions,
+    RewardSpec,
+    ScoreSection,
+)
+from reason_llm.config.sections import (
+    SHARED_BUFFER,
+    AdapterSection,
+    Config,
+    ModelSection,
+    TrainSection,
+)
 from reason_llm.config.stages import CriticSection, Stage
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
@@ -46,6 +58,8 @@ __all__ = [
     "PAIR_FORMS",
     "PYTHON",
     "REWARD_MODEL",
+    "RIGHTNESS",
+    "SHARED_BUFFER",
     "SURROGATES",
     "AdapterSection",
     "Aggregation",

@@ -102,6 +102,10 @@ class AlgorithmSection(Section):
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative | None = None
     """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""
+    min_reward_std: NonNegative | None = None
+    """Groups whose total rewards have a smaller standard deviation, such as 0.1, are taken as
+    groups without signal: their advantages are 0, and dynamic sampling drops them. 0: only groups
+    of equal rewards are."""
     dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] | None = None
     """Groups without signal are dropped and others sampled until the step is full, from up to this
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""

@@ -67,6 +67,7 @@ class Algorithm:
     correction: Correction = "auto"
     correction_cap: float = 2.0
     correction_floor: float = 0.0
+    min_reward_std: float = 0.0
     dynamic_sampling: int = 1
     success_range: tuple[float, float] | None = None
     truncated: Truncated = "train"
@@ -278,6 +279,9 @@ def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, st
         if row.correction == "none" and column in overrides:
             found.append((column, "algorithm.correction is none",
                           "set algorithm.correction to token_truncate"))  # fmt: skip
+    if row.min_reward_std > 0 and (not row.needs_group or row.critic or row.teacher):
+        found.append(("min_reward_std", "the algorithm does not compare the completions of a group",
+                      "leave it out, or set algorithm.name to grpo"))  # fmt: skip
     if row.dynamic_sampling == 1 and row.success_range is not None:
         found.append(("success_range", "algorithm.dynamic_sampling is 1",
                       "set algorithm.dynamic_sampling to 3"))  # fmt: skip

@@ -90,8 +90,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
     old, new = _without_reward_sources(old), _without_reward_sources(new)
     # An option that came later was as its default says.
     defaults = Config(data=DataSection(train="-")).model_dump(mode="json")
-    before = dict(_flatten(defaults)) | dict(_flatten(old))
-    after = dict(_flatten(defaults)) | dict(_flatten(new))
+    before = dict(flatten(defaults)) | dict(flatten(old))
+    after = dict(flatten(defaults)) | dict(flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
     for key in sorted(before | after):
         if before.get(key) == after.get(key):
@@ -210,10 +210,11 @@ def shown_type(option: FieldInfo) -> str:
     return show(option.annotation)
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``("train.learning_rate", 1e-5)`` for every value of a dumped config."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

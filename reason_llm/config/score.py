@@ -18,10 +18,14 @@ from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.types import Section
 from reason_llm.config.wrong_values import wrong
 
-TAKEN = frozenset({"reward", "errors", "timeouts", "groups_without_signal_fraction"})
+TAKEN = frozenset(
+    {"reward", "errors", "timeouts", "groups_without_signal_fraction", "first_reward_std"}
+)
 """What stands in the metrics beside the rewards."""
 
 
+RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
+"""Rewards that tell what is right."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -163,6 +167,13 @@ class ScoreSection(Section):
             name = min(taken)
             raise ValueError(f"score/{name} is a metric of its own; rename the function {name}")
         return rewards
+
+    @property
+    def judged_by(self) -> str:
+        """Name of what evaluation measures: ``accuracy`` where the first reward tells which answers
+        are right, else that reward's."""
+        first = self.rewards[0]
+        return "accuracy" if first.kind in RIGHTNESS else first.key
 
     @property
     def reward_models(self) -> dict[str, RewardModelOptions]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithm import AlgorithmSection
-from reason_llm.config.algorithms import Algorithm
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.config.data import DataSection
 from reason_llm.config.matching import matching
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -28,6 +28,9 @@ from reason_llm.config.stages import (
 )
 from reason_llm.config.types import Count, NonNegative, Section
 
+QUICK_START_NAME = "quickstart"
+SHARED_BUFFER = Path("data/buffer.json")
+"""Buffer of the quick start; in earlier versions of every run that named none."""
 HEAD = "lm_head"
 """What nearly every causal language model of Transformers calls its output head."""
 
@@ -43,6 +46,9 @@ class RunSection(Section):
     """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
     steps: Count = 100
     """Steps to take: each samples, scores, learns."""
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Passes over the training set, rounded up to a whole step: with it, run.steps does not count.
+    null: run.steps says how long the run is."""
     resume: str = "auto"
     """auto: go on where the run stopped. never: move an old run and its buffer aside and start
     afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
@@ -50,12 +56,17 @@ class RunSection(Section):
     from_buffer: Path | None = None
     """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
     says how many steps there are. Their rewards count; the command rescore gives others."""
-    buffer: Path = Path("data/buffer.json")
-    """The rollout buffer, written after every wave."""
+    buffer: Path | None = None
+    """The rollout buffer, written after every wave. null: data/buffer.json for the quick start,
+    buffer.json in the run's folder for any other run."""
     save_every: Count = 1
     """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
     keep_checkpoints: Count = 2
     """Checkpoints kept; older ones are deleted."""
+    keep_best: bool = True
+    """Keep the adapter of the best evaluation in <run>/adapter_best/: of the highest held-out
+    accuracy; without held-out problems the highest accuracy of pairs or the lowest loss of
+    eval.rows."""
     keep_buffers: Literal["none", "all"] | Count = "all"
     """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
     keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
@@ -76,10 +87,19 @@ class RunSection(Section):
 
     @field_validator("directory", "buffer")
     @classmethod
-    def _is_a_path(cls, path: Path) -> Path:
-        if not path.name or not str(path).isprintable():
+    def _is_a_path(cls, path: Path | None) -> Path | None:
+        if path is not None and (not path.name or not str(path).isprintable()):
             raise ValueError("is no path")
         return path
+
+    @property
+    def buffer_path(self) -> Path:
+        """``buffer``, with null resolved."""
+        if self.buffer is not None:
+            return self.buffer
+        if self.name in (None, QUICK_START_NAME):
+            return SHARED_BUFFER
+        return self.directory / str(self.name) / SHARED_BUFFER.name
 
 
 class AdapterSection(Section):
@@ -166,13 +186,24 @@ class SampleSection(Section):
         return self.prompts_per_step * self.completions_per_prompt
 
 
+Schedule = Literal[
+    "constant", "linear", "cosine", "polynomial", "inverse_sqrt", "cosine_with_restarts",
+    "cosine_with_min_lr", "warmup_stable_decay",
+]  # fmt: skip
+
+
 class TrainSection(Section):
     """Learning from the buffer."""
 
     learning_rate: NonNegative = 1e-5
     """Peak learning rate. 0 trains nothing, as a control."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or down to 0 at run.steps."""
+    schedule: Schedule = "constant"
+    """After the warm-up, by its name in Transformers. constant; linear, cosine: down to 0 at
+    run.steps; the others are polynomial, inverse_sqrt, cosine_with_restarts, cosine_with_min_lr and
+    warmup_stable_decay."""
+    schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
+    """What Transformers' schedule of that name takes, such as {num_cycles: 3}, {min_lr_rate: 0.1}
+    or {num_decay_steps: 20}."""
     warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
@@ -213,8 +244,14 @@ class EvalSection(Section):
     of pairs), in the stages that learn from a set of rows. null: none."""
     limit: Count | None = None
     """Take only this many rows from the start of each set. null: all."""
+    patience: Annotated[int, Field(ge=0, strict=True)] = 0
+    """End the run early after this many evaluations in a row that are no better than the best one
+    (run.keep_best says by what). 0: never."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
+    keep_completions: bool = True
+    """Keep the completions of every evaluation with their scores, compressed, in
+    <run>/evaluations/."""
 
     @field_validator("sets")
     @classmethod
@@ -243,6 +280,9 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
     errors only."""
+    project: str | None = None
+    """Project of the run in wandb and trackio. null: WANDB_PROJECT of the environment for wandb,
+    else reason_llm."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. Each runs in a process of its own; one that fails is a warning."""
@@ -324,8 +364,11 @@ class Config(Section):
     def method(self) -> Method:
         """The algorithm's row, the preference loss's, or the stage."""
         if self.stage == "rl":
-            row = self.algorithm.row()
-            return Method(self.algorithm.name, row.idea, row.source)
+            row, usual = self.algorithm.row(), ALGORITHMS[self.algorithm.name]
+            idea = row.idea
+            if row.kl == "none" and usual.kl != "none":
+                idea = f"{idea.replace(', KL to the base', '')}; here with no KL"
+            return Method(self.algorithm.name, idea, row.source)
         if self.stage == "preference":
             loss = self.preference.row()
             return Method(self.preference.name, loss.idea, loss.source)
@@ -485,6 +528,8 @@ class Config(Section):
                 f"algorithm.name={self.algorithm.name} needs a teacher: set teacher.adapter to "
                 "a folder, or teacher.prompt to what the base is told and the student is not"
             )
+        if self.run.epochs is not None:
+            return self  # looked at again when the steps are known
         if row.critic and self.critic.warmup_steps >= self.run.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps} contradicts run.steps="
@@ -517,7 +562,7 @@ class Config(Section):
                 f"no prompt would fit; set it below {context}"
             )
         total = self.run.steps * train.epochs * train.optimizer_steps
-        if train.warmup_steps > 0 and train.warmup_steps >= total:
+        if self.run.epochs is None and 0 < total <= train.warmup_steps:
             raise ValueError(
                 f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
                 f"steps: "
@@ -606,6 +651,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *(
                 "run.steps",
+                "run.epochs",
                 "run.directory",
                 "run.resume",
                 "run.buffer",

@@ -70,9 +70,12 @@ def make_request(line: CommandLine) -> Request:
         )
     # Options of eval without a set are an error, and the sets are not made out yet.
     later = {k: v for k, v in line.overrides.items() if k.startswith("eval.") and k != "eval.sets"}
-    config, own = _read(line.what, {k: v for k, v in line.overrides.items() if k not in later})
+    which = run_folder.which_adapter(line.one("which"))
+    own_overrides = {k: v for k, v in line.overrides.items() if k not in later}
+    config, own = _read(line.what, own_overrides, which)
     wanted = [line.one("model") or own.label, line.one("compare")]
-    targets = tuple(_target(name, config, own) for name in wanted if name is not None)
+    run = Path(line.what) if run_folder.is_run(Path(line.what)) else None
+    targets = tuple(_target(name, config, own, run) for name in wanted if name is not None)
     if len({target.label for target in targets}) < len(targets):
         raise ConfigError(
             f"--compare {wanted[1]} is the model itself; name another, such as "
@@ -97,14 +100,17 @@ def make_request(line: CommandLine) -> Request:
     )
 
 
-def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
+def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tuple[Config, Target]:
     """Config and model that ``what`` names."""
     path = Path(what)
     run_folder.refuse_reward_model(path)
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides)
         run_folder.check_writes(config, "evaluate")
-        return config, Target("adapter", config.model.path, run_folder.find_adapter(path))
+        label = "best" if which == "best" else "adapter"
+        return config, Target(label, config.model.path, run_folder.find_adapter(path, which))
+    if which == "best":
+        raise ConfigError(f"--which best is of a run, and {what} is none; leave it out")
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path, overrides)
         run_folder.check_writes(config, "evaluate")
@@ -122,12 +128,19 @@ def _read(what: str, overrides: dict[str, Any]) -> tuple[Config, Target]:
     return config, Target("base", config.model.path, None)
 
 
-def _target(name: str, config: Config, own: Target) -> Target:
-    """Model that ``--model`` or ``--compare`` names."""
+def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
+    """Model that ``--model`` or ``--compare`` names.
+
+    Args:
+        run: folder of the run that is evaluated.
+    """
     if name == own.label:
         return own
     if name == "base":
         return Target("base", config.model.path, None)
+    if run is not None and name in ("adapter", "best"):
+        which: run_folder.Which = "best" if name == "best" else "last"
+        return Target(name, config.model.path, run_folder.find_adapter(run, which))
     path = Path(name)
     run_folder.refuse_reward_model(path)
     if run_folder.is_run(path):
@@ -135,7 +148,7 @@ def _target(name: str, config: Config, own: Target) -> Target:
         return Target(name, config.model.path, run_folder.find_adapter(path))
     if run_folder.is_adapter(path):
         return Target(name, config.model.path, path)
-    if name == "adapter":
+    if name in ("adapter", "best"):
         raise ConfigError("there is no adapter: name a run's folder, or an adapter's")
     return Target(name, name, None)
 

@@ -1,5 +1,6 @@
 """A run: its files, its phases, its checks, its resumption."""
 
+from reason_llm.run.best import Best
 from reason_llm.run.buffer import (
     Document,
     RolloutBuffer,
@@ -17,6 +18,7 @@ __all__ = [
     "ANSWERS",
     "SILENT",
     "Begun",
+    "Best",
     "Document",
     "Progress",
     "Record",

@@ -32,6 +32,8 @@ from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import MIB, read_bounded, regular, replacing_folder, sha256
 from reason_llm.model import Model, Role, adapters, score_head
+from reason_llm.run import best_adapter
+from reason_llm.run.best import Best
 from reason_llm.run.buffer import RunIdentity, count_from_json, identity_from_json
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -59,6 +61,8 @@ class RunState:
     """What out of memory left of the plan's; None while it holds."""
     kl_coefficient: float | None = None
     """The KL's weight, where it is adapted; None before the first step."""
+    best: Best | None = None
+    """The best evaluation so far; None before the first one."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -131,7 +135,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     origin = f"{source.run.id}/{source.step}/{name}".encode()
     run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
-    return replace(source, run=run, micro_batch_tokens=None)
+    return replace(source, run=run, micro_batch_tokens=None, best=None)
 
 
 def listing(run_folder: Path) -> list[Path]:
@@ -176,6 +180,7 @@ def read(folder: Path) -> RunState:
             count_from_json(value, "drawn"),
             None if tokens is None else count_from_json(value, "micro_batch_tokens"),
             _coefficient(value),
+            None if value.get("best") is None else Best.from_json(value["best"]),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
@@ -205,6 +210,7 @@ def save(
     optimizers: Mapping[Role, torch.optim.Optimizer],
     keep: int,
     writer: BackgroundWriter,
+    best: Mapping[str, Tensor] | Path | None = None,
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
     return the state with its folder.
@@ -212,6 +218,8 @@ def save(
     Args:
         optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
+        best: what ``best_tensors`` gave at the best evaluation, or an earlier checkpoint that holds
+            it; None: it is not kept.
 
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
@@ -234,12 +242,17 @@ def save(
             adapter.write(folder)
             for name, values in tensors.items():
                 save_file(values, str(folder / name))
+            if isinstance(best, Path):
+                _copy_best(best, folder)
+            elif best is not None:
+                _save_best(best, folder)
             value: dict[str, Any] = {
                 "format": FORMAT,
                 "step": state.step,
                 "drawn": state.drawn,
                 "micro_batch_tokens": state.micro_batch_tokens,
                 "kl_coefficient": state.kl_coefficient,
+                "best": None if state.best is None else asdict(state.best),
                 "run": asdict(state.run),
                 "files": {
                     file.name: _file_entry(file, MOST_BYTES) for file in sorted(folder.iterdir())
@@ -253,6 +266,33 @@ def save(
 
     writer.submit(write)
     return replace(state, folder=target)
+
+
+def best_tensors(model: Model) -> dict[str, Tensor]:
+    """Copies of the policy's adapter and head, by file and PEFT's name."""
+    found = {
+        f"{adapters.WEIGHTS}/{name}": each for name, each in model.adapter_of("policy").items()
+    }
+    if (head := model.heads.get("policy")) is not None:
+        states = score_head.state(head).items()
+        found |= {f"{score_head.FILE}/{name}": _copy(each) for name, each in states}
+    return found
+
+
+def _save_best(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    for file in best_adapter.FILES:
+        names = [name for name in tensors if name.startswith(f"{file}/")]
+        if names:
+            values = {name.removeprefix(f"{file}/"): tensors[name] for name in names}
+            target = folder / f"{best_adapter.PREFIX}{file}"
+            save_file(values, str(target), metadata={"format": "pt"})
+
+
+def _copy_best(source: Path, folder: Path) -> None:
+    for file in best_adapter.FILES:
+        name = f"{best_adapter.PREFIX}{file}"
+        if (source / name).exists():
+            shutil.copyfile(regular(source / name), folder / name)
 
 
 def restore(

@@ -23,7 +23,7 @@ from reason_llm.run.metrics import timed
 from reason_llm.run.prepare import Job
 from reason_llm.run.run import Run
 from reason_llm.sample import Sampler, SamplingParams
-from reason_llm.train import with_advantages
+from reason_llm.train import varies_enough, with_advantages
 
 
 def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
@@ -256,7 +256,8 @@ def sampling_params(config: Config) -> SamplingParams:
 
 
 def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
-    """Whether dynamic sampling keeps the group: its rewards vary, and its success rate is in range.
+    """Whether dynamic sampling keeps the group: its rewards vary enough, and its success rate is in
+    range.
 
     Args:
         weights: of each reward; positive values of the first one are successes.
@@ -271,6 +272,8 @@ def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) ->
         numbers = [[c.rewards[name] for name in counted] for c in scored]
         totals = [[None if math.isnan(n) else n for n in each] for each in numbers]
     if all(total == totals[0] for total in totals):
+        return False
+    if not varies_enough(group, algorithm):
         return False
     if algorithm.success_range is None:
         return True

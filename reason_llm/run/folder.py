@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from reason_llm.config import Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
@@ -12,6 +12,12 @@ from reason_llm.files import open_regular, read_object
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
 SCORE_HEAD = "score.safetensors"
+BEST = "adapter_best"
+"""Folder in a run's with the adapter of its best evaluation."""
+BEST_RECORD = "best.json"
+"""File there with the step and the value of that evaluation."""
+Which = Literal["last", "best"]
+"""Adapter of a run that is meant."""
 ANSWERS = "judge_answers.jsonl"
 """What judges answered."""
 
@@ -61,13 +67,31 @@ def check_writes(config: Config, what: str) -> None:
         )
 
 
-def find_adapter(run: Path) -> Path:
-    """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
-    run has not ended or continues from its end.
+def which_adapter(text: str | None) -> Which:
+    """The value of ``--which``; None: last.
 
     Raises:
-        CheckpointError: the run has neither.
+        ConfigError: it is another one.
     """
+    if text not in (None, "last", "best"):
+        raise ConfigError(f"--which {text:.60} is neither last nor best; give one of the two")
+    return "best" if text == "best" else "last"
+
+
+def find_adapter(run: Path, which: Which = "last") -> Path:
+    """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
+    run has not ended or continues from its end; or of its best evaluation.
+
+    Raises:
+        CheckpointError: the run has none.
+    """
+    if which == "best":
+        if is_adapter(run / BEST):
+            return run / BEST
+        raise CheckpointError(
+            f"{run} holds no {BEST}/: it has evaluated nothing, or had run.keep_best=false; leave "
+            "--which best out for its last adapter"
+        )
     found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
     newest = found[-1] if found and is_adapter(found[-1]) else None
     final = run / "adapter"
@@ -93,7 +117,24 @@ def conditioning_of(adapter: Path) -> Conditioning | None:
 
 def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
+    if adapter == run / BEST:
+        return best_step(run)
     return finished_steps(run) if adapter == run / "adapter" else _step_of(adapter)
+
+
+def best_step(run: Path) -> int | None:
+    """Step of the adapter in ``adapter_best/``; None without one."""
+    step = best_record(run).get("step")
+    return step if type(step) is int else None
+
+
+def best_record(run: Path) -> dict[str, Any]:
+    """What ``adapter_best/best.json`` holds: step, metric, value; empty without one that can be
+    read."""
+    try:
+        return read_object(run / BEST / BEST_RECORD)
+    except (OSError, ValueError):
+        return {}
 
 
 def finished_steps(run: Path) -> int | None:

@@ -5,8 +5,10 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+import orjson
+
 from reason_llm.model import Datum
-from reason_llm.rollout import Prompt
+from reason_llm.rollout import Group, Prompt
 from reason_llm.run.metrics import Record
 from reason_llm.sample import Progress, Sampler, SamplingParams
 from reason_llm.score import Scorer
@@ -22,12 +24,12 @@ def evaluate(
     scorer: Scorer,
     max_new_tokens: int,
     progress: Progress,
-) -> dict[str, float]:
+) -> tuple[Record, list[Group]]:
     """Accuracy from one greedy completion of each prompt, judged by the first reward.
 
     Returns:
         ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
-        ``eval/truncated_fraction``.
+        ``eval/truncated_fraction``; and the scored completions.
     """
     params = SamplingParams(num_completions=1, max_new_tokens=max_new_tokens, temperature=0.0)
     groups = scorer.score(
@@ -35,7 +37,7 @@ def evaluate(
     )
     completions = [group.completions[0] for group in groups]
     count, name = len(completions), scorer.rewards[0].name
-    return {
+    found = {
         "eval/accuracy": sum(completion.rewards[name] for completion in completions) / count,
         "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions)
         / count,
@@ -44,6 +46,27 @@ def evaluate(
         )
         / count,
     }
+    return found, groups
+
+
+def to_lines(name: str, groups: Sequence[Group]) -> bytes:
+    """JSON lines with one completion of an evaluation each: the set's name, the prompt, the gold
+    answer, the completion, its score, its length in tokens and why it ended."""
+    lines = []
+    for group in groups:
+        [completion] = group.completions
+        values = {
+            "set": name,
+            "id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "answer": group.prompt.answer,
+            "completion": completion.text,
+            "score": completion.reward,
+            "tokens": len(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+        }
+        lines.append(orjson.dumps(values) + b"\n")
+    return b"".join(lines)
 
 
 def judge(learner: Learner, data: Sequence[Datum]) -> Record:

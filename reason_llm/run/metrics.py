@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 import orjson
@@ -141,13 +142,21 @@ def _older(path: Path) -> Path:
     return path.with_name("metrics.1.jsonl")
 
 
-def describe(groups: list[Group]) -> Record:
+def describe(groups: list[Group], first: str | None = None) -> Record:
     """Statistics of a step's rollouts, from the buffer alone. Means of rewards are over the
-    completions that have them; a reward that none has is left out."""
+    completions that have them; a reward that none has is left out.
+
+    Args:
+        first: name of the reward that judges; None: its deviation is left out.
+    """
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
-    flat = sum(len({c.reward for c in group.completions if c.has_reward}) < 2 for group in groups)
+    flat = sum(
+        len({c.reward for c in group.completions if c.has_reward}) < 2
+        or not any(c.advantage != 0 for c in group.completions)
+        for group in groups
+    )
     given = {
         f"score/{name}": [c.rewards[name] for c in completions if not math.isnan(c.rewards[name])]
         for name in completions[0].rewards
@@ -163,6 +172,11 @@ def describe(groups: list[Group]) -> Record:
         / count,
         "score/groups_without_signal_fraction": flat / len(groups),
         **rewards,
+        **(
+            {"score/first_reward_std": pstdev(judged)}
+            if first is not None and (judged := given[f"score/{first}"])
+            else {}
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import orjson
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm.config import Config, file as config_file
+from reason_llm.config import SHARED_BUFFER, Config, file as config_file
 from reason_llm.data import (
     Condition,
     Data,
@@ -41,6 +42,7 @@ from reason_llm.files import (
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import GIB, Plan, Subject, look_at, with_start
 from reason_llm.run import (
+    best,
     checkpoint,
     environment,
     folder as run_folder,
@@ -56,7 +58,7 @@ from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.score import Scorer
-from reason_llm.train import with_advantages, without_learner_logprobs
+from reason_llm.train import check_schedule, with_advantages, without_learner_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,11 @@ class Job:
         buffer = None
         if self.config.samples:
             buffer = RolloutBuffer(
-                run.buffer, self.state.run, discard=never, settle=writer.wait, elsewhere=self._saved
+                run.buffer_path,
+                self.state.run,
+                discard=never,
+                settle=writer.wait,
+                elsewhere=self._saved,
             )
         with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
@@ -143,7 +149,7 @@ class Job:
             if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
                 move_aside(self.folder)
             if self.config.samples:
-                move_aside(self.config.run.buffer)
+                move_aside(self.config.run.buffer_path)
         resolved = config_file.to_yaml(self.config).encode()
         write_atomically(self.folder / "resolved_config.yaml", resolved)
         step = 0 if self.is_new else self.state.step
@@ -156,7 +162,7 @@ class Job:
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
         """Summary of the run if it is finished, else None; a run writes it last."""
-        if self.state.step < self.config.run.steps:
+        if self.state.step < self.config.run.steps and not self.ends_early(self.state):
             return None
         try:
             summary = orjson.loads(read_bounded(self.folder / "summary.json", 16 * MIB))
@@ -164,11 +170,21 @@ class Job:
             return None
         if not isinstance(summary, dict) or summary.get("steps") != self.state.step:
             return None
-        watch.line(
-            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
-            "or start afresh with --run.resume never"
-        )
+        if self.ends_early(self.state):
+            watch.line(
+                f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
+                "it to go on, or start afresh with --run.resume never"
+            )
+        else:
+            watch.line(
+                f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
+                "or start afresh with --run.resume never"
+            )
         return summary
+
+    def ends_early(self, state: RunState) -> bool:
+        """Whether ``eval.patience`` ends the run in this state."""
+        return best.ends_early(state.best, self.config.eval.patience)
 
 
 def prepare(config: Config, watch: Watch) -> Job:
@@ -183,7 +199,11 @@ def prepare(config: Config, watch: Watch) -> Job:
     models = reward_models.check(config, *of_base)
     digests = _check_adapters(config, subject, start, folder)
     data, rows = _load(config, subject, scorer, watch)
-    config, saved = _with_saved_buffers(config, folder)
+    config = _with_steps(config, data, rows, watch)
+    check_schedule(
+        config.train, config.run.steps * config.train.epochs * config.train.optimizer_steps
+    )
+    config, saved = _with_saved_buffers(_with_buffer(config), folder)
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
@@ -322,13 +342,44 @@ def _longest_row(config: Config, rows: TokenRows, context_tokens: int) -> int:
 
 def _check_buffer(config: Config, state: RunState, subject: Subject) -> None:
     """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
-    check_writable(config.run.buffer.parent)
+    check_writable(config.run.buffer_path.parent)
     if config.run.resume == "never":
         return
-    found = RolloutBuffer(config.run.buffer, state.run).check()
+    found = RolloutBuffer(config.run.buffer_path, state.run).check()
     if found is not None and found.run.id == state.run.id:
-        saved_rollouts.check_context(config.run.buffer, found, subject.context_tokens)
-        saved_rollouts.check_vocabulary(config.run.buffer, found, subject.vocabulary)
+        saved_rollouts.check_context(config.run.buffer_path, found, subject.context_tokens)
+        saved_rollouts.check_vocabulary(config.run.buffer_path, found, subject.vocabulary)
+
+
+def _with_steps(config: Config, data: Data, rows: TokenRows | None, watch: Watch) -> Config:
+    """Config in which ``run.steps`` says what ``run.epochs`` asks for.
+
+    Raises:
+        ConfigError: another option contradicts so many steps.
+    """
+    run = config.run
+    if run.epochs is None:
+        return config
+    total = len(data.prompts) if rows is None else sum(rows.sizes)
+    size = config.sample.prompts_per_step if rows is None else config.train.rows_per_step
+    steps = math.ceil(run.epochs * total / size)
+    watch.line(f"run.epochs={run.epochs:g} of {total} makes run.steps={steps}")
+    tree = config.model_dump(mode="json")
+    overrides = {"run.steps": steps, "run.epochs": None}
+    return config_file.build(tree, Path(f"run.epochs={run.epochs:g}"), overrides)
+
+
+def _with_buffer(config: Config) -> Config:
+    """Config with the path of the run's buffer. A run that an earlier version began, and whose
+    rollouts wait in data/buffer.json, goes on there."""
+    run = config.run
+    path = run.buffer_path
+    may_be_shared = run.buffer is None and path != SHARED_BUFFER and not path.exists()
+    goes_on = config.samples and run.resume == "auto"
+    name, folder = str(run.name), run.directory
+    if may_be_shared and goes_on and recovery.is_begun_there(SHARED_BUFFER, name, folder):
+        path = SHARED_BUFFER
+    return config.model_copy(update={"run": run.model_copy(update={"buffer": path})})
 
 
 def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path]]:
@@ -371,7 +422,7 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
             return found
         if not config.samples:
             return found
-        return recovery.from_buffer(config.run.buffer, name, identity) or found
+        return recovery.from_buffer(config.run.buffer_path, name, identity) or found
     has_begun = bool(checkpoint.listing(folder))
     try:
         begun = checkpoint.begin_from(Path(resume), name, identity)
@@ -383,7 +434,7 @@ def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:
     if not has_begun and not (folder / "summary.json").exists():
         if not config.samples:
             return begun
-        return recovery.from_copy(begun, config.run.buffer) or begun
+        return recovery.from_copy(begun, config.run.buffer_path) or begun
     found = checkpoint.find(folder, name, identity)
     if found.run.id != begun.run.id and not recovery.went_on_from(begun, found):
         raise CheckpointError(

@@ -72,6 +72,19 @@ def from_copy(begun: RunState, path: Path) -> RunState | None:
     return replace(found, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
 
 
+def is_begun_there(path: Path, name: str, directory: Path) -> bool:
+    """Whether ``path`` holds rollouts of the unfinished run of this name in this directory; not,
+    where it cannot be read."""
+    try:
+        document = _unfinished(path, name)
+    except RolloutBufferError:
+        return False
+    if document is None:
+        return False
+    section = document.run.config.get("run")
+    return isinstance(section, dict) and section.get("directory") == str(directory)
+
+
 def went_on_from(begun: RunState, found: RunState) -> bool:
     """Whether ``from_copy`` took the run up that stands at ``found``, with the same run.resume.
 

@@ -1,13 +1,16 @@
 """A running run: its resources, its two memory phases, and the end of each step."""
 
+import gzip
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+from torch import Tensor
 
 from reason_llm.config import Config
 from reason_llm.data import order
@@ -16,7 +19,17 @@ from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.model import Datum, Model, adapters, default_device, score_head
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.rollout import Group
-from reason_llm.run import checkpoint, held_out, learners, metrics, references, reward_models
+from reason_llm.run import (
+    adapter_readme,
+    best,
+    best_adapter,
+    checkpoint,
+    held_out,
+    learners,
+    metrics,
+    references,
+    reward_models,
+)
 from reason_llm.run.buffer import RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog, Record, timed
@@ -28,6 +41,8 @@ from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
 from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -51,6 +66,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
         run = Run(job, model, made, buffer, writer, log, watch, stop)
+        run.restore_best()
         with watch.run(run.begun()):
             run.measure_references()
             if job.is_new:
@@ -85,6 +101,15 @@ class Run:
         self.state: RunState = job.state
         self.record: Record = {}
         """What is known so far for the record of the step under way."""
+        self._best: dict[str, Tensor] | Path | None = None
+        """The adapter of ``state.best``: its tensors until they are in a checkpoint, then that
+        checkpoint; None: it is not kept."""
+        sets, rows = job.data.held_out, None if job.rows is None else job.rows.held_out
+        self._held_out_digest = best.held_out_digest(
+            sets[0].prompts if sets else (),
+            [] if rows is None else [(row.ids, row.value) for row in rows.rows],
+            job.config.eval_max_new_tokens,
+        )
         self._references = References()
         self._meter = Meter(default_device())
 
@@ -104,13 +129,34 @@ class Run:
         run = self.config.run
         return Begun(
             self.job.folder, self.state.run.id, str(run.name), self.state.step, run.steps,
-            self.log.records(),
+            self.log.records(), self.config.score.judged_by,
         )  # fmt: skip
 
     def remaining(self) -> Iterator[int]:
-        """Steps that are not learned yet."""
-        while self.state.step < self.config.run.steps:
+        """Steps that are not learned yet; none where ``eval.patience`` ends the run early."""
+        while self.state.step < self.config.run.steps and not self.ends_early:
             yield self.state.step
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether ``eval.patience`` ends the run here."""
+        return self.job.ends_early(self.state)
+
+    def restore_best(self) -> None:
+        """Have in ``adapter_best/`` what the checkpoint says is the best adapter."""
+        state = self.state
+        if state.best is None or state.folder is None or not self.config.run.keep_best:
+            return
+        if not best_adapter.is_in(state.folder):
+            logger.warning(
+                "the adapter of the best evaluation so far (%s) was not kept: the best one from "
+                "here on is", state.best,
+            )  # fmt: skip
+            self.state = replace(state, best=None)
+            return
+        self._best = state.folder
+        if not best_adapter.is_written(self.job.folder, state.folder, state.best):
+            self._write_best(state.folder)
 
     @contextmanager
     def sampling(self) -> Iterator[Sampler]:
@@ -218,8 +264,8 @@ class Run:
             self._evaluate()
         self._log(step)
         run = self.config.run
-        is_due = self.state.step % run.save_every == 0 or self.state.step == run.steps
-        if is_due or self.stop.requested:
+        is_last = self.state.step == run.steps or self.ends_early
+        if is_last or self.state.step % run.save_every == 0 or self.stop.requested:
             with timed(self.record, "saving"):  # stands in the next step's record
                 self._save()
             self.stop.check()  # a signal that comes later finds what to save
@@ -234,6 +280,15 @@ class Run:
             self._buffer.finish()
         records, since = self.log.records(), self.log.seconds_since()
         summary = metrics.summarize(records, folder / "adapter", since)
+        found, patience = self.state.best, self.config.eval.patience
+        summary["best"] = None if found is None else asdict(found)
+        summary["judged_by"] = self.config.score.judged_by
+        summary["ended_early"] = None
+        if self.state.step < self.config.run.steps:
+            summary["ended_early"] = (
+                f"ended early at step {self.state.step} of {self.config.run.steps}: {patience} "
+                f"evaluations in a row were no better than {found} (eval.patience)"
+            )
         write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
         return summary
 
@@ -281,7 +336,7 @@ class Run:
         if self.config.samples:
             groups, document = self.buffer.groups(step), self.buffer.document(step)
             last = groups[-1]
-            self.record |= metrics.describe(groups)
+            self.record |= metrics.describe(groups, self.config.score.rewards[0].key)
             counts = metrics.added(counts, document.counts if document else {})
             self.record["sample/groups_dropped"] = self.buffer.drawn(step) - len(groups)
         else:
@@ -319,6 +374,18 @@ class Run:
             if self.job.rows is not None and self.job.rows.held_out is not None:
                 with learning(self.learners.policy):
                     self.record |= held_out.judge(self.learners.policy, self._held_out_rows())
+        if self.config.learns:
+            self._take_best()
+
+    def _take_best(self) -> None:
+        """Note whether this evaluation is the best one, and its adapter."""
+        found = best.after(
+            self.state.best, self.state.step, self.record, self._held_out_digest,
+            self.config.score.judged_by,
+        )  # fmt: skip
+        self.state = replace(self.state, best=found)
+        if self.config.run.keep_best and found is not None and found.step == self.state.step:
+            self._best = checkpoint.best_tensors(self.model)
 
     def _evaluate_answers(self) -> None:
         with (
@@ -332,14 +399,37 @@ class Run:
                 )
                 for each in self.job.data.held_out
             ]  # fmt: skip
-        self.record |= found[0]
-        for each, values in zip(self.job.data.held_out, found, strict=True):
+        self.record |= found[0][0]
+        content = b""
+        for each, (values, groups) in zip(self.job.data.held_out, found, strict=True):
             self.record |= metrics.by_name(values, each.name) if each.name else {}
+            content += held_out.to_lines(each.name or "held_out", groups)
+        if self.config.eval.keep_completions:
+            path = self.job.folder / "evaluations" / f"step-{self.state.step:08d}.jsonl.gz"
+            self.writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
+
+    def _write_best(self, source: Path) -> None:
+        """Write ``adapter_best/`` from a checkpoint, once that is on disk."""
+        found, rows, folder = self.state.best, self.job.rows, self.job.folder
+        assert found is not None
+        readme = adapter_readme.readme(
+            self.config, found.step, f"Its evaluation was the best: {found}."
+        )
+        others = {adapter_readme.NAME: readme}
+        if self.config.stage == "reward":
+            records = [each for each in self.log.records() if each["step"] <= found.step]
+            described = reward_models.describe(records, *self.job.digests)
+            others[reward_models.SCALE] = orjson.dumps(described, option=orjson.OPT_INDENT_2)
+        conditioning = None if rows is None else rows.conditioning
+        self.writer.submit(lambda: best_adapter.write(folder, source, found, conditioning, others))
 
     def _write_adapter(self, folder: Path) -> None:
         """The policy's adapter, with a reward model's head and scale, and how scores are written
         into prompts."""
         adapters.save(self.model.policy, folder)
+        (folder / adapter_readme.NAME).write_bytes(
+            adapter_readme.readme(self.config, self.state.step)
+        )
         if self.job.rows is not None and self.job.rows.conditioning is not None:
             self.job.rows.conditioning.write(folder)
         if (head := self.model.heads.get("policy")) is not None:
@@ -369,7 +459,11 @@ class Run:
         state = replace(self.state, micro_batch_tokens=tokens if tokens < planned else None)
         self.state = checkpoint.save(
             self.job.folder, state, self.model, self.learners.optimizers,
-            self.config.run.keep_checkpoints, self.writer,
+            self.config.run.keep_checkpoints, self.writer, self._best,
         )  # fmt: skip
+        assert self.state.folder is not None
+        if isinstance(self._best, dict):
+            self._write_best(self.state.folder)
+        self._best = None if self._best is None else self.state.folder
         if self._buffer is not None:
             self._buffer.checkpoint = str(self.state.folder)

@@ -26,6 +26,8 @@ class Begun:
     last_step: int
     records: Sequence[Record]
     """Of those steps."""
+    judged_by: str = "accuracy"
+    """Name of what evaluation measures: the first reward's, unless it tells what is right."""
 
 
 class Watch(Protocol):

@@ -53,11 +53,16 @@ class AnswerOptions(Section):
     expression of the same value."""
 
 
+MOST_CACHE_TOKENS = 1024
+"""Of soft_overlong, by default."""
+
+
 class SoftOverlongOptions(Section):
     """DAPO's soft overlong punishment."""
 
-    cache_tokens: Count
-    """Over so many tokens before sample.max_new_tokens it falls from 0 to -1."""
+    cache_tokens: Count | None = None
+    """Over so many tokens before sample.max_new_tokens it falls from 0 to -1. null: a quarter of
+    that limit, and at most 1024."""
 
 
 class CosineOptions(Section):
@@ -186,7 +191,8 @@ def _code_tests_fraction(options: Section, context: Context) -> Reward:
 
 
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
-    most, cache = context.max_new_tokens, options.cache_tokens
+    most = context.max_new_tokens
+    cache = options.cache_tokens or max(1, min(MOST_CACHE_TOKENS, most // 4))
     if cache > most:
         raise ConfigError(
             f"score.rewards: soft_overlong's cache_tokens={cache} is more than "

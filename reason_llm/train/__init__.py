@@ -3,8 +3,14 @@
 from reason_llm.train.actor_critic import Learners, Values
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.objectives import Objective, PolicyGradient
+from reason_llm.train.optim import check_schedule
 from reason_llm.train.rewards import LengthBias, length_bias
-from reason_llm.train.scored import with_advantages, with_learner_logprobs, without_learner_logprobs
+from reason_llm.train.scored import (
+    varies_enough,
+    with_advantages,
+    with_learner_logprobs,
+    without_learner_logprobs,
+)
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 from reason_llm.train.values import next_kl_coefficient
 
@@ -20,9 +26,11 @@ __all__ = [
     "RewardModel",
     "Supervised",
     "Values",
+    "check_schedule",
     "learning",
     "length_bias",
     "next_kl_coefficient",
+    "varies_enough",
     "with_advantages",
     "with_learner_logprobs",
     "without_learner_logprobs",

@@ -1,13 +1,16 @@
 """Optimizer and schedule. The state is plain tensors, so no pickle is written or read."""
 
-import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import get_scheduler
 
 from reason_llm.config import TrainSection
+from reason_llm.errors import ConfigError, one_line
 
 
 def make_optimizer(
@@ -61,19 +64,57 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
-    the schedule.
+    the schedule of that name in Transformers.
 
-    linear and cosine reach 0 just after the last step.
+    linear and cosine reach 0 just after the last step. Differs: in the warm-up, whose first step
+    would have a rate of 0 there.
     """
     if optimizer_step < config.warmup_steps:
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
-    progress = (optimizer_step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
-    factor = {
-        "constant": 1.0,
-        "linear": 1.0 - progress,
-        "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
-    }[config.schedule]
-    return config.learning_rate * max(0.0, factor)
+    factor = _schedule(
+        config.schedule,
+        config.learning_rate,
+        config.warmup_steps,
+        total_steps,
+        tuple(sorted(config.schedule_options.items())),
+    )
+    return config.learning_rate * max(0.0, float(factor(optimizer_step)))
+
+
+def check_schedule(config: TrainSection, total_steps: int) -> None:
+    """Check that the schedule takes its options.
+
+    Raises:
+        ConfigError: it lacks one, or knows one not.
+    """
+    try:
+        for step in (config.warmup_steps, max(config.warmup_steps, total_steps - 1)):
+            learning_rate(config, step, total_steps)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(
+            f"train.schedule={config.schedule} with train.schedule_options="
+            f"{config.schedule_options} cannot be used: {one_line(error)}; set its options"
+        ) from error
+
+
+@cache
+def _schedule(
+    name: str, rate: float, warmup_steps: int, total_steps: int, options: tuple[Any, ...]
+) -> Callable[[int], float]:
+    """Factor of the learning rate by optimizer step, as Transformers has it."""
+    if name == "constant":
+        if options:
+            raise ValueError("constant takes no options")
+        return lambda step: 1.0
+    # A rate of 0, which trains nothing, has no schedule of its own.
+    carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate or 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has taken no step
+        made: Any = get_scheduler(
+            name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=dict(options)
+        )
+    found: Callable[[int], float] = made.lr_lambdas[0]
+    return found
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import stdev
 
 import torch
 from torch import Tensor
@@ -12,11 +13,21 @@ from reason_llm.rollout import Group, shortest_decimals
 from reason_llm.train import advantages
 
 
+def varies_enough(group: Group, algorithm: Algorithm) -> bool:
+    """Whether the total rewards of a group have at least the sample's standard deviation that
+    ``min_reward_std`` asks for."""
+    rewards = [float(c.reward or 0.0) for c in group.completions if c.has_reward]
+    return algorithm.min_reward_std == 0 or (
+        len(rewards) > 1 and stdev(rewards) >= algorithm.min_reward_std
+    )
+
+
 def with_advantages(
     groups: Sequence[Group], algorithm: Algorithm, weights: Mapping[str, float] | None = None
 ) -> list[Group]:
-    """The scored groups with an advantage on every completion, from the rewards alone. A completion
-    without any reward counts in no baseline, and its advantage is 0.
+    """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
+    that do not vary enough. A completion without any reward counts in no baseline, and its
+    advantage is 0.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -36,7 +47,8 @@ def with_advantages(
         rewards = [c.reward if c.has_reward else math.nan for c in completions]
         rewards_N = torch.tensor(rewards, dtype=torch.float64)
         found = advantages.group_advantages(rewards_N, size, algorithm.scale, algorithm.baseline)
-    values = iter(found.tolist())
+    taught_P = torch.tensor([varies_enough(group, algorithm) for group in groups])
+    values = iter(found.masked_fill(~taught_P.repeat_interleave(size), 0.0).tolist())
     return [
         replace(
             group, completions=tuple(replace(c, advantage=next(values)) for c in group.completions)

@@ -54,7 +54,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     command = f"env -u NO_COLOR {sys.executable} {TRAIN} {config}"
     with closing(Terminal(tmp_path, command, width=60, raw=raw)) as terminal:
         shown = terminal.wait("rollout   reward")
-        for label in ("step", "reward", "accuracy", "speed", "memory"):
+        for label in ("step", "reward", "held out", "speed", "memory"):
             assert re.search(rf"^{label} +\S", shown, re.MULTILINE), label
         shown = terminal.wait("ended 0")
         assert "left" not in shown  # the live part is gone, the lines are there

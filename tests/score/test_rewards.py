@@ -306,7 +306,6 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
     [
         ({"name": "boxd"}, r"'boxd'.*boxed, think_answer_tags"),
         ({"name": "boxed", "options": {"x": 1}}, r"option 'x' of boxed.*its options: equality"),
-        ({"name": "soft_overlong"}, r"option 'cache_tokens' of soft_overlong is missing"),
         ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
         ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
         ({"name": "repetition_penalty", "options": {"penalty": 1}}, "option 'penalty'"),

@@ -29,8 +29,9 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
+    from reason_llm.run import folder as run_folder
 
-    subject = find_subject(given.target, given.adapter)
+    subject = find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
     if given.template is not None:
         subject = replace(subject, template=given.template)
     if given.system_prompt is not None:
@@ -64,6 +65,9 @@ def _parser(program: str) -> ArgumentParser:
         "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
+    parser.add_argument(
+        "--which", metavar="last|best", help="adapter of a run: its last one, or adapter_best/"
+    )
     parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
     for name in ("system_prompt", "template"):
         parser.add_argument(

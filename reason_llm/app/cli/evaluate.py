@@ -41,11 +41,14 @@ def _evaluate(program: str, arguments: Sequence[str]) -> None:
         "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
         "model": Value(
             "WHICH",
-            "base, adapter, or a folder or Hub id: another run, an adapter, a model (default: the "
-            "run's adapter; of a config, the base)",
+            "base, adapter (the last one), best, or a folder or Hub id: another run, an adapter, "
+            "a model (default: the run's adapter; of a config, the base)",
         ),
         "compare": Value(
             "WHICH", "a second model, compared with the first problem by problem; as --model"
+        ),
+        "which": Value(
+            "last|best", "which adapter of the run: its last one, or adapter_best/ (default: last)"
         ),
         "out": Value(
             "FOLDER",

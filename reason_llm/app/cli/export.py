@@ -28,6 +28,9 @@ def _export(program: str, arguments: Sequence[str]) -> None:
 
     values = {
         "out": Value("FOLDER", "where to; a new folder"),
+        "which": Value(
+            "last|best", "which adapter of the run: its last one, or adapter_best/ (default: last)"
+        ),
         "base": Value("MODEL", "unquantised base, a folder or Hub id (default: the run's own)"),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
         "max-shard-gib": Value("GIB", "largest weights file (default: 5)"),
@@ -64,6 +67,7 @@ def _export(program: str, arguments: Sequence[str]) -> None:
 
     console = Console("plain")
     from reason_llm.app.export import Request, dtype_name, export, shard_bytes
+    from reason_llm.run import folder as run_folder
 
     rollouts = line.one("rollouts")
     request = Request(
@@ -76,5 +80,6 @@ def _export(program: str, arguments: Sequence[str]) -> None:
         rollouts=Path(rollouts) if rollouts else None,
         push=line.one("push"),
         gguf=line.one("gguf"),
+        which=run_folder.which_adapter(line.one("which")),
     )
     export(request, console)

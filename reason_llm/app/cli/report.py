@@ -36,7 +36,12 @@ def _report(program: str, arguments: Sequence[str]) -> None:
     if given.serve:
         if given.out:
             raise ConfigError("--serve writes no file; leave out --out, or --serve")
-        serve(given.runs, given.port, lambda url: print(f"following on {url}", flush=True))
+        serve(
+            given.runs,
+            given.port,
+            lambda url: print(f"following on {url}", flush=True),
+            lambda run: print(f"waiting for {run} to begin; Ctrl-C ends", flush=True),
+        )
         return
     if given.port:
         raise ConfigError(f"--port {given.port} is for --serve; give both, or none")

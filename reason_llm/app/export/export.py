@@ -82,6 +82,8 @@ class Request:
     """A repository on the Hub."""
     gguf: str | None
     """llama.cpp's converter."""
+    which: run_folder.Which = "last"
+    """Adapter of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,10 @@ def _prepare(request: Request) -> _Job:
         run, config, adapter = (
             source,
             run_folder.read_config(source),
-            run_folder.find_adapter(source),
+            run_folder.find_adapter(source, request.which),
         )
+    elif request.which == "best":
+        raise ConfigError(f"--which best is of a run, and {source} is none; leave it out")
     elif run_folder.is_adapter(source):
         adapter = source
     else:
@@ -285,9 +289,9 @@ def _rollouts(
     if request.rollouts is not None or archives:
         document = _read_fitting(request.rollouts or archives[-1], config, base_folder)
         found = to_data(document.groups)
-    elif config is not None and config.run.buffer.exists():
+    elif config is not None and config.run.buffer_path.exists():
         try:
-            document = _read_fitting(config.run.buffer, config, base_folder)
+            document = _read_fitting(config.run.buffer_path, config, base_folder)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:

@@ -18,7 +18,7 @@ from reason_llm.config import Config, DataSection, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import MIB, read_object, read_text
-from reason_llm.run import folder as run_folder
+from reason_llm.run import Best, folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
@@ -201,10 +201,14 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
 
 def _scores(run: Path, adapter: Path) -> str:
     lines = []
+    if adapter == run / run_folder.BEST and (found := run_folder.best_record(run)):
+        lines.append(f"The best evaluation of the run: {Best(**found)}.")
     summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if before is not None and after is not None:
-        lines.append(f"Held-out accuracy, greedy: {before:.1%} before training, {after:.1%} after.")
+        by = summary.get("judged_by", "accuracy")
+        ends = [f"{v:.1%}" if by == "accuracy" else f"{v:.4g}" for v in (before, after)]
+        lines.append(f"Held-out {by}, greedy: {ends[0]} before training, {ends[1]} after.")
     if (loss := summary.get("held_out_loss")) is not None:
         lines.append(f"Held-out loss: {loss[0]:.4g} before training, {loss[1]:.4g} after.")
     if (right := summary.get("held_out_pair_accuracy")) is not None:

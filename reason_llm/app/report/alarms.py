@@ -9,10 +9,11 @@ none, runs that are paid for length, form or one constant answer raise theirs wi
 from collections.abc import Sequence
 from statistics import fmean
 
+from reason_llm.app.report import dead_runs
+from reason_llm.app.report.dead_runs import DEAD_STEPS
 from reason_llm.app.report.evidence import (
     MOST_GROUPS,
     RECENT_STEPS,
-    RIGHTNESS,
     Check,
     Evidence,
     Finding,
@@ -24,6 +25,7 @@ from reason_llm.app.report.stage_alarms import (
     difference_error,
 )
 from reason_llm.app.report.trends import Change, change, series
+from reason_llm.config import RIGHTNESS
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
@@ -63,17 +65,18 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
             text = (
                 f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)}, "
-                f"while held-out accuracy went {accuracies[start]:.1%} → {accuracies[last]:.1%} "
-                f"(± {error:.1%})."
+                f"while held-out {seen.judged_by} went {seen.mean_score(accuracies[start])} → "
+                f"{seen.mean_score(accuracies[last])} (± {seen.mean_score(error)})."
             )
             advice = (
                 "Read the rollouts that earn most: they show what is being paid for. Then fix the "
-                "rewards, or take the checkpoint with the best accuracy."
+                f"rewards, or take {seen.adapter_of(steps[best])}, which has the best "
+                f"held-out {seen.judged_by}."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
             return Finding("alarm", text, advice, charts, (steps[start], steps[last]), shown)
-    text = f"Held-out accuracy went {accuracies[0]:.1%} → {accuracies[last]:.1%} with the reward."
-    return Finding("clear", text)
+    ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
+    return Finding("clear", f"Held-out {seen.judged_by} went {ends} with the reward.")
 
 
 def length_drift(seen: Evidence) -> Finding:
@@ -221,6 +224,8 @@ def no_variance(seen: Evidence) -> Finding:
         # Dynamic sampling leaves the flat ones out.
         values.append(1 - (1 - record[key]) * groups / drawn)
     fraction = fmean(values)
+    if min(values[-DEAD_STEPS:]) >= 1:  # told at once, whatever was before
+        last, fraction = last[-DEAD_STEPS:], 1.0
     text = f"In {fraction:.0%} of the groups of the last {len(last)} steps all rewards are equal."
     if fraction < SILENT_FRACTION:
         return Finding("clear", text)
@@ -306,7 +311,7 @@ def scoring_errors(seen: Evidence) -> Finding:
     return Finding("alarm", text, advice, charts, (at[0], at[-1]), tuple(zero[:MOST_GROUPS]))
 
 
-OF_ROLLOUTS: dict[str, Check] = {
+OF_ROLLOUTS: dict[str, Check] = dead_runs.OF_ROLLOUTS | {
     "Held-out accuracy does not follow the reward": reward_without_accuracy,
     "Reward by form, not by right answers": form_alone,
     "Length or truncation drifts": length_drift,
@@ -316,13 +321,15 @@ OF_ROLLOUTS: dict[str, Check] = {
     "KL or mismatch jumps": jump,
     "Scoring errors": scoring_errors,
 }
-CHECKS: dict[str, Check] = OF_ROLLOUTS | STAGE_CHECKS
+CHECKS: dict[str, Check] = OF_ROLLOUTS | STAGE_CHECKS | dead_runs.OF_LEARNING
 """All of them, by the title that a reader sees."""
 
 
 def judge(seen: Evidence) -> dict[str, Finding]:
     """Finding of every check that means something for the run, by its title."""
     checks = (OF_ROLLOUTS if seen.stage in ("rl", "sample") else {}) | checks_of(seen)
+    if seen.stage != "sample":
+        checks |= dead_runs.OF_LEARNING
     return {title: check(seen) for title, check in checks.items()}
 
 

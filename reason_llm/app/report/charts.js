@@ -132,7 +132,7 @@ function draw(state) {
   const lines = spec.lines;
   drawing.replaceChildren();
   drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const first = state.steps[0] ?? 0, last = state.steps.at(-1) ?? 1;
+  const [first, last] = spec.span || [state.steps[0] ?? 0, state.steps.at(-1) ?? 1];
   const half = spec.stack ? 0.5 : 0;
   const x = scale(first - half, last + half, MARGIN.left, width - MARGIN.right);
   const [low, high] = bounds(spec, lines);

@@ -8,13 +8,19 @@ Curve = tuple[str, str, str]
 """Key of the records, label, style."""
 
 
-def draw_curves(records: list[Record], title: str) -> bytes:
+def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") -> bytes:
     """What a run is judged by over its steps, as a PNG: reward, accuracy and completion length; the
-    losses of a stage that learns from a set of rows; the critic of PPO."""
+    losses of a stage that learns from a set of rows; the critic of PPO.
+
+    Args:
+        judged_by: name of what evaluation measures.
+    """
     from matplotlib.figure import Figure
 
     drawn = [
-        found for panel in _panels(records) if (found := [each for each in panel if each[3]])
+        found
+        for panel in _panels(records, judged_by)
+        if (found := [each for each in panel if each[3]])
     ] or [[]]
     width = 9 if len(drawn) > 1 else 6
     figure = Figure(figsize=(width, 3.2), layout="constrained")
@@ -35,7 +41,7 @@ def draw_curves(records: list[Record], title: str) -> bytes:
 
 
 def _panels(
-    records: list[Record],
+    records: list[Record], judged_by: str
 ) -> list[list[tuple[str, str, str, list[tuple[float, float]]]]]:
     """The curves side by side, each with its points."""
     named = {f"eval/{name}/accuracy": name for name in accuracies(records[0])}
@@ -48,7 +54,7 @@ def _panels(
     panels: list[list[Curve]] = [
         [
             ("score/reward", "mean reward of the samples", "-"),
-            *((key, f"{name} accuracy, greedy", "o-") for key, name in labels.items()),
+            *((key, f"{name} {judged_by}, greedy", "o-") for key, name in labels.items()),
             ("train/pair_accuracy", "pairs in order", "-"),
             ("eval/pair_accuracy", "held-out pairs in order", "o-"),
         ],

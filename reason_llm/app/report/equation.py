@@ -251,6 +251,13 @@ def _notes(row: Algorithm) -> str:
         notes.append(f"For A &lt; 0 the term is at least {row.dual_clip:g} A.")
     if row.ratio == "sequence_token":
         notes.append("The ratio has the completion's value and each token's own gradient.")
+    if row.kl == "none" and not row.teacher:
+        notes.append("There is no KL to the base in it.")
+    if row.min_reward_std > 0:
+        notes.append(
+            "Groups whose rewards have a standard deviation below "
+            f"{row.min_reward_std:g} teach nothing."
+        )
     if row.dynamic_sampling > 1:
         notes.append(
             "Groups whose rewards are all equal are dropped, and others sampled: up to "

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import Stage
+from reason_llm.config import RIGHTNESS, Stage
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
-RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
-"""Rewards that tell what is right; a custom one may, if it is the first."""
 RECENT_STEPS = 5
 MOST_GROUPS = 12
 """Shown as evidence."""
@@ -32,6 +30,8 @@ class Evidence:
     """Of a run that learns from saved rollouts (run.from_buffer), its resolved
     algorithm.correction; None for a run that samples."""
     stage: Stage = "rl"
+    best_step: int | None = None
+    """Of the adapter in adapter_best/; None without one."""
     compares_groups: bool = True
     """Whether the algorithm learns from the differences within a group alone."""
 
@@ -52,6 +52,20 @@ class Evidence:
             and "score/groups_without_signal_fraction" in record
             and all(record.get(name, 0) > 0 for name in counts)
         ]
+
+    @property
+    def judged_by(self) -> str:
+        """As ``ScoreSection.judged_by``."""
+        return "accuracy" if self.first in RIGHTNESS else self.first
+
+    def mean_score(self, value: float) -> str:
+        """``91.4%`` of an accuracy, ``0.914`` of another first reward."""
+        return f"{value:.1%}" if self.judged_by == "accuracy" else f"{value:.3f}"
+
+    def adapter_of(self, step: int) -> str:
+        """Where the adapter of an evaluated step is found, in words."""
+        place = "in adapter_best/, --which best" if step == self.best_step else "its checkpoint"
+        return f"the adapter of step {step} ({place})"
 
     def is_right(self, value: float) -> bool:
         """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of

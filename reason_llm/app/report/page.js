@@ -7,19 +7,22 @@ const PHASES = [
   ["saving", "var(--run-3)"], ["buffer", "var(--run-4)"], ["other", "var(--run-5)"],
 ];
 const number = (value) => shown(value, 3);
-const gib = (value) => shown(value, 3) + " GiB";
+// As the console writes them.
+const score = (value) => (Number.isFinite(value) && Math.abs(value) < 1000 ? value.toFixed(3) : shown(value));
+const loss = (value) => shown(value, 4);
+const gib = (value) => (Number.isFinite(value) ? value.toFixed(2) : "–") + " GiB";
 
 // [key, title, note, format]; keys that no run has are left out.
 const CHARTS = [
   ["What is reached", [
-    ["score/reward", "Reward", "mean of the step's rollouts", number],
+    ["score/reward", "Reward", "mean of the step's rollouts", score],
     ["eval/accuracy", "Held-out accuracy", "greedy", percent],
     ["eval/*/accuracy", "", "held-out accuracy, greedy", percent],
     ["score/*", "", "mean of this reward", number],
     ["eval/pair_accuracy", "Held-out pairs", "the chosen side ahead", percent],
-    ["eval/loss", "Held-out loss", "", number],
-    ["eval/perplexity", "Held-out perplexity", "e to the loss of a token", number],
-    ["train/loss", "Loss", "of the step's rows, before they are learned", number],
+    ["eval/loss", "Held-out loss", "", loss],
+    ["eval/perplexity", "Held-out perplexity", "e to the loss of a token", loss],
+    ["train/loss", "Loss", "of the step's rows, before they are learned", loss],
   ]],
   ["Pairs", [
     ["train/pair_accuracy", "Pairs in order", "the step's, before they are learned", percent],
@@ -99,11 +102,21 @@ function keysLike(pattern) {
 }
 
 function metricChart(key, title, note, format, band, height = 130) {
-  const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line) => line.values.length);
+  const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line, i) => line.values.length && !hidden.has(i));
+  if (/^eval\/(.+\/)?accuracy$/.test(key) && !isAccuracy()) {
+    if (key === "eval/accuracy") title = `Held-out ${judge()}`;
+    note = `mean of ${judge()}, held out, greedy`;
+    format = score;
+  }
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
   const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
-  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, warmup, height });
+  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, warmup, height, span: data.runs.length > 1 ? stepsOfAll() : null });
 }
+
+// What evaluation measures: a first reward that does not tell what is right is no accuracy.
+const judge = () => [...new Set(data.runs.map((run) => run.judged_by))].join(" or ");
+const isAccuracy = () => judge() === "accuracy";
+const judged = (value) => (isAccuracy() ? percent(value) : score(value));
 
 function warmupNote() {
   const steps = data.runs.length === 1 ? data.runs[0].warmup_steps : 0;
@@ -158,14 +171,14 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add("Held-out accuracy", `${percent(accuracy[0])} → ${percent(accuracy[1])}`);
-  if (reward) add("Mean reward", `${number(reward[0])} → ${number(reward[1])}`);
+  if (accuracy) add(plainly(`Held-out ${judge()}`), `${judged(accuracy[0])} → ${judged(accuracy[1])}`);
+  if (reward) add("Mean reward", `${score(reward[0])} → ${score(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";
   change("Held-out pairs", "eval/pair_accuracy", percent, between);
-  change("Held-out loss", "eval/loss", number);
-  change("Held-out perplexity", "eval/perplexity", number);
-  if (!samples(run)) change("Loss", "train/loss", number);
+  change("Held-out loss", "eval/loss", loss);
+  change("Held-out perplexity", "eval/perplexity", loss);
+  if (!samples(run)) change("Loss", "train/loss", loss);
   const explained = ends("critic/explained_variance"), epochs = ends("data/epoch");
   if (explained) add("Explained variance", number(explained[1]), "at the end");
   change("KL to the teacher", "train/teacher_kl", number, "nats per token");
@@ -194,10 +207,10 @@ function comparison() {
   const last = (key, format) => (run) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
   const all = [
     ["Algorithm", (run) => run.algorithm],
-    ["Held-out accuracy", last("eval/accuracy", percent)],
-    ["Mean reward", last("score/reward", number)],
+    [plainly(`Held-out ${judge()}`), last("eval/accuracy", judged)],
+    ["Mean reward", last("score/reward", score)],
     ["Held-out pairs", last("eval/pair_accuracy", percent)],
-    ["Held-out loss", last("eval/loss", number)],
+    ["Held-out loss", last("eval/loss", loss)],
     ["Length, tokens", last("sample/completion_tokens", number)],
     ["Steps", (run) => `${run.step} of ${run.planned_steps}`],
     ["Time", (run) => duration(total(run, "time/total_seconds"))],
@@ -208,9 +221,29 @@ function comparison() {
   table.append(head);
   data.runs.forEach((run, i) => {
     const row = shownColumns.map(([, cell]) => cell(run));
-    table.append(make("tr", {}, make("td", {}, swatch(COLORS[i % COLORS.length]), ...visible(run.label)), ...row.map((text) => make("td", {}, text))));
+    table.append(make("tr", {}, make("td", {}, make("label", {}, shownBox(run, i), " ", swatch(COLORS[i % COLORS.length]), ...visible(run.label))), ...row.map((text) => make("td", {}, text))));
   });
-  return make("div", { class: "scroll" }, table);
+  const box = make("div", {}, make("div", { class: "scroll" }, table));
+  const differing = data.differing || [];
+  const options = make("table", { class: "compare differing" }, make("tr", {}, make("th", { scope: "col" }, "Option"), ...data.runs.map((run) => make("th", { scope: "col" }, ...visible(run.label)))));
+  for (const each of differing) options.append(make("tr", {}, make("td", {}, each.option), ...each.values.map((text) => make("td", {}, ...visible(text)))));
+  box.append(make("h2", {}, "Options that differ"), differing.length ? make("div", { class: "scroll" }, options) : make("p", { class: "muted" }, "None: the runs have the same options."));
+  return box;
+}
+
+// Runs whose lines are not drawn.
+const hidden = new Set();
+
+function shownBox(run, i) {
+  const box = make("input", { type: "checkbox", checked: !hidden.has(i), "aria-label": "Show " + plainly(run.label) });
+  box.addEventListener("change", () => { if (box.checked) hidden.delete(i); else hidden.add(i); draw_view(); });
+  return box;
+}
+
+// The first and the last step of all runs that are shown: one x-axis for all charts.
+function stepsOfAll() {
+  const steps = data.runs.filter((_, i) => !hidden.has(i)).flatMap((run) => (run.steps.length ? [run.steps[0], run.steps.at(-1)] : []));
+  return steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
 }
 
 function alarms() {
@@ -248,9 +281,9 @@ function phasesOf(run) {
 
 function timeSection() {
   const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring runs beside sampling")));
-  for (const run of data.runs) {
+  for (const [i, run] of data.runs.entries()) {
     const lines = phasesOf(run);
-    if (!lines.length) continue;
+    if (!lines.length || hidden.has(i)) continue;
     const sums = lines.map((line) => line.values.reduce((a, b) => a + b, 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
     const bar = make("div", { class: "shares" }), legend = make("ul", { class: "legend" });
     lines.forEach((line, i) => {
@@ -271,10 +304,11 @@ function memorySection(drawn) {
   const grid = make("div", { class: "charts" });
   for (const [phase, title] of [["sampling", "Memory, sampling"], ["learning", "Memory, learning"]]) {
     const lines = data.runs.flatMap((run, i) => {
+      if (hidden.has(i)) return [];
       const planned = columnOf(run, `memory/${phase}_planned_gib`);
       return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
     });
-    if (data.runs.length === 1) lines[0].label = "peak";
+    if (data.runs.length === 1 && lines.length) lines[0].label = "peak";
     if (lines.some((line) => line.kind !== "plan" && line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
     drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
   }

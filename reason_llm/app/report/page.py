@@ -29,7 +29,7 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     """Examine the runs in ``folders`` and write their report.
 
     Returns:
-        The titles of the alarms that are raised.
+        The titles of the alarms that are raised, of several runs with the run's label.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
@@ -38,8 +38,12 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))
-    found = [title for each in examined for title, f in each.findings.items() if f.state == "alarm"]
-    return list(dict.fromkeys(found))
+    return [
+        f"{each.run.label}: {title}" if len(runs) > 1 else title
+        for each in examined
+        for title, finding in each.findings.items()
+        if finding.state == "alarm"
+    ]
 
 
 def page(examined: Sequence[Examined]) -> bytes:

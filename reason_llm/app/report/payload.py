@@ -13,12 +13,16 @@ from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.config import MOST_CONFIG_BYTES, yaml_text
+from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets
 from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
-from reason_llm.run import Record
+from reason_llm.run import Record, folder as run_folder
 
+OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
+"""Options that each run has of its own."""
+MOST_OPTION = 200
+"""Characters of an option's value in a comparison."""
 MOST_RECORDS = 4000
 """Of a run in a page; those with an evaluation are kept beyond."""
 
@@ -47,16 +51,9 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     except ModelError as error:
         notice = f"Tokens cannot be coloured one by one: {error}."
     rollouts = read_rollouts(run.archives, tokens, share, read)
-    rewards = run.config.score.rewards
-    weights = {reward.key: reward.weight for reward in rewards}
-    groups = [group for group in rollouts.groups if set(group.parts) >= set(weights)]
-    size = run.config.sample.completions_per_prompt
-    replayed = run.config.learned_row.correction if run.config.run.from_buffer else None
-    seen = Evidence(
-        run.records, groups, weights, run.num_held_out, size, replayed,
-        run.config.stage, run.config.algorithm.row().needs_group,
-    )  # fmt: skip
-    findings = judge(seen)
+    keys = {reward.key for reward in run.config.score.rewards}
+    groups = [group for group in rollouts.groups if set(group.parts) >= keys]
+    findings = judge(evidence(run, groups))
     split = sum(step.num_split for step in rollouts.steps)
     if notice is None and split < rollouts.num_rollouts:
         notice = (
@@ -66,12 +63,46 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
     return Examined(run, rollouts, findings, notice)
 
 
+def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
+    """What the checks look at: a run's records, with groups of its rollouts."""
+    config = run.config
+    return Evidence(
+        run.records,
+        groups,
+        {reward.key: reward.weight for reward in config.score.rewards},
+        run.num_held_out,
+        config.sample.completions_per_prompt,
+        config.learned_row.correction if config.run.from_buffer else None,
+        config.stage,
+        run_folder.best_step(run.folder),
+        config.algorithm.row().needs_group,
+    )
+
+
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     """All data except the rollouts."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
-    value = {"live": False, "written": written, "runs": [_run(each) for each in examined]}
+    value = {
+        "live": False,
+        "written": written,
+        "runs": [_run(each) for each in examined],
+        "differing": differing_options([each.run.config for each in examined]),
+    }
     shown: dict[str, Any] = tree_without_secrets(value)
     return shown
+
+
+def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
+    """Options that are not the same in all runs, each with its value in every run as text."""
+    trees = [dict(config_file.flatten(each.model_dump(mode="json"))) for each in configs]
+    names = dict.fromkeys(name for tree in trees for name in tree)
+    found = []
+    for name in names:
+        values = [tree.get(name) for tree in trees]
+        if name not in OF_EVERY_RUN and any(value != values[0] for value in values):
+            texts = ["null" if value is None else str(value) for value in values]
+            found.append({"option": name, "values": [text[:MOST_OPTION] for text in texts]})
+    return found
 
 
 def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
@@ -89,6 +120,7 @@ def _run(examined: Examined) -> dict[str, Any]:
     return {
         "label": run.label,
         "stage": config.stage,
+        "judged_by": config.score.judged_by,
         "algorithm": config.method.name,
         "idea": config.method.idea,
         "source": config.method.source,

@@ -8,6 +8,7 @@ import hashlib
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -29,19 +30,39 @@ HTML, JSON, GZIP, TEXT = (
 )  # fmt: skip
 
 
-def serve(folders: list[Path], port: int, ready: Callable[[str], None]) -> None:
-    """Serve the report of the runs until interrupted.
+def serve(
+    folders: list[Path],
+    port: int,
+    ready: Callable[[str], None],
+    waits: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Serve the report of the runs until interrupted, once all of them have begun.
 
     Args:
         port: 0 for a free one.
         ready: is given the address once it answers.
+        waits: is given a folder whose run has not begun yet.
 
     Raises:
         ReasonError: a folder is no run, or the port is taken.
     """
+    for folder in folders:
+        if has_not_begun(folder):
+            waits(folder)
+        while has_not_begun(folder):
+            time.sleep(WAIT_SECONDS)
     with make_server(folders, port) as server:
         ready(f"http://127.0.0.1:{server.server_port}/")
         server.serve_forever()
+
+
+def has_not_begun(folder: Path) -> bool:
+    """Whether a run may still begin in this folder: there is none, or one without its records."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or (folder / "metrics.jsonl").exists():
+        return False
+    return {each.name for each in folder.glob("[!.]*")} <= BEFORE_RECORDS
 
 
 def make_server(folders: list[Path], port: int) -> "Server":
@@ -55,6 +76,15 @@ def make_server(folders: list[Path], port: int) -> "Server":
             f"--port {port} cannot be listened on ({one_line(error)}); leave it out"
         ) from error
     return server
+
+
+BEFORE_RECORDS = {
+    *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
+    "conditioning.json",
+}
+"""In a run's folder before its first record."""
+WAIT_SECONDS = 0.5
+"""Between two looks for a run that has not begun."""
 
 
 class Followed:

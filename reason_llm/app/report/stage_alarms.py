@@ -15,7 +15,9 @@ CRITIC_STEPS = 20
 RISES = 3
 RISEN = 1.02
 """Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
-ENDLESS_FRACTION = 0.5
+ENDLESS_FRACTION, ENDLESS_STEPS = 0.5, 3
+OVER_PLAN = 1.02
+"""Of the planned bytes, from which on a peak is more than rounding above them."""
 LENGTH_CORRELATION = 0.5
 """Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
 
@@ -60,7 +62,8 @@ def _accuracy_falls(seen: Evidence) -> Finding | None:
         f"{pairs[0]:.3g} → {pairs[1]:.3g}."
     )
     charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
-    return Finding("alarm", text, _PREFERENCE_ADVICE, charts, (steps[best], steps[-1]))
+    advice = f"{_PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
+    return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
 
 
 _PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
@@ -114,21 +117,21 @@ def overfits(seen: Evidence) -> Finding:
     if not in_a_row or losses[-1] < RISEN * losses[best]:
         return Finding("clear", text)
     advice = (
-        f"Stop at step {steps[best]} (its checkpoint, or run.steps), take fewer epochs or a lower "
-        "train.learning_rate, or more rows."
+        f"Take {seen.adapter_of(steps[best])}, or stop there (eval.patience), or take fewer "
+        "epochs, a lower train.learning_rate or more rows."
     )
     charts = ("eval/loss", "eval/perplexity", "train/loss")
     return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
 
 
 def no_end_token(seen: Evidence) -> Finding:
-    """Most completions are cut off by the limit: they never end, or the limit is too low."""
+    """Most completions of the last steps are cut off by the limit: they never end, or the limit is
+    too low."""
     sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
     key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
     steps, values = series(seen.records, key)
-    values, steps = (
-        (values[-RECENT_STEPS:], steps[-RECENT_STEPS:]) if sampled else (values[-1:], steps[-1:])
-    )
+    count = ENDLESS_STEPS if sampled else 1
+    steps, values = steps[-count:], values[-count:]
     if not values:
         return Finding("unknown", "Not judged: nothing was sampled (data.eval).")
     fraction = fmean(values)
@@ -180,6 +183,29 @@ def goes_by_length(seen: Evidence) -> Finding:
     return Finding("alarm", text, advice, charts, steps)
 
 
+def over_plan(seen: Evidence) -> Finding:
+    """A phase took more memory than was planned for it."""
+    found = []
+    for phase in ("sampling", "learning"):
+        peaks = (f"memory/{phase}_peak_gib", f"memory/{phase}_planned_gib")
+        both = [(r["step"], r[peaks[0]], r[peaks[1]]) for r in seen.records if set(peaks) <= set(r)]
+        if both:
+            found.append((phase, *max(both, key=lambda each: each[1] / max(each[2], 1e-9))))
+    if not found:
+        return Finding("unknown", "Not judged: no peak was measured.")
+    text = ", ".join(f"{phase} {peak:.2f} of {plan:.2f} GiB" for phase, _, peak, plan in found)
+    over = [each for each in found if each[2] > OVER_PLAN * each[3]]
+    if not over:
+        return Finding("clear", f"The peaks are within the plan: {text}.")
+    advice = (
+        "The plan is wrong for this model or machine, and another run of it may not fit: lower "
+        "train.micro_batch_tokens or memory.budget_gib, and report it."
+    )
+    charts = tuple(f"memory/{phase}" for phase, *_ in over)
+    steps = (int(min(each[1] for each in over)), int(max(each[1] for each in over)))
+    return Finding("alarm", f"More memory was taken than planned: {text}.", advice, charts, steps)
+
+
 def difference_error(before: float, after: float, count: int | None) -> float:
     """Standard error of the difference of two accuracies over ``count`` problems, as if the
     problems differed: too large rather than too small. The default is 128 problems."""
@@ -193,6 +219,7 @@ CHECKS: dict[str, Check] = {
     "Overfitting": overfits,
     "Most completions have no end": no_end_token,
     "The reward model goes by length": goes_by_length,
+    "Memory over its plan": over_plan,
 }
 """By the title that a reader sees."""
 
@@ -206,4 +233,4 @@ def checks_of(seen: Evidence) -> dict[str, Check]:
         no_end_token: seen.stage == "reward",
         goes_by_length: seen.stage != "reward",
     }
-    return {title: check for title, check in CHECKS.items() if not left_out[check]}
+    return {title: check for title, check in CHECKS.items() if not left_out.get(check)}

@@ -81,7 +81,9 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
         raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
     if engine != "auto":
         slow = engine == "vllm" and device.type != "cuda"
-        cost = "; without a GPU that takes 2 to 9 times as long as with transformers" if slow else ""
+        cost = (
+            "; without a GPU that takes 2 to 9 times as long as with transformers" if slow else ""
+        )
         return engine, f"sampling with {engine}, as the config says{cost}"
     if device.type != "cuda":
         return "transformers", "sampling with transformers: there is no GPU"

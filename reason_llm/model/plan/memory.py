@@ -78,7 +78,7 @@ class Plan:
     host_bytes: int
     """Planned host memory beside a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
-    """On disk, each: adapter and optimizer state."""
+    """On disk, each: adapter and optimizer state, and the best adapter beside them."""
 
     @property
     def sampling_bytes(self) -> int:
@@ -420,7 +420,11 @@ class _Draft:
 
     @property
     def _checkpoint_bytes(self) -> int:
-        return sum(4 * count + self._moments(count) for count in self.learned.values())
+        held = sum(4 * count + self._moments(count) for count in self.learned.values())
+        config = self.config
+        evaluates = bool(config.evaluation_sets) or config.eval.rows is not None
+        keeps_best = config.run.keep_best and config.learns and evaluates
+        return held + keeps_best * 4 * self.learned["policy"]
 
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":

@@ -11,7 +11,12 @@ from reason_llm.app.report.alarms import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts
 from report_runs import record
 
-ALWAYS = {*alarms.OF_ROLLOUTS, "Most completions have no end"}
+ALWAYS = {
+    *alarms.OF_ROLLOUTS,
+    "Most completions have no end",
+    "Nothing is learned",
+    "Memory over its plan",
+}
 """Checks of every run of reinforcement learning."""
 
 

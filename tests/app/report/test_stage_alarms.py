@@ -30,6 +30,12 @@ def judged(*pairs: tuple[float, float]) -> list[Record]:
     ]
 
 
+def test_an_alarm_says_where_the_adapter_of_the_best_step_is() -> None:
+    kept = Evidence([], [], {"boxed": 1.0}, 256, 4, best_step=40)
+    assert kept.adapter_of(40) == "the adapter of step 40 (in adapter_best/, --which best)"
+    assert kept.adapter_of(30) == "the adapter of step 30 (its checkpoint)"
+
+
 def test_the_chosen_side_falls() -> None:
     key = "train/chosen_log_ratio"
     falling = steps(key, [-0.15 * i + 0.01 * (-1) ** i for i in range(30)])
@@ -116,25 +122,27 @@ def test_completions_without_an_end(key: str, stage: Stage) -> None:
 
 
 def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
-    pairs, critic, overfitting, endless = (
+    pairs, critic, overfitting, endless, nothing, memory = (
         "Pairs in order, policy broken",
         "The critic explains nothing",
         "Overfitting",
         "Most completions have no end",
+        "Nothing is learned",
+        "Memory over its plan",
     )
     expected: dict[Stage, list[str]] = {
-        "sft": [overfitting, endless],
-        "pretrain": [overfitting, endless],
-        "reward": [overfitting, "The reward model goes by length"],
-        "preference": [pairs, overfitting, endless],
-        "sample": [*alarms.OF_ROLLOUTS, endless],
+        "sft": [overfitting, endless, nothing, memory],
+        "pretrain": [overfitting, endless, nothing, memory],
+        "reward": [overfitting, "The reward model goes by length", nothing, memory],
+        "preference": [pairs, overfitting, endless, nothing, memory],
+        "sample": [*alarms.OF_ROLLOUTS, endless, memory],
     }
     for stage, titles in expected.items():
         found = alarms.judge(seen([{"step": 1}], stage))
         assert {*found} == {*titles}, stage
         assert not any(map(raised, found.values()))
     with_critic = alarms.judge(seen([{"step": 1, "critic/loss": 1.0}], "rl"))
-    assert {*with_critic} == {*alarms.OF_ROLLOUTS, critic, endless}
+    assert {*with_critic} == {*alarms.OF_ROLLOUTS, critic, endless, nothing, memory}
 
 
 def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
@@ -144,3 +152,14 @@ def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
     assert raised(alarms.no_variance(compared))
     distilled = Evidence(records, [], {"boxed": 1.0}, 256, 4, compares_groups=False)
     assert alarms.no_variance(distilled).state == "clear"
+
+
+def test_a_peak_over_its_plan_is_told() -> None:
+    key, planned = "memory/learning_peak_gib", "memory/learning_planned_gib"
+    usual = [{"step": step, key: 10.0, planned: 10.0} for step in range(1, 5)]
+    assert stage_alarms.over_plan(seen(usual, "rl")).state == "clear"
+    found = stage_alarms.over_plan(seen([*usual, {"step": 5, key: 10.3, planned: 10.0}], "rl"))
+    assert raised(found)
+    assert "learning 10.30 of 10.00 GiB" in found.text
+    assert found.steps == (5, 5)
+    assert stage_alarms.over_plan(seen([{"step": 1}], "rl")).state == "unknown"

@@ -1,0 +1,92 @@
+"""What the report says of several runs, and what it and the console call the same."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from reason_llm.app.lines import of_step
+from reason_llm.app.report.equation import equation
+from reason_llm.app.report.page import write_report
+from reason_llm.app.report.payload import differing_options
+from reason_llm.app.report.serve import has_not_begun, serve
+from reason_llm.config import Config
+from reason_llm.run.adapter_readme import readme
+from report_runs import record, write_run
+
+
+def config(**algorithm: object) -> Config:
+    tree = {"run": {"name": "mine"}, "data": {"train": "rows.jsonl"}, "algorithm": algorithm}
+    return Config.model_validate(tree)
+
+
+def test_the_options_that_differ_are_told_and_no_others() -> None:
+    one, other = config(name="grpo", clip_high=0.3), config(name="dapo")
+    run = other.run.model_copy(update={"name": "other", "seed": 7})
+    other = other.model_copy(update={"run": run})
+    assert differing_options([one, other]) == [
+        {"option": "run.seed", "values": ["0", "7"]},
+        {"option": "algorithm.name", "values": ["grpo", "dapo"]},
+        {"option": "algorithm.clip_high", "values": ["0.3", "null"]},
+    ]
+    assert differing_options([one, one]) == []
+
+
+def test_an_alarm_says_which_run_it_is_of(tmp_path: Path) -> None:
+    dead = [record(step, score__boxed=0.0, score__reward=0.0) for step in range(4)]
+    alive = [record(step) for step in range(4)]
+    runs = [write_run(tmp_path / name, each) for name, each in (("dead", dead), ("alive", alive))]
+    assert write_report(runs, tmp_path / "both.html") == ["dead: No right answer"]
+    assert write_report(runs[:1], tmp_path / "one.html") == ["No right answer"]
+
+
+def test_where_there_is_no_kl_nothing_says_that_there_is() -> None:
+    without, usual = config(name="grpo", kl="none", kl_coefficient=0.0), config(name="grpo")
+    assert "KL to the base" in usual.method.idea
+    assert without.method.idea.endswith("here with no KL")
+    assert "KL to the base" not in without.method.idea
+    assert "There is no KL to the base in it." in equation(without)
+    assert "There is no KL" not in equation(usual)
+
+
+def test_what_rounding_leaves_of_zero_is_zero() -> None:
+    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9)
+    assert line.startswith("step 1/9  loss 0  ")
+
+
+def test_the_readme_of_an_adapter_is_ours() -> None:
+    text = readme(config(name="grpo"), 7, "It was the best.").decode()
+    assert "# mine" in text
+    assert "over `model/tiny`, made with reason_llm: grpo" in text
+    assert "after step 7 of 100. It was the best." in text
+    assert "More Information Needed" not in text
+
+
+def test_the_server_waits_for_a_run_that_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(serve.__globals__, "WAIT_SECONDS", 0.01)
+    found, waited = list[str](), list[Path]()
+
+    class Ended(Exception):
+        pass
+
+    def ready(url: str) -> None:
+        found.append(url)
+        raise Ended
+
+    def begin() -> None:
+        while not waited:
+            time.sleep(0.01)
+        write_run(tmp_path / "later", [record(1)])
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    with pytest.raises(Ended):
+        serve([tmp_path / "later"], 0, ready, waited.append)
+    thread.join()
+    assert waited == [tmp_path / "later"]
+    assert found[0].startswith("http://127.0.0.1:")
+    assert not has_not_begun(ROOT / "docs")  # no run, and none will begin there

@@ -1,0 +1,109 @@
+"""Options of a run that other trainers have, too: epochs, kept evaluations, a floor of the rewards'
+deviation, a tracker's project."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from conftest import ROOT
+from reason_llm.app.tracker_process import project_of
+from reason_llm.config import Config, ScoreSection
+from reason_llm.config.algorithms import resolve
+from reason_llm.errors import ConfigError
+from reason_llm.loop import train
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run import metrics
+from reason_llm.run.collect import is_kept
+from reason_llm.run.folder import read_config
+from reason_llm.score import Scorer
+from reason_llm.train import with_advantages
+
+
+def group(*rewards: float) -> Group:
+    made = tuple(Completion((1,), "", (-1.0,), "stop", {"mine": r}, r) for r in rewards)
+    return Group(Prompt("p", "", (1,), ""), made)
+
+
+def test_groups_that_hardly_vary_teach_nothing() -> None:
+    row = resolve("grpo", {"min_reward_std": 0.1})
+    close, apart = group(0.5, 0.5, 0.6, 0.6), group(0.0, 1.0, 0.0, 1.0)  # deviations 0.058, 0.577
+    taught = with_advantages([close, apart], row)
+    assert [c.advantage for c in taught[0].completions] == [0.0] * 4
+    assert [c.advantage for c in taught[1].completions] == pytest.approx(
+        [-0.866, 0.866] * 2, abs=1e-3
+    )
+    assert metrics.describe(taught)["score/groups_without_signal_fraction"] == 0.5
+    free = with_advantages([close, apart], resolve("grpo", {}))
+    assert free[1].completions == taught[1].completions
+    assert metrics.describe(free)["score/groups_without_signal_fraction"] == 0.0
+
+
+def test_dynamic_sampling_drops_groups_that_hardly_vary() -> None:
+    row, weights = resolve("dapo", {"min_reward_std": 0.1}), {"mine": 1.0}
+    assert not is_kept(group(0.5, 0.6), row, weights)
+    assert is_kept(group(0.5, 0.9), row, weights)
+    assert is_kept(group(0.5, 0.6), resolve("dapo", {}), weights)
+
+
+@pytest.mark.parametrize("name", ["pg", "reinforce_pp", "ppo", "opd"])
+def test_a_floor_that_would_be_ignored_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"min_reward_std.* would be ignored"):
+        resolve(name, {"min_reward_std": 0.1})
+
+
+@pytest.mark.parametrize(("limit", "cache"), [(100, 25), (8192, 1024), (2, 1)])
+def test_soft_overlong_falls_over_a_quarter_of_the_limit(limit: int, cache: int) -> None:
+    rewards = [{"name": "boxed"}, {"name": "soft_overlong"}]
+    with Scorer(ScoreSection.model_validate({"rewards": rewards}), limit) as scorer:
+        [scored] = scorer.score([
+            Group(Prompt("p", "", (1,), "1"), tuple(
+                Completion((1,) * n, "", (-1.0,) * n, "stop") for n in (limit - cache, limit)
+            ))
+        ])  # fmt: skip
+    assert [c.rewards["soft_overlong"] for c in scored.completions] == [0.0, -1.0]
+
+
+def test_epochs_say_how_many_steps(small_run: Callable[..., Config], tmp_path: Path) -> None:
+    rows = (ROOT / "data" / "arithmetic_train.jsonl").read_bytes().splitlines(keepends=True)[:10]
+    (tmp_path / "ten.jsonl").write_bytes(b"".join(rows))
+    options = {"data__train": str(tmp_path / "ten.jsonl"), "sample__prompts_per_step": 4}
+    config = small_run(run__epochs=0.5, train__schedule="linear", **options)
+    assert train(config)["steps"] == 2  # 5 prompts, 4 a step
+    run = tmp_path / "runs" / "small"
+    written = read_config(run).run
+    assert (written.steps, written.epochs) == (2, None)
+    rates = [record["train/learning_rate"] for record in metrics.read_all(run)[1:]]
+    assert rates == pytest.approx([1e-3, 5e-4])
+    with pytest.raises(
+        ConfigError, match=r"train\.warmup_steps=3 contradicts the run's 2 optimizer"
+    ):
+        train(small_run(run__epochs=0.5, train__warmup_steps=3, run__name="other", **options))
+    assert not (tmp_path / "runs" / "other").exists()
+
+
+def test_the_completions_of_every_evaluation_are_kept(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    held_out = str(ROOT / "data" / "arithmetic_test.jsonl")
+    options = {"data__eval": held_out, "eval__limit": 4, "eval__every": 1, "run__steps": 2}
+    train(small_run(eval__sets={"again": held_out}, **options))
+    folder = tmp_path / "runs" / "small"
+    files = sorted((folder / "evaluations").iterdir())
+    assert [file.name for file in files] == [f"step-0000000{n}.jsonl.gz" for n in range(3)]
+    records = metrics.read_all(folder)
+    for file, record in zip(files, records, strict=True):
+        lines = [orjson.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+        assert [line["set"] for line in lines] == ["held_out"] * 4 + ["again"] * 4
+        assert sum(line["score"] for line in lines[:4]) / 4 == record["eval/accuracy"]
+        assert all(line["completion"] and line["finish_reason"] for line in lines)
+    train(small_run(eval__keep_completions=False, run__name="bare", **options))
+    assert not (tmp_path / "runs" / "bare" / "evaluations").exists()
+
+
+def test_the_project_of_a_tracker() -> None:
+    assert project_of({"log": {"project": "mine"}}, "of_the_environment") == "mine"
+    assert project_of({"log": {"project": None}}, "of_the_environment") == "of_the_environment"
+    assert project_of({}) == "reason_llm"
