@@ -11,7 +11,7 @@ Shapes: B rows, K key heads, T tokens so far, C tokens there is room for, H head
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 
 class ReservedCache(DynamicCache):
@@ -19,8 +19,9 @@ class ReservedCache(DynamicCache):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config=config)
-        self.layers = [
-            _ReservedLayer() if type(layer) is DynamicLayer else layer for layer in self.layers
+        made: list[CacheLayerMixin] = self.layers
+        self.layers: list[CacheLayerMixin] = [
+            _ReservedLayer() if type(layer) is DynamicLayer else layer for layer in made
         ]
         self.is_reserved = all(isinstance(layer, _ReservedLayer) for layer in self.layers)
         """Whether no layer copies what it keeps when rows leave."""

@@ -1,9 +1,9 @@
 """Sampling with the Transformers model itself, on any machine, without a second engine.
 
 Each prompt is read once and its KV cache copied to its completions (``kv_cache``); finished
-completions leave the batch, so a wave costs what its tokens cost. Every token is drawn by inverting the cumulative
-distribution at a number that depends only on the seed, the row and the position, so the batch's
-make-up does not change the draw.
+completions leave the batch, so a wave costs what its tokens cost. Every token is drawn by inverting
+the cumulative distribution at a number that depends only on the seed, the row and the position, so
+the batch's make-up does not change the draw.
 
 Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
 
