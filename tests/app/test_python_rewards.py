@@ -225,3 +225,30 @@ def test_a_config_takes_rewards_and_held_out_rows_and_evaluates(
         summary.folder, sets=[f"sums={test}"], rewards=[brief], overrides=options
     )
     assert found["judged_by"] == "brief"
+
+
+def of_even_sums(completions: list[str], total: list[int], **kwargs: Any) -> list[float | None]:
+    return [None if t % 2 else len(c) / 10 for c, t in zip(completions, total, strict=True)]
+
+
+def never(completions: list[str], **kwargs: Any) -> list[None]:
+    return [None for _ in completions]
+
+
+def test_a_run_whose_rewards_give_none_learns_and_is_reported(
+    tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree["run"]["steps"] = 2
+    tree["sample"]["prompts_per_step"] = 6
+    summary = reason_llm.train(tree, rewards=[of_even_sums, never], rows=ROWS)
+    shown = capsys.readouterr().out
+    assert "every reward gave None for" in shown and "no report was written" not in shown
+    assert summary.report.is_file()
+    record = summary.records()[1]
+    assert record["score/of_even_sums"] == record["score/reward"] > 0
+    assert "score/never" not in record
+    tree["run"] |= {"name": "nothing", "steps": 1, "buffer": "nothing.json"}
+    nothing = reason_llm.train(tree, rewards=[never], rows=ROWS)
+    assert "no report was written" not in capsys.readouterr().out
+    assert nothing.records()[1]["score/groups_without_signal_fraction"] == 1
+    assert nothing.records()[1]["train/grad_norm"] == 0
