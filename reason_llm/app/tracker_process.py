@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -262,8 +262,9 @@ def main() -> int:
             config = yaml_text.parse(read_text(folder / "resolved_config.yaml"))
             config = tree_without_secrets(config)
             tracker = TRACKERS[name](folder, run_id, config)
-            said.write(f"{OPENS}{one_line_of(tracker.opens)}\n")
-            said.flush()
+            with suppress(OSError):  # the run was killed meanwhile, and its records are there
+                said.write(f"{OPENS}{one_line_of(tracker.opens)}\n")
+                said.flush()
             follow(tracker, tail, ended)
             tracker.close()
     except Exception as error:  # noqa: BLE001  anything of a library's is one line to the run

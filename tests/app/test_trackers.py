@@ -231,7 +231,8 @@ def test_the_process_ends_by_itself_when_the_run_is_gone(folder: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert process.communicate(b"", timeout=15) == (b"", None)
+    told = f"open: tensorboard --logdir {folder}/tensorboard\n"
+    assert process.communicate(b"", timeout=15) == (told.encode(), None)
     assert process.returncode == 0
 
 
@@ -269,3 +270,16 @@ def test_one_that_is_not_installed_is_refused(
 def test_wrong_names_are_refused(small_run: Callable[..., Config], value: Any) -> None:
     with pytest.raises(ValueError, match=r"log\.trackers|twice"):
         small_run(log__trackers=value)
+
+
+def test_the_console_says_how_each_tracker_is_opened(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "reason_llm.app.trackers")
+    with Trackers(list(READERS)) as trackers:
+        trackers.start(folder, RUN_ID)
+        until(lambda: len(caplog.messages) == 3)
+    told = dict(message.split(": ", 1) for message in caplog.messages)
+    assert told["tensorboard"] == f"tensorboard --logdir {folder}/tensorboard"
+    assert told["trackio"] == "trackio show --project reason_llm"
+    assert told["wandb"].startswith(f"wandb sync {folder}/wandb/offline-run-")
