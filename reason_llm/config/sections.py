@@ -28,7 +28,6 @@ from reason_llm.config.stages import (
 )
 from reason_llm.config.types import Count, NonNegative, Section
 
-QUICK_START_NAME = "quickstart"
 SHARED_BUFFER = Path("data/buffer.json")
 """Buffer of the quick start; in earlier versions of every run that named none."""
 HEAD = "lm_head"
@@ -57,8 +56,8 @@ class RunSection(Section):
     """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
     says how many steps there are. Their rewards count; the command rescore gives others."""
     buffer: Path | None = None
-    """The rollout buffer, written after every wave. null: data/buffer.json for the quick start,
-    buffer.json in the run's folder for any other run."""
+    """The rollout buffer, written after every wave. null: data/buffer.json, or, while that holds
+    rollouts of another unfinished run, data/buffer.<name>.json."""
     save_every: Count = 1
     """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
     keep_checkpoints: Count = 2
@@ -94,12 +93,8 @@ class RunSection(Section):
 
     @property
     def buffer_path(self) -> Path:
-        """``buffer``, with null resolved."""
-        if self.buffer is not None:
-            return self.buffer
-        if self.name in (None, QUICK_START_NAME):
-            return SHARED_BUFFER
-        return self.directory / str(self.name) / SHARED_BUFFER.name
+        """``buffer``; the shared one where it is left out."""
+        return SHARED_BUFFER if self.buffer is None else self.buffer
 
 
 class AdapterSection(Section):

@@ -112,7 +112,7 @@ class Archive:
             self._write_index()
 
     def _file(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.json.gz"
+        return self.folder / _name(step)
 
     def _read(self, file: Path) -> Document | None:
         try:
@@ -149,6 +149,19 @@ class Archive:
     def _write_index(self) -> None:
         entries = sorted((self._entries or {}).values(), key=lambda each: each.step)
         write_atomically(self.folder / "index.jsonl", b"".join(map(_line, entries)))
+
+
+def is_archived(document: Document) -> bool:
+    """Whether the archive of the document's own run holds this step."""
+    section = document.run.config.get("run")
+    directory = section.get("directory") if isinstance(section, dict) else None
+    if not isinstance(directory, str) or "\0" in directory:
+        return False
+    return (Path(directory) / document.run.name / "buffers" / _name(document.step)).is_file()
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}.json.gz"
 
 
 def read_index(folder: Path) -> list[Entry]:

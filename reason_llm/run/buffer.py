@@ -2,7 +2,8 @@
 
 One valid JSON document, written whole beside itself and renamed, so that a reader (or a killed run)
 finds the old document or the new one and never half of one. Held by a lock that dies with its
-process. A document of another run is refused or moved aside, never overwritten. Knows nothing of
+process. A document of another run is refused, moved aside, or overwritten if it is finished and in
+its run's archive, too. Knows nothing of
 models, rewards or tensors.
 
     {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "checkpoint", "complete",
@@ -95,6 +96,8 @@ class RolloutBuffer:
         settle: called before a step's rollouts give way to the next step's, to have what was
             learned from them on disk.
         elsewhere: the rollouts of a step that are on disk in another place, with advantages.
+        is_archived: whether another, finished run's rollouts are in its own folder too: then they
+            give way, and are not moved aside.
 
     Raises (on entry):
         BusyError: another process holds it.
@@ -109,12 +112,15 @@ class RolloutBuffer:
         discard: bool = False,
         settle: Callable[[], None] = lambda: None,
         elsewhere: Callable[[int], Document | None] = lambda step: None,
+        is_archived: Callable[[Document], bool] = lambda document: False,
     ) -> None:
         self.path = path
         self.run = run
         self._discard = discard
         self._settle = settle
         self._elsewhere = elsewhere
+        self._is_archived = is_archived
+        self._gives_way = False
         self._lock = lock(path)
         self._document: Document | None = None
         """What the file holds."""
@@ -129,7 +135,10 @@ class RolloutBuffer:
             until_checked.enter_context(self._lock)
             document = self.check()
             until_checked.pop_all()  # from here on, __exit__ lets go of the lock
-        self._document = document if document and document.run.id == self.run.id else None
+        if document is None or document.run.id == self.run.id:
+            self._document = document
+        else:
+            self._gives_way = self._is_archived(document)
         return self
 
     def __exit__(
@@ -273,7 +282,9 @@ class RolloutBuffer:
             self._settle()
         if self._document is None or self._document.step > document.step:
             # Another run's, or sampled by later weights than the checkpoint's.
-            move_aside(self.path)
+            if not self._gives_way:
+                move_aside(self.path)
+            self._gives_way = False
         self._document = document
         write_atomically(self.path, to_bytes(document))
 

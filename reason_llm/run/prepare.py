@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 import orjson
 from transformers import PreTrainedTokenizerBase
 
-from reason_llm.config import SHARED_BUFFER, Config, file as config_file
+from reason_llm.config import Config, file as config_file
 from reason_llm.data import (
     Condition,
     Data,
@@ -50,7 +51,7 @@ from reason_llm.run import (
     reward_models,
     saved_rollouts,
 )
-from reason_llm.run.archive import Archive
+from reason_llm.run.archive import Archive, is_archived
 from reason_llm.run.buffer import Document, RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
@@ -114,6 +115,7 @@ class Job:
                 discard=never,
                 settle=writer.wait,
                 elsewhere=self._saved,
+                is_archived=is_archived,
             )
         with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
@@ -370,15 +372,15 @@ def _with_steps(config: Config, data: Data, rows: TokenRows | None, watch: Watch
 
 
 def _with_buffer(config: Config) -> Config:
-    """Config with the path of the run's buffer. A run that an earlier version began, and whose
-    rollouts wait in data/buffer.json, goes on there."""
+    """Config with the path of the run's buffer: where it is left out, data/buffer.json, or a file
+    of the run's own beside it, while that holds rollouts of another unfinished run."""
     run = config.run
     path = run.buffer_path
-    may_be_shared = run.buffer is None and path != SHARED_BUFFER and not path.exists()
-    goes_on = config.samples and run.resume == "auto"
-    name, folder = str(run.name), run.directory
-    if may_be_shared and goes_on and recovery.is_begun_there(SHARED_BUFFER, name, folder):
-        path = SHARED_BUFFER
+    if run.buffer is None and config.samples:
+        own = path.with_name(f"{path.stem}.{run.name}{path.suffix}")
+        holder = recovery.unfinished_run(path)
+        if holder != run.name and (holder is not None or os.path.lexists(own)):
+            path = own
     return config.model_copy(update={"run": run.model_copy(update={"buffer": path})})
 
 

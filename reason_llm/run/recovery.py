@@ -72,17 +72,16 @@ def from_copy(begun: RunState, path: Path) -> RunState | None:
     return replace(found, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
 
 
-def is_begun_there(path: Path, name: str, directory: Path) -> bool:
-    """Whether ``path`` holds rollouts of the unfinished run of this name in this directory; not,
-    where it cannot be read."""
+def unfinished_run(path: Path) -> str | None:
+    """Name of the unfinished run whose rollouts are in ``path``; None where there is none, or it
+    cannot be read."""
+    if not os.path.lexists(path):
+        return None
     try:
-        document = _unfinished(path, name)
+        document = read_document(path)
     except RolloutBufferError:
-        return False
-    if document is None:
-        return False
-    section = document.run.config.get("run")
-    return isinstance(section, dict) and section.get("directory") == str(directory)
+        return None
+    return None if document.trained else document.run.name
 
 
 def went_on_from(begun: RunState, found: RunState) -> bool:

@@ -1,4 +1,4 @@
-"""Each run has a rollout buffer of its own unless it is told another."""
+"""Runs that share data/buffer.json neither stop nor lose each other."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,45 +45,61 @@ def interrupted(config: Config) -> None:
     Path("broken").unlink()
 
 
-def test_only_the_quick_start_has_the_shared_buffer(named: Callable[..., Config]) -> None:
-    assert named("quickstart").run.buffer_path == Path("data/buffer.json")
-    assert named("mine").run.buffer_path == Path("runs/mine/buffer.json")
+SHARED = Path("data/buffer.json")
+
+
+def test_the_buffer_is_where_users_look_for_it(named: Callable[..., Config]) -> None:
+    assert named("mine").run.buffer_path == SHARED
     assert named("mine", run__buffer="mine.json").run.buffer_path == Path("mine.json")
 
 
 def test_unfinished_runs_lie_side_by_side_and_go_on(named: Callable[..., Config]) -> None:
-    names = ("quickstart", "one", "two")
-    for name in names:
+    places = {"one": SHARED, "two": Path("data/buffer.two.json"), "3": Path("data/buffer.3.json")}
+    for name in places:
         interrupted(named(name))
-    before = {name: read_document(named(name).run.buffer_path) for name in names}
+    before = {name: read_document(path) for name, path in places.items()}
     assert len({each.run.id for each in before.values()}) == 3
-    for name in names:
+    for name, path in places.items():
         train(named(name))
-        now = read_document(named(name).run.buffer_path)
+        now = read_document(path)
         assert (now.run.id, now.trained) == (before[name].run.id, True)
         assert [g.prompt.id for g in now.groups] == [g.prompt.id for g in before[name].groups]
         texts = [[c.token_ids for c in g.completions] for g in now.groups]
         assert texts == [[c.token_ids for c in g.completions] for g in before[name].groups]
+    assert {path.name for path in Path("data").glob("[!.]*")} == {p.name for p in places.values()}
+
+
+def test_finished_rollouts_do_not_pile_up(named: Callable[..., Config]) -> None:
+    for name in ("one", "two", "three"):
+        train(named(name))
+        assert read_document(SHARED).run.name == name
+        archived = read_document(Path("runs") / name / "buffers" / "step-00000000.json.gz")
+        assert archived.run.name == name
     assert [path.name for path in Path("data").glob("[!.]*")] == ["buffer.json"]
-    assert not list(Path("runs").rglob("*.old-*"))
 
 
-def test_a_run_of_before_goes_on_from_the_shared_buffer(named: Callable[..., Config]) -> None:
-    shared = Path("data/buffer.json")
-    interrupted(named("mine", run__buffer=str(shared)))
-    waiting = read_document(shared)
-    interrupted(named("other"))  # which does not touch it
-    assert read_document(shared) == waiting
-    train(named("mine"))
-    now = read_document(shared)
-    assert (now.run.id, now.trained) == (waiting.run.id, True)
-    assert not Path("runs/mine/buffer.json").exists()
+def test_finished_rollouts_that_are_nowhere_else_are_moved_aside(
+    named: Callable[..., Config],
+) -> None:
+    train(named("one", run__keep_buffers="none"))
+    train(named("two"))
+    assert read_document(Path("data/buffer.old-1.json")).run.name == "one"
 
 
-def test_starting_afresh_keeps_the_old_buffer_with_the_old_run(
+def test_rollouts_of_its_own_come_before_a_file_of_its_own(named: Callable[..., Config]) -> None:
+    interrupted(named("one"))
+    train(named("two"))  # in a file of its own
+    train(named("one"))
+    interrupted(named("two", run__resume="never", run__buffer=str(SHARED)))
+    waiting = read_document(SHARED)
+    train(named("two"))
+    assert (read_document(SHARED).run.id, read_document(SHARED).trained) == (waiting.run.id, True)
+
+
+def test_starting_afresh_keeps_the_old_buffer(
     named: Callable[..., Config],
 ) -> None:
     interrupted(named("mine"))
     train(named("mine", run__resume="never"))
-    assert read_document(Path("runs/mine/buffer.json")).trained
-    assert not read_document(Path("runs/mine.old-1/buffer.json")).trained
+    assert read_document(SHARED).trained
+    assert not read_document(Path("data/buffer.old-1.json")).trained
