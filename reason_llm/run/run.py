@@ -26,8 +26,14 @@ from reason_llm.run.reward_models import RewardModels
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
-from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
-from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
+from reason_llm.sample import (
+    Sampler,
+    SamplesAlone,
+    ShardedSampler,
+    prove_sampler_is_policy,
+    sampling,
+)
+from reason_llm.train import Learners, Shards, learning, next_kl_coefficient, with_learner_logprobs
 
 
 @contextmanager
@@ -47,6 +53,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         log = job.begin(started)
         made = learners.make(config, job.folder, job.state, plan, model)
         made.policy.teacher_prompts = job.data.teacher_prompts
+        made.deal(Shards(config.run.shards))
         checkpoint.restore(job.state, model, made.optimizers)
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
@@ -123,9 +130,14 @@ class Run:
                 if self.model.engine is not None:
                     prompts = self.job.data.prompts
                     self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
-                yield sampler
+                yield self._dealing(sampler)
             self.record["memory/sampling_peak_gib"] = peak.gib
             self.stop.check()
+
+    def _dealing(self, sampler: Sampler) -> Sampler:
+        """The sampler, with what it is asked dealt in the run's shards."""
+        count = self.config.run.shards
+        return sampler if count == 1 else ShardedSampler(sampler, count, SamplesAlone())
 
     def rows(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -325,9 +337,10 @@ class Run:
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
+            dealing = self._dealing(sampler)
             found = [
                 held_out.evaluate(
-                    sampler, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
+                    dealing, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
                     progress,
                 )
                 for each in self.job.data.held_out

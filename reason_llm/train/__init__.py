@@ -5,10 +5,12 @@ from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.objectives import Objective, PolicyGradient
 from reason_llm.train.rewards import LengthBias, length_bias
 from reason_llm.train.scored import with_advantages, with_learner_logprobs, without_learner_logprobs
+from reason_llm.train.shards import Alone, Peers, Shards
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 from reason_llm.train.values import next_kl_coefficient
 
 __all__ = [
+    "Alone",
     "Labels",
     "Learner",
     "Learners",
@@ -16,8 +18,10 @@ __all__ = [
     "LengthBias",
     "Objective",
     "PairLoss",
+    "Peers",
     "PolicyGradient",
     "RewardModel",
+    "Shards",
     "Supervised",
     "Values",
     "learning",

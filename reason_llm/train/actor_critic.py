@@ -22,6 +22,7 @@ from reason_llm.train.objectives import (
     Output,
     PolicyGradient,
 )
+from reason_llm.train.shards import Shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,11 @@ class Learners:
         """Whether an optimizer step has been taken since the step began."""
         return any(each.updates_in_step > 0 for each in self._all)
 
+    def deal(self, shards: Shards) -> None:
+        """Deal rows in these shards from here on."""
+        for each in self._all:
+            each.shards = shards
+
     def set_kl_coefficient(self, coefficient: float) -> None:
         """Have the policy learn with this weight of the KL."""
         policy = self.policy
@@ -96,9 +102,10 @@ class Learners:
             each.updates_in_step = 0
         if critic is None:
             return policy.learn(step, data, progress)
-        old, _ = critic.measure(data, critic.settings.role)
+        old, _ = critic.measure(data, critic.settings.role, shards=critic.shards)
         rows = policy.prepared(
-            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
+            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)],
+            policy.shards,
         )
         policy.park()
         critic.fetch()
