@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,16 +73,18 @@ class GroupPeers:
         self._lost = threading.Event()
         self._device = device
         try:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+            gloo: Any = dist.ProcessGroupGloo  # whose stubs tell little
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=address)]
             options._timeout = timedelta(seconds=MEET_SECONDS)
             place = dist.PrefixStore(f"{name}/gloo", store)
-            self._gloo = dist.ProcessGroupGloo(place, rank, size, options)
+            self._gloo: Any = gloo(place, rank, size, options)
             self._gloo._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
-            self._tensors: dist.Backend = self._gloo
+            self._tensors: Any = self._gloo
             if device.type == "cuda":
                 place = dist.PrefixStore(f"{name}/nccl", store)
-                self._tensors = dist.ProcessGroupNCCL(place, rank, size)
+                nccl = dist.ProcessGroupNCCL
+                self._tensors = nccl(place, rank, size, nccl.Options())
                 self._tensors._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
         except (RuntimeError, ValueError) as error:
             raise PeersLost(f"the replicas did not meet ({one_line(error):.200})") from error
@@ -89,6 +92,12 @@ class GroupPeers:
     def lose(self) -> None:
         """End every call under way in this group, and refuse further ones; from any thread."""
         self._lost.set()
+
+    def close(self) -> None:
+        """Leave the group. Whoever waits for this process is told at once, unless a call of its own
+        is under way."""
+        self._lost.set()
+        self._tensors = self._gloo = None  # their sockets close
 
     def add(self, total: Tensor) -> None:
         """See ``train.Peers.add``. Of two ranks the lower one sends first."""

@@ -16,24 +16,32 @@ from reason_llm.files import replacing_folder, write_atomically
 from reason_llm.model import Datum, Model, adapters, default_device, score_head
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.rollout import Group
-from reason_llm.run import checkpoint, held_out, learners, metrics, references, reward_models
+from reason_llm.run import (
+    checkpoint,
+    held_out,
+    learners,
+    metrics,
+    references,
+    replicas,
+    reward_models,
+)
 from reason_llm.run.buffer import RolloutBuffer
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog, Record, timed
 from reason_llm.run.prepare import START, Job
 from reason_llm.run.references import References
+from reason_llm.run.replicas import Replicas
 from reason_llm.run.reward_models import RewardModels
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import (
     Sampler,
-    SamplesAlone,
     ShardedSampler,
     prove_sampler_is_policy,
     sampling,
 )
-from reason_llm.train import Learners, Shards, learning, next_kl_coefficient, with_learner_logprobs
+from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
 
 
 @contextmanager
@@ -47,17 +55,18 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     with (
         job.scorer,
         job.held() as (buffer, writer),
+        replicas.start(job, watch) as team,
         Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
         StopSignal() as stop,
     ):
         log = job.begin(started)
         made = learners.make(config, job.folder, job.state, plan, model)
         made.policy.teacher_prompts = job.data.teacher_prompts
-        made.deal(Shards(config.run.shards))
         checkpoint.restore(job.state, model, made.optimizers)
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
-        run = Run(job, model, made, buffer, writer, log, watch, stop)
+        team.open(made)
+        run = Run(job, model, made, team, buffer, writer, log, watch, stop)
         with watch.run(run.begun()):
             run.measure_references()
             if job.is_new:
@@ -74,6 +83,7 @@ class Run:
         job: Job,
         model: Model,
         made: Learners,
+        team: Replicas,
         buffer: RolloutBuffer | None,
         writer: BackgroundWriter,
         log: MetricsLog,
@@ -83,6 +93,9 @@ class Run:
         self.job = job
         self.model = model
         self.learners = made
+        """Of this process."""
+        self.replicas = team
+        """All that sample and learn, this process among them."""
         self.reward_models = RewardModels()
         self._buffer = buffer
         self.writer = writer
@@ -137,7 +150,7 @@ class Run:
     def _dealing(self, sampler: Sampler) -> Sampler:
         """The sampler, with what it is asked dealt in the run's shards."""
         count = self.config.run.shards
-        return sampler if count == 1 else ShardedSampler(sampler, count, SamplesAlone())
+        return sampler if count == 1 else ShardedSampler(sampler, count, self.replicas)
 
     def rows(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -193,7 +206,7 @@ class Run:
         self.record["memory/scoring_peak_gib"] = peak.gib
 
     @contextmanager
-    def learning(self, rows: int) -> Iterator[tuple[Learners, Progress]]:
+    def learning(self, rows: int) -> Iterator[tuple[Replicas, Progress]]:
         """Learning phase over this number of rows."""
         self._set_kl_coefficient()
         try:
@@ -203,7 +216,7 @@ class Run:
                 self._meter.phase() as peak,
                 self.watch.phase("learning", rows * self.config.train.epochs) as progress,
             ):
-                yield self.learners, progress
+                yield self.replicas, progress
         except OutOfMemory:
             if self.state.folder is None and not self.learners.moved_in_step:
                 self._save()  # run.save_every left it unsaved
@@ -363,7 +376,7 @@ class Run:
 
     def _set_kl_coefficient(self) -> None:
         if self.state.kl_coefficient is not None:
-            self.learners.set_kl_coefficient(self.state.kl_coefficient)
+            self.replicas.set_kl_coefficient(self.state.kl_coefficient)
 
     def _next_kl_coefficient(self, learned: Record) -> float | None:
         """The KL's weight in the next step; None where it stays as the row says."""
