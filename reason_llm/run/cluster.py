@@ -11,9 +11,10 @@ import importlib.util
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -203,7 +204,7 @@ class Cluster:
         self.members: list[Member] = []
         self.address = LOOPBACK
         """Of this machine, as the replicas reach it."""
-        self._folder: Path | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._group: Any = None
         self._holder: Any = None
         self._ended = threading.Event()
@@ -266,7 +267,8 @@ class Cluster:
                 self._join(address)
             return
         # A short path: sockets lie in it.
-        self._folder = Path(tempfile.mkdtemp(prefix="reason_llm-"))
+        folder = Path(tempfile.mkdtemp(prefix="reason_llm-"))
+        self._reaper = _start_reaper(folder)
         gpus = _visible_gpus()[1:]  # the first is this process's
         given |= {
             "RAY_AUTH_MODE": "token",
@@ -277,7 +279,7 @@ class Cluster:
         if self._own_gpu:
             given["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         with _environment(given):
-            self._start_local(self._folder, len(gpus))
+            self._start_local(folder, len(gpus))
 
     def _join(self, address: str) -> None:
         import ray
@@ -413,8 +415,16 @@ class Cluster:
             if self._group is not None:
                 ray.util.remove_placement_group(self._group)
             ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._reaper is not None:
+            assert self._reaper.stdin is not None
+            self._reaper.stdin.close()
+            self._reaper.wait()
+
+
+def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
+    """The program that ends the cluster when this process is gone, in whatever way."""
+    program = [sys.executable, str(Path(__file__).with_name("reaper.py"))]
+    return subprocess.Popen([*program, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 @cache
