@@ -37,6 +37,9 @@ BASE = [
 GPU = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3", "unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
+# Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
+# requests, all small; nothing of it touches torch.
+RAY = ["ray==2.60.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -46,6 +49,7 @@ TEST = [
     "mypy>=1.18",
     "types-PyYAML",
     *TRACKERS,
+    *RAY,
 ]
 
 
@@ -87,5 +91,5 @@ setup(
     entry_points={"console_scripts": ["reason-llm = reason_llm.app.cli:main"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
-    extras_require={"gpu": GPU, "trackers": TRACKERS, "test": TEST},
+    extras_require={"gpu": GPU, "trackers": TRACKERS, "ray": RAY, "test": TEST},
 )
