@@ -7,7 +7,6 @@ never started.
 Read against Ray 2.60: ray/_private/worker.py, ray/_private/services.py.
 """
 
-import importlib.util
 import logging
 import os
 import secrets
@@ -29,7 +28,8 @@ from typing import Any, Self
 import torch
 
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, PeersLost, ReasonError, ReplicaError, one_line
+from reason_llm.errors import PeersLost, ReasonError, ReplicaError, one_line
+from reason_llm.run.replica_count import power_of_two
 
 LOOPBACK = "127.0.0.1"
 GPU_REPLICA = {"GPU": 1.0, "CPU": 4.0}
@@ -43,44 +43,6 @@ OBJECT_STORE_BYTES = 1 << 30
 """Of a local cluster, for the state of an adapter and a step's rows."""
 
 logger = logging.getLogger(__name__)
-
-
-def count_of(config: Config) -> int:
-    """How many replicas the run is to have; with ``auto`` and a cluster to join, 0: it says.
-
-    Raises:
-        ConfigError: there are fewer GPUs.
-        ReplicaError: Ray is not installed.
-    """
-    run, gpus = config.run, torch.cuda.device_count()
-    found = run.replicas
-    if found == "auto" and run.ray is None:
-        found = _power_of_two(min(max(1, gpus), run.shards))
-    if found == 1:
-        return 1
-    if importlib.util.find_spec("ray") is None:
-        raise ReplicaError(
-            f"run.replicas={run.replicas} needs Ray, which is not installed; install it with: "
-            "pip install 'reason_llm[ray]', or set run.replicas to 1"
-        )
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
-        raise ReplicaError(
-            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']:.40} lets anyone who reaches the cluster "
-            "run programs in it; unset it, and start the cluster with its token"
-        )
-    if found == "auto":
-        return 0
-    if run.ray is None and gpus and found > gpus:
-        raise ConfigError(
-            f"run.replicas={found} contradicts the {gpus} GPU{'s' if gpus > 1 else ''} of this "
-            "machine: a replica has one of its own; set it to "
-            f"{_power_of_two(gpus)} or auto, or name a cluster as run.ray"
-        )
-    return found
-
-
-def _power_of_two(most: int) -> int:
-    return 1 << (most.bit_length() - 1)
 
 
 class Host:
@@ -330,7 +292,7 @@ class Cluster:
             self._check_gpu(self._holder)
         if self.count == 0:
             gpus = int(there.get("GPU", 0))
-            self.count = _power_of_two(min(max(1, gpus), self._config.run.shards))
+            self.count = power_of_two(min(max(1, gpus), self._config.run.shards))
         if self.count == 1:
             return
         each = GPU_REPLICA if self._own_gpu else CPU_REPLICA

@@ -42,10 +42,10 @@ from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import GIB, Plan, Subject, look_at, with_start
 from reason_llm.run import (
     checkpoint,
-    cluster,
     environment,
     folder as run_folder,
     recovery,
+    replica_count,
     reward_models,
     saved_rollouts,
 )
@@ -175,7 +175,7 @@ class Job:
 def prepare(config: Config, watch: Watch) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     folder = config.run.directory / str(config.run.name)
-    cluster.count_of(config)
+    replica_count.count_of(config)
     scorer = Scorer(config.score, config.sample.max_new_tokens, answers=folder / run_folder.ANSWERS)
     start = _start(config, folder)
     subject = look_at(config if start is None else with_start(config, start))

@@ -21,7 +21,7 @@ import torch
 from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
 from reason_llm.rollout import Group
-from reason_llm.run import cluster
+from reason_llm.run import cluster, replica_count
 from reason_llm.run.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.run.metrics import Record
 from reason_llm.run.peers import GroupPeers, listen
@@ -46,7 +46,7 @@ def start(job: Job, watch: Watch) -> Iterator["Replicas"]:
         ReplicaError: Ray cannot be started or joined, or has no place for them.
     """
     _set_threads(job.config.run.shards)
-    count = cluster.count_of(job.config)
+    count = replica_count.count_of(job.config)
     replicas = Replicas(job, watch)
     if count == 1:
         yield replicas

@@ -16,7 +16,7 @@ from faults import RUNS, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
-from reason_llm.run import cluster
+from reason_llm.run import replica_count
 from replica_runs import Started, adapter, quick_start, records, strike
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -87,7 +87,7 @@ def test_a_cluster_without_a_token_is_refused(
     small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ReplicaError, match="^RAY_AUTH_MODE=disabled lets anyone who reaches"):
+    with pytest.raises(ReplicaError, match="RAY_AUTH_MODE=disabled lets anyone"):
         train(small_run(run__replicas=2))
     assert not (tmp_path / "runs").exists()
 
@@ -96,15 +96,15 @@ def test_more_replicas_than_gpus_are_refused(
     small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert cluster.count_of(small_run(run__replicas="auto")) == 2
-    with pytest.raises(ConfigError, match="run.replicas=4 contradicts the 3 GPUs.*set it to 2 or"):
+    assert replica_count.count_of(small_run(run__replicas="auto")) == 2
+    with pytest.raises(ConfigError, match="contradicts the 3 GPUs of this machine"):
         train(small_run(run__replicas=4))
     assert not (tmp_path / "runs").exists()
 
 
 def test_without_a_gpu_auto_is_one(small_run: Callable[..., Config]) -> None:
     config = small_run(run__replicas="auto")
-    assert (cluster.count_of(config), config.run.shards) == (1, 8)
+    assert (replica_count.count_of(config), config.run.shards) == (1, 8)
 
 
 # --- by make faults ---------------------------------------------------------------------------
