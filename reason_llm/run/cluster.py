@@ -37,8 +37,10 @@ CPU_REPLICA = {"CPU": 1.0}
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 60.0
 """Without a heartbeat a replica counts as dead."""
+PLACE_SECONDS = 60.0
+"""How long a cluster may take to find a place for the replicas."""
 START_SECONDS = 300.0
-"""How long a cluster may take to place the replicas, and a new process to its first heartbeat."""
+"""How long a new process may take to its first heartbeat."""
 OBJECT_STORE_BYTES = 1 << 30
 """Of a local cluster, for the state of an adapter and a step's rows."""
 
@@ -173,6 +175,11 @@ class Cluster:
         self._thread: threading.Thread | None = None
         self._own_gpu = torch.cuda.device_count() > 0
 
+    @property
+    def _each(self) -> dict[str, float]:
+        """What a replica takes of the cluster."""
+        return GPU_REPLICA if self._own_gpu else CPU_REPLICA
+
     def __enter__(self) -> Self:
         with _own_sigterm():
             try:
@@ -262,7 +269,7 @@ class Cluster:
 
         try:
             ray.init(
-                num_cpus=4 * self._config.run.shards,  # as many replicas as there may be
+                num_cpus=int(self._each["CPU"]) * (self.count - 1),  # Ray's workers, made ahead
                 num_gpus=gpus,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -295,9 +302,9 @@ class Cluster:
             self.count = power_of_two(min(max(1, gpus), self._config.run.shards))
         if self.count == 1:
             return
-        each = GPU_REPLICA if self._own_gpu else CPU_REPLICA
+        each = self._each
         self._group = ray.util.placement_group([each] * (self.count - 1), strategy="PACK")
-        if not self._group.wait(START_SECONDS if self._config.run.ray else 60.0):
+        if not self._group.wait(PLACE_SECONDS):
             has = ", ".join(f"{there.get(name, 0):g} {name}" for name in each)
             needs = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
             raise ReplicaError(
@@ -326,7 +333,7 @@ class Cluster:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        each = GPU_REPLICA if self._own_gpu else CPU_REPLICA
+        each = self._each
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=number - 1
         )

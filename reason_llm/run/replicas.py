@@ -96,7 +96,7 @@ class Replicas:
         for member in connected.members:
             connected.call(member, "warm")
 
-    def open(self, learners: Learners) -> None:
+    def begin(self, learners: Learners) -> None:
         """Have the replicas load their models, and deal what the head's learners learn."""
         self._learners = learners
         self._version = self._job.state.step

@@ -65,7 +65,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         checkpoint.restore(job.state, model, made.optimizers)
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
-        team.open(made)
+        team.begin(made)
         run = Run(job, model, made, team, buffer, writer, log, watch, stop)
         with watch.run(run.begun()):
             run.measure_references()

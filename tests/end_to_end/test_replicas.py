@@ -5,6 +5,7 @@ The short form is in ``make test``; the rest is by ``make faults``.
 """
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -124,11 +125,21 @@ def test_the_whole_quick_start(replicas: str, tmp_path: Path) -> None:
     assert records(several) == records(one)
 
 
+@pytest.fixture(scope="module")
+def start_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter to begin from."""
+    folder = tmp_path_factory.mktemp("start") / "sft"
+    run_to_its_end(write_config(folder, "sft"))
+    return folder / "runs" / "run" / "adapter"
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict",)])
-def test_every_kind_of_run(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> None:
     """Every stage, ppo with its critic, opd with its teacher, dynamic sampling, 8-bit Adam."""
+    if "{shared}/start/adapter" in str(RUNS[name].options):
+        shutil.copytree(start_adapter, tmp_path / "start" / "adapter")
     digests = []
     for replicas in ("1", "2"):
         folder = tmp_path / replicas
