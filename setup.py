@@ -38,6 +38,9 @@ VLLM = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3"]
 UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
+# Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
+# requests, all small; nothing of it touches torch.
+RAY = ["ray==2.60.0"]
 TEST = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -49,6 +52,7 @@ TEST = [
     "mypy>=1.18",
     "types-PyYAML",
     *TRACKERS,
+    *RAY,
 ]
 
 
@@ -108,6 +112,7 @@ setup(
         "unsloth": UNSLOTH,
         "gpu": [*VLLM, *UNSLOTH],
         "trackers": TRACKERS,
+        "ray": RAY,
         "test": TEST,
     },
 )

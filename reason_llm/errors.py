@@ -55,6 +55,14 @@ class OutOfMemory(TrainingError, MemoryError):
     """What a phase needs does not fit into memory."""
 
 
+class ReplicaError(ReasonError, ConnectionError):
+    """Replicas cannot be started, or too few of them are left."""
+
+
+class PeersLost(ReplicaError):
+    """A process with which a step was learned is gone or silent."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal asked for the end, and everything is saved.
 

@@ -35,8 +35,8 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
                 run.end(step, {})
                 continue
             data = to_data(groups) if config.samples else run.rows(step)
-            with run.learning(len(data)) as (learners, progress):  # GPU: weights + activations
-                metrics = learners.learn(step, data, lambda rows: progress(0, rows))
+            with run.learning(len(data)) as (replicas, progress):  # GPU: weights + activations
+                metrics = replicas.learn(step, data, lambda rows: progress(0, rows))
             run.end(step, metrics)  # archive, evaluate, log, save
         return run.finish()
 

@@ -34,6 +34,10 @@ HEAD = "lm_head"
 """What nearly every causal language model of Transformers calls its output head."""
 
 
+SHARDS = 8
+"""Of a run with replicas that says nothing else."""
+
+
 class RunSection(Section):
     """Where a run lives and how long it goes on."""
 
@@ -71,6 +75,45 @@ class RunSection(Section):
     keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
     """What they may take together; the oldest go first, but for those since the checkpoint before
     the newest, which a run may go on from."""
+    replicas: Literal["auto"] | Count = 1
+    """Processes that share a step's sampling and learning, each with a GPU and a base copy of its
+    own (without a GPU, on the CPU). 1: this process alone, without Ray. auto: as many as there are
+    GPUs, rounded down to a power of two; at most run.shards."""
+    shards: Count = 1
+    """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
+    and not on run.replicas, which may be at most as many. Left out: 8 with replicas, 1 without."""
+    ray: str | None = None
+    """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
+    starts on this machine and ends with the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replicas_have_shards(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("shards") is None:
+            replicas = values.get("replicas", 1)
+            return {**values, "shards": 1 if replicas == 1 else SHARDS}
+        return values
+
+    @field_validator("replicas", "shards")
+    @classmethod
+    def _is_a_power_of_two(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value & (value - 1):
+            raise ValueError(f"must be a power of two, such as {1 << value.bit_length() - 1}")
+        return value
+
+    @model_validator(mode="after")
+    def _replicas_share_the_shards(self) -> Self:
+        if self.replicas != "auto" and self.replicas > self.shards:
+            raise ValueError(
+                f"run.replicas={self.replicas} contradicts run.shards={self.shards}: a replica "
+                f"without a shard has nothing to do; set run.shards to {self.replicas} or more"
+            )
+        if self.replicas == 1 and self.ray is not None:
+            raise ValueError(
+                f"run.ray={self.ray} contradicts run.replicas=1, which needs no cluster; set "
+                "run.replicas, or leave run.ray out"
+            )
+        return self
 
     @field_validator("name")
     @classmethod
@@ -652,6 +695,8 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
                 "run.buffer",
                 "run.save_every",
                 "run.keep_",
+                "run.replicas",
+                "run.ray",
             ),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
             # What they drop is told by the digest of the prompts, compared beside the config.
@@ -665,6 +710,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             "train.gradient_checkpointing",
             *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
+            "run.shards",
         ),
         "warn",
     ),

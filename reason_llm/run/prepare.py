@@ -48,6 +48,7 @@ from reason_llm.run import (
     environment,
     folder as run_folder,
     recovery,
+    replica_count,
     reward_models,
     saved_rollouts,
 )
@@ -192,6 +193,7 @@ class Job:
 def prepare(config: Config, watch: Watch) -> Job:
     """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     folder = config.run.directory / str(config.run.name)
+    replica_count.count_of(config)
     scorer = Scorer(config.score, config.sample.max_new_tokens, answers=folder / run_folder.ANSWERS)
     start = _start(config, folder)
     subject = look_at(config if start is None else with_start(config, start))

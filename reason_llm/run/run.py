@@ -28,6 +28,7 @@ from reason_llm.run import (
     learners,
     metrics,
     references,
+    replicas,
     reward_models,
 )
 from reason_llm.run.buffer import RolloutBuffer
@@ -35,11 +36,17 @@ from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog, Record, timed
 from reason_llm.run.prepare import START, Job
 from reason_llm.run.references import References
+from reason_llm.run.replicas import Replicas
 from reason_llm.run.reward_models import RewardModels
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
-from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
+from reason_llm.sample import (
+    Sampler,
+    ShardedSampler,
+    prove_sampler_is_policy,
+    sampling,
+)
 from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
 
 logger = logging.getLogger(__name__)
@@ -56,6 +63,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     with (
         job.scorer,
         job.held() as (buffer, writer),
+        replicas.start(job, watch) as team,
         Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
         StopSignal() as stop,
     ):
@@ -65,7 +73,8 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         checkpoint.restore(job.state, model, made.optimizers)
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
-        run = Run(job, model, made, buffer, writer, log, watch, stop)
+        team.begin(made)
+        run = Run(job, model, made, team, buffer, writer, log, watch, stop)
         run.restore_best()
         with watch.run(run.begun()):
             run.measure_references()
@@ -83,6 +92,7 @@ class Run:
         job: Job,
         model: Model,
         made: Learners,
+        team: Replicas,
         buffer: RolloutBuffer | None,
         writer: BackgroundWriter,
         log: MetricsLog,
@@ -92,6 +102,9 @@ class Run:
         self.job = job
         self.model = model
         self.learners = made
+        """Of this process."""
+        self.replicas = team
+        """All that sample and learn, this process among them."""
         self.reward_models = RewardModels()
         self._buffer = buffer
         self.writer = writer
@@ -169,9 +182,14 @@ class Run:
                 if self.model.engine is not None:
                     prompts = self.job.data.prompts
                     self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
-                yield sampler
+                yield self._dealing(sampler)
             self.record["memory/sampling_peak_gib"] = peak.gib
             self.stop.check()
+
+    def _dealing(self, sampler: Sampler) -> Sampler:
+        """The sampler, with what it is asked dealt in the run's shards."""
+        count = self.config.run.shards
+        return sampler if count == 1 else ShardedSampler(sampler, count, self.replicas)
 
     def rows(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -227,7 +245,7 @@ class Run:
         self.record["memory/scoring_peak_gib"] = peak.gib
 
     @contextmanager
-    def learning(self, rows: int) -> Iterator[tuple[Learners, Progress]]:
+    def learning(self, rows: int) -> Iterator[tuple[Replicas, Progress]]:
         """Learning phase over this number of rows."""
         self._set_kl_coefficient()
         try:
@@ -237,7 +255,7 @@ class Run:
                 self._meter.phase() as peak,
                 self.watch.phase("learning", rows * self.config.train.epochs) as progress,
             ):
-                yield self.learners, progress
+                yield self.replicas, progress
         except OutOfMemory:
             if self.state.folder is None and not self.learners.moved_in_step:
                 self._save()  # run.save_every left it unsaved
@@ -392,9 +410,10 @@ class Run:
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
+            dealing = self._dealing(sampler)
             found = [
                 held_out.evaluate(
-                    sampler, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
+                    dealing, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
                     progress,
                 )
                 for each in self.job.data.held_out
@@ -440,7 +459,7 @@ class Run:
 
     def _set_kl_coefficient(self) -> None:
         if self.state.kl_coefficient is not None:
-            self.learners.set_kl_coefficient(self.state.kl_coefficient)
+            self.replicas.set_kl_coefficient(self.state.kl_coefficient)
 
     def _next_kl_coefficient(self, learned: Record) -> float | None:
         """The KL's weight in the next step; None where it stays as the row says."""

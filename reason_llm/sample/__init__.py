@@ -2,13 +2,19 @@
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.shards import Dealer, Draw, Part, SamplesAlone, ShardedSampler
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
+    "Dealer",
+    "Draw",
+    "Part",
     "Progress",
     "Sampler",
+    "SamplesAlone",
     "SamplingParams",
+    "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
     "prove_sampler_is_policy",

@@ -11,10 +11,12 @@ from reason_llm.train.scored import (
     with_learner_logprobs,
     without_learner_logprobs,
 )
+from reason_llm.train.shards import Alone, Peers, Shards
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 from reason_llm.train.values import next_kl_coefficient
 
 __all__ = [
+    "Alone",
     "Labels",
     "Learner",
     "Learners",
@@ -22,8 +24,10 @@ __all__ = [
     "LengthBias",
     "Objective",
     "PairLoss",
+    "Peers",
     "PolicyGradient",
     "RewardModel",
+    "Shards",
     "Supervised",
     "Values",
     "check_schedule",

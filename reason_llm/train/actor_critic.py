@@ -5,13 +5,14 @@ The two share the base and nothing else, so their order changes nothing, and onl
 gradients at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from reason_llm.model import Datum, Role
-from reason_llm.train import values
+from reason_llm.train import optim, values
 from reason_llm.train.learner import Learner, Progress
 from reason_llm.train.objectives import (
     AllRows,
@@ -22,6 +23,7 @@ from reason_llm.train.objectives import (
     Output,
     PolicyGradient,
 )
+from reason_llm.train.shards import Shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,11 @@ class Learners:
     @property
     def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
         """By the role whose adapter they move."""
-        return {each.settings.role: each.optimizer for each in self._all}
+        return {role: each.optimizer for role, each in self._by_role.items()}
+
+    @property
+    def _by_role(self) -> dict[Role, Learner]:
+        return {each.settings.role: each for each in self._all}
 
     @property
     def _all(self) -> list[Learner]:
@@ -74,6 +80,36 @@ class Learners:
     def moved_in_step(self) -> bool:
         """Whether an optimizer step has been taken since the step began."""
         return any(each.updates_in_step > 0 for each in self._all)
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies in host memory of all that learning moves: adapters, heads, moments."""
+        found = {}
+        for role, learner in self._by_role.items():
+            for number, parameter in enumerate(learner.parameters):
+                found[f"{role}/{number}"] = _copy(parameter)
+            for name, value in optim.state_tensors(learner.optimizer).items():
+                found[f"{role}/{name}"] = _copy(value)
+        return found
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` returned."""
+        for role, learner in self._by_role.items():
+            own = {
+                key.removeprefix(f"{role}/"): value.clone()
+                for key, value in state.items()
+                if key.startswith(f"{role}/")
+            }
+            for number, parameter in enumerate(learner.parameters):
+                parameter.data.copy_(own.pop(str(number)))
+            optim.load_state_tensors(learner.optimizer, own)
+            learner.updates_in_step = 0
+        if self.critic is not None:
+            self.critic.park()
+
+    def deal(self, shards: Shards) -> None:
+        """Deal rows in these shards from here on."""
+        for each in self._all:
+            each.shards = shards
 
     def set_kl_coefficient(self, coefficient: float) -> None:
         """Have the policy learn with this weight of the KL."""
@@ -96,9 +132,10 @@ class Learners:
             each.updates_in_step = 0
         if critic is None:
             return policy.learn(step, data, progress)
-        old, _ = critic.measure(data, critic.settings.role)
+        old, _ = critic.measure(data, critic.settings.role, shards=critic.shards)
         rows = policy.prepared(
-            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
+            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)],
+            policy.shards,
         )
         policy.park()
         critic.fetch()
@@ -111,6 +148,10 @@ class Learners:
         progress(len(rows))
         policy.pass_over(rows)
         return found | policy.settings.objective.describe(rows)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _explained_variance(rows: Sequence[Datum]) -> float:

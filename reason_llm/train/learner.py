@@ -5,17 +5,20 @@ Owns the optimizer and the order of things; what makes a loss is in ``objectives
 steps. Each divides once, by the count of its whole optimizer batch.
 
 All randomness is a function of the seed and the step: the same step from the same adapter,
-optimizer and rows gives the same bits, so nothing inside a step is ever saved.
+optimizer and rows gives the same bits, so nothing inside a step is ever saved. With several shards
+(``shards``) it is one of the shard, too, and the step may be shared between processes.
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """
 
+import hashlib
+import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,7 +42,8 @@ from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import micro_batches, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Beside, Counts, Objective, Output
-from reason_llm.train.step_metrics import Tally
+from reason_llm.train.shards import GradientSum, Shards, shard_seed
+from reason_llm.train.step_metrics import Tally, floats_from_text, floats_to_text
 
 Progress = Callable[[int], None]
 """Told how many rows were passed, or needed no pass, as it happens; a negative number where an
@@ -95,11 +99,14 @@ class Learner:
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """What the teacher is asked in the place of each prompt, as token ids; empty where it is
         asked what the policy is asked."""
+        self.shards = Shards()
+        """In which a step's rows are dealt, and with whom it is learned."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
         """Of the step that was learned last, the policy's log-probs of each row's trained tokens
         before the first update; None for rows that were not passed through the model by then."""
+        self._replays = 0
         self.parameters = model.parameters_of(settings.role)
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         with ending_out_of_memory("making the optimizer's moments"):
@@ -119,10 +126,14 @@ class Learner:
                 step.
             OutOfMemory: one row alone is too much, or the gradient; likewise.
         """
-        return self.update(step, self.prepared(data), progress)
+        return self.update(step, self.prepared(data, self.shards), progress)
 
-    def prepared(self, data: Sequence[Datum]) -> list[Datum]:
-        """Rows with the columns that stay constant over the step."""
+    def prepared(self, data: Sequence[Datum], shards: Shards | None = None) -> list[Datum]:
+        """Rows with the columns that stay constant over the step.
+
+        Args:
+            shards: as in ``measure``.
+        """
         settings, objective, data = self.settings, self.settings.objective, list(data)
         updates = settings.train.epochs * settings.train.optimizer_steps
         chosen, names = objective.measured(data, updates)
@@ -130,12 +141,14 @@ class Learner:
         found: dict[str, list[Tensor]] = {}
         rows = [data[i] for i in chosen]
         if "old_logprobs" in names:
-            found["old_logprobs"], found["entropies"] = self.measure(rows, settings.role)
+            found["old_logprobs"], found["entropies"] = self.measure(
+                rows, settings.role, shards=shards
+            )
         if "ref_logprobs" in names:
-            found["ref_logprobs"], _ = self.measure(rows, settings.reference)
+            found["ref_logprobs"], _ = self.measure(rows, settings.reference, shards=shards)
         if "teacher_logprobs" in names:
             found["teacher_logprobs"], _ = self.measure(
-                [self._as_told_to_the_teacher(row) for row in rows], settings.teacher
+                [self._as_told_to_the_teacher(row) for row in rows], settings.teacher, shards=shards
             )
         for name, values in found.items():
             for i, value in zip(chosen, values, strict=True):
@@ -153,8 +166,10 @@ class Learner:
         settings, train, objective = self.settings, self.settings.train, self.settings.objective
         size = ROWS[objective.unit]
         torch.manual_seed(random.Random(f"{settings.seed}/dropout/{step}").getrandbits(63))
-        self.updates_in_step, tally = 0, Tally()
+        self.updates_in_step = 0
         updates = train.epochs * train.optimizer_steps
+        tallies: list[list[Tally]] = []
+        moved: list[tuple[float, float]] = []
         counted = objective.counted(data)
         trained = set(objective.trained(data))
         self.logprobs_at_start = [
@@ -163,9 +178,8 @@ class Learner:
             else None
             for i, datum in enumerate(data)
         ]
-        with ending_out_of_memory("making the gradients"):
-            for parameter in self.parameters:  # so that a batch without signal is a step of zeros
-                parameter.grad = torch.zeros_like(parameter)
+        with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
+            gradient = GradientSum(self.parameters, self.shards)
         with self.model.using(settings.role):
             for update in range(updates):
                 epoch, part = divmod(update, train.optimizer_steps)
@@ -173,17 +187,19 @@ class Learner:
                 parts = split(len(data) // size, train.optimizer_steps, seed)
                 batch = {i * size + side for i in parts[part] for side in range(size)}
                 rows = [data[i] for i in counted if i in batch]
-                counts = objective.count(rows, self._beside(rows))
+                counts = objective.count(rows, self._beside(rows, self.shards))
                 passed = [i for i in counted if i in batch and i in trained]
                 progress(len(batch) - len(passed))
-                self._accumulate(step, data, passed, counts, tally, progress)
-                self._update(step, step * updates + update, tally, [data[i].name for i in passed])
+                tallies.append(self._accumulate(step, data, passed, counts, gradient, progress))
+                names = [data[i].name for i in passed]
+                moved.append(self._update(step, step * updates + update, tallies[-1], names))
+        tally = self._together(step, tallies, moved)
         found = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
             "train/counted_fraction": len(counted) / len(data),
             **objective.describe([data[i] for i in counted]),
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
-            "train/out_of_memory": float(self.micro_batches.take_replays()),
+            "train/out_of_memory": float(self._replays),
         }
         return {f"{prefix}{name.removeprefix('train')}": value for name, value in found.items()}
 
@@ -205,7 +221,7 @@ class Learner:
         ``pair_accuracy`` and so on."""
         objective, tally = self.settings.objective, Tally()
         rows = self.prepared(data)
-        counts = objective.count(rows, self._beside(rows))
+        counts = objective.count(rows, self._beside(rows, None))
 
         def run(indices: list[int]) -> None:
             part = [rows[i] for i in indices]
@@ -242,13 +258,13 @@ class Learner:
             )
         return datum.with_prompt(prompt)
 
-    def _beside(self, rows: Sequence[Datum]) -> list[Beside]:
+    def _beside(self, rows: Sequence[Datum], shards: Shards | None) -> list[Beside]:
         """What the objective wants to know beside its batch before an update."""
         settings = self.settings
         if not (beside := settings.objective.beside(rows)):
             return []
-        ours, _ = self.measure(beside, settings.role)
-        theirs, _ = self.measure(beside, settings.reference)
+        ours, _ = self.measure(beside, settings.role, shards=shards)
+        theirs, _ = self.measure(beside, settings.reference, shards=shards)
         return [Beside(role, reference) for role, reference in zip(ours, theirs, strict=True)]
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
@@ -257,29 +273,57 @@ class Learner:
 
     @torch.no_grad()
     def measure(
-        self, data: Sequence[Datum], role: Role, output: Output | None = None
+        self,
+        data: Sequence[Datum],
+        role: Role,
+        output: Output | None = None,
+        shards: Shards | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Output for each row's trained tokens in this role, and entropies, without dropout.
 
         Args:
             output: None: the objective's.
+            shards: that the rows are dealt in; their peers are told what the others measured. None:
+                this process measures all.
         """
+        shards = Shards() if shards is None else shards
         logprobs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(logprobs)
-
-        def run(indices: list[int]) -> None:
-            mask_BT, logprobs_BT, entropies_BT, _ = self._passed(
-                [data[i] for i in indices], role=role, output=output
-            )
-            for row, index in enumerate(indices):
-                logprobs[index] = logprobs_BT[row][mask_BT[row]]
-                entropies[index] = entropies_BT[row][mask_BT[row]]
-
+        dealt = shards.deal(data)
         self.model.policy.eval()
         with self.model.using(role):
-            self.micro_batches.run(data, run, lambda: None)
+            for shard in shards.own:
+
+                def run(indices: list[int], rows: list[int] = dealt[shard]) -> None:
+                    mask_BT, logprobs_BT, entropies_BT, _ = self._passed(
+                        [data[rows[i]] for i in indices], role=role, output=output
+                    )
+                    for row, i in enumerate(indices):
+                        logprobs[rows[i]] = logprobs_BT[row][mask_BT[row]]
+                        entropies[rows[i]] = entropies_BT[row][mask_BT[row]]
+
+                self.micro_batches.run([data[i] for i in dealt[shard]], run, lambda: None)
         self.model.policy.train()
+        if shards.peers.size > 1:
+            self._exchange(data, dealt, logprobs, shards)
+            self._exchange(data, dealt, entropies, shards)
         return logprobs, entropies
+
+    def _exchange(
+        self, data: Sequence[Datum], dealt: list[list[int]], values: list[Tensor], shards: Shards
+    ) -> None:
+        """Fill in what the peers measured of their shards' rows, to the last bit."""
+        own = [values[i].float().cpu() for shard in shards.own for i in dealt[shard]]
+        content = torch.cat([torch.empty(0), *own]).numpy().tobytes()
+        each = shards.count // shards.peers.size
+        for rank, given in enumerate(shards.peers.gather(content)):
+            if rank == shards.peers.rank or not given:
+                continue
+            rows = [i for shard in dealt[rank * each : (rank + 1) * each] for i in shard]
+            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32).to(self.model.device)
+            parts = numbers.split([data[i].num_trained for i in rows])
+            for i, part in zip(rows, parts, strict=True):
+                values[i] = part
 
     def _passed(
         self,
@@ -315,29 +359,52 @@ class Learner:
         data: Sequence[Datum],
         passed: Sequence[int],
         counts: Counts,
-        tally: Tally,
+        gradient: GradientSum,
         progress: Progress,
-    ) -> None:
-        """Accumulate the gradient of an optimizer batch; out of memory, from the start again."""
-        states, here, done = micro_batches.rng_states(), Tally(), 0
+    ) -> list[Tally]:
+        """Accumulate the gradient of an optimizer batch, shard by shard, and return the tallies of
+        this process's shards."""
+        tallies, shards = [], self.shards
+        dealt = shards.deal([data[i] for i in passed])
+        for shard in shards.own:
+            rows = [passed[i] for i in dealt[shard]]
+            if shards.count > 1:
+                seed = f"{self.settings.seed}/dropout/{step}/{self.updates_in_step}"
+                torch.manual_seed(shard_seed(seed, shard))
+            gradient.begin()
+            tallies.append(self._accumulate_shard(step, data, rows, counts, progress))
+            gradient.end()
+        gradient.finish()
+        progress(len(passed) - sum(len(dealt[shard]) for shard in shards.own))
+        return tallies
+
+    def _accumulate_shard(
+        self,
+        step: int,
+        data: Sequence[Datum],
+        passed: Sequence[int],
+        counts: Counts,
+        progress: Progress,
+    ) -> Tally:
+        """Accumulate the gradient of these rows; out of memory, from the start again."""
+        states, tally, done = micro_batches.rng_states(), Tally(), 0
 
         def restart() -> None:
-            nonlocal here, done
+            nonlocal tally, done
             self.optimizer.zero_grad(set_to_none=False)
             micro_batches.set_rng_states(states)  # dropout masks are drawn again
             progress(-done)
-            here, done = Tally(), 0
+            tally, done = Tally(), 0
 
         def run(indices: list[int]) -> None:
             nonlocal done
-            self._backward(step, data, [passed[i] for i in indices], counts, here)
+            self._backward(step, data, [passed[i] for i in indices], counts, tally)
             progress(len(indices))
             done += len(indices)
 
-        restart()
         size = ROWS[self.settings.objective.unit]
         self.micro_batches.run([data[i] for i in passed], run, restart, size)
-        tally.merge(here)
+        return tally
 
     def _backward(
         self, step: int, data: Sequence[Datum], indices: list[int], counts: Counts, tally: Tally
@@ -383,17 +450,20 @@ class Learner:
         )
         tally.left_out += found.masked_out
 
-    def _update(self, step: int, optimizer_step: int, tally: Tally, names: Sequence[str]) -> None:
+    def _update(
+        self, step: int, optimizer_step: int, tallies: Sequence[Tally], names: Sequence[str]
+    ) -> tuple[float, float]:
+        """Take an optimizer step, and return the gradient's norm and the learning rate."""
         settings = self.settings
         with ending_out_of_memory("clipping the gradient"):
             most = settings.train.max_grad_norm
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
         if not math.isfinite(norm):
+            largest = max(tally.largest_log_ratio for tally in tallies)
             raise TrainingError(
                 f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
-                f"and {max(0, len(names) - 4)} more (largest log ratio "
-                f"{tally.largest_log_ratio:.3g}); start again with --run.resume never and a lower "
-                "train.learning_rate"
+                f"and {max(0, len(names) - 4)} more (largest log ratio {largest:.3g}); start again "
+                "with --run.resume never and a lower train.learning_rate"
             )
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
@@ -401,7 +471,71 @@ class Learner:
         self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
         with ending_out_of_memory("taking the optimizer's step"):
             self.optimizer.step()
-        tally.add_update(norm, rate)
+        return norm, rate
+
+    def _together(
+        self, step: int, parts: list[list[Tally]], moved: list[tuple[float, float]]
+    ) -> Tally:
+        """Tally of a step: of each optimizer step all shards in order, whoever learned from them.
+
+        The peers compare their adapters here, and tell what only one of them has seen.
+
+        Raises:
+            TrainingError: a peer has another adapter.
+        """
+        shards, self._replays = self.shards, self.micro_batches.take_replays()
+        if shards.count > 1:
+            told = self._told_by_all(step, parts)
+            parts = [
+                [Tally.from_json(tally) for each in told for tally in each["updates"][update]]
+                for update in range(len(moved))
+            ]
+            # What memory left to one of them goes for all, and into the checkpoint.
+            self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
+            self._replays = sum(each["replays"] for each in told)
+            for each in told:
+                for i, text in each["logprobs_at_start"].items():
+                    self.logprobs_at_start[int(i)] = floats_from_text(text)
+        tally = Tally()
+        for tallies, (norm, rate) in zip(parts, moved, strict=True):
+            for each_tally in tallies:
+                tally.merge(each_tally)
+            tally.add_update(norm, rate)
+        return tally
+
+    def _told_by_all(self, step: int, parts: list[list[Tally]]) -> list[dict[str, Any]]:
+        peers = self.shards.peers
+        of_some = peers.size > 1
+        content = {
+            "updates": [[tally.to_json() for tally in tallies] for tallies in parts],
+            "micro_batch_tokens": self.micro_batches.tokens,
+            "replays": self._replays,
+            "digest": self._digest() if of_some else "",
+            "logprobs_at_start": {
+                i: floats_to_text(values)
+                for i, values in enumerate(self.logprobs_at_start)
+                if of_some and values is not None
+            },
+        }
+        told: list[dict[str, Any]] = [
+            json.loads(given) for given in peers.gather(json.dumps(content).encode())
+        ]
+        digests = [each["digest"] for each in told]
+        if len(set(digests)) > 1:
+            shown = ", ".join(f"{rank}: {digest[:12]}" for rank, digest in enumerate(digests))
+            raise TrainingError(
+                f"step {step}: the replicas learned different adapters ({shown}); use the same "
+                "kind of machine and the same packages for all of them, and call the same command "
+                "again to go on from the last checkpoint"
+            )
+        return told
+
+    def _digest(self) -> str:
+        """SHA-256 of what this learner moves."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def _batch(

@@ -34,6 +34,7 @@ EXEMPT = {
     "scripts/benchmark.py kernels": "needs Triton; likewise",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
+    "scripts/train.py my_config.yaml --run.replicas": "starts Ray; test_replicas.py does",
 }
 
 STAND_INS = {

@@ -30,9 +30,11 @@ def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict
     rates = []
     original = made._update
 
-    def update(*args: Any) -> None:
-        original(*args)
+    def update(*args: Any) -> tuple[float, float]:
+        norm, rate = original(*args)
         rates.append(made.optimizer.param_groups[0]["lr"])
+        assert rate == rates[-1]
+        return norm, rate
 
     made._update = update  # type: ignore[method-assign]
     with learning(made):

@@ -40,7 +40,9 @@ class Machine:
     def here(cls, config: Config, device: torch.device) -> "Machine":
         """This machine, within the config's limits.
 
-        ``budget_gib: auto`` is all that other programs leave of the GPU.
+        ``budget_gib: auto`` is all that other programs leave of the GPU. Without a GPU, replicas
+        share the machine; so that the plan, and with it what is learned, does not depend on their
+        number, it is for as many as there may be.
         """
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if device.type == "cuda":
@@ -48,7 +50,7 @@ class Machine:
             total = torch.cuda.get_device_properties(device).total_memory
             left = total - others_bytes(device)
         else:
-            kind, total, left = "cpu", host, host
+            kind, total, left = "cpu", host, host // config.run.shards
         asked, asked_host = config.memory.budget_gib, config.memory.host_gib
         return cls(
             kind,

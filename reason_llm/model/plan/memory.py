@@ -226,6 +226,11 @@ class _Draft:
         return max(sizes) if self.machine.kind == "cuda" else sum(sizes)
 
     @property
+    def _gradients(self) -> int:
+        """Gradients of a role that are there at once: of shards, the sums that wait in the tree."""
+        return self.config.run.shards.bit_length()
+
+    @property
     def unit_tokens(self) -> int:
         """Of the longest unit that a micro-batch may not split: a row, or both sides of a pair."""
         return self.context * (2 if self.config.learns_pairs else 1)
@@ -330,7 +335,7 @@ class _Draft:
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
             Line("prompts and logits in flight", passing + widest, 0),
-            Line("gradients", 0, max(self.learned.values()) * 4),  # of one role at a time
+            Line("gradients", 0, max(self.learned.values()) * 4 * self._gradients),
             Line("activations", 0, activations + widest),
             Line("log-prob chunk", 0, self._chunk_bytes * chunk),
         ]
@@ -433,6 +438,8 @@ class _Draft:
         kept = self.shape.kept_bytes_per_token(self.element_bytes) if offloads else 0
         parked = self.optimizer_bytes if "critic" in self.learned else 0
         paths = self.config.outside_reward_models.values() if self.learns else ()
+        if self.config.run.replicas != 1:  # what a step is learned again from
+            parked += self._checkpoint_bytes
         parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
         return HOST_BYTES + max(micro_batch_tokens, self.unit_tokens) * kept + parked
 

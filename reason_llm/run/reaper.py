@@ -1,0 +1,55 @@
+"""Ends what a local Ray cluster leaves behind, when the head has ended or was killed.
+
+    python reaper.py FOLDER
+
+Runs as a program of its own, which imports nothing of ours. Ray's daemons end by themselves some
+seconds after their head is killed, two of its agents half a minute later, and its folder stays.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+GRACE_SECONDS = 4.0
+"""In which the cluster may end by itself."""
+POLL_SECONDS = 0.1
+
+
+def users_of(folder: str, head: int) -> list[int]:
+    """Processes of this user but the head that have a file in the folder open, as all of Ray's have
+    their logs.
+
+    (Names and environments are overwritten by Ray's titles.)
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            opened = [str(each.readlink()) for each in (process / "fd").iterdir()]
+        except OSError:  # another user's, or gone
+            continue
+        is_head = int(process.name) == head
+        if not is_head and any(each.startswith(f"{folder}/") for each in opened):
+            found.append(int(process.name))
+    return found
+
+
+def main(folder: str) -> None:
+    """Wait until the head closes stdin, by ending or on purpose, and clean up."""
+    head = os.getppid()
+    sys.stdin.buffer.read()
+    until = time.monotonic() + GRACE_SECONDS
+    while (left := users_of(folder, head)) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    for process in left:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except OSError:
+            continue
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,131 @@
+"""A replica beside the head: a whole model with its sampler and its learners, which does what the
+head asks. It writes nothing to disk."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+import torch
+from torch import Tensor
+
+from reason_llm.config import Config
+from reason_llm.model import Datum, Model, load_tokenizer
+from reason_llm.model.plan import Plan
+from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
+from reason_llm.run import learners
+from reason_llm.run.checkpoint import RunState
+from reason_llm.run.peers import GroupPeers, connect
+from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.train import Shards, learning
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a replica needs to know of the run."""
+
+    config: Config
+    folder: Path
+    """The run's. With model.start it is read, so that it must be there on every machine."""
+    directory: Path
+    """That relative paths are read from."""
+    state: RunState
+    plan: Plan
+    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]]
+    threads: int
+    """Of torch on a CPU, on which the bits depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A replica's place in a group that learns together."""
+
+    name: str
+    """Of the group."""
+    rank: int
+    size: int
+    head: tuple[str, int]
+    """Address and port of the head's store."""
+    address: str
+    """Of the replica's machine."""
+
+
+class Replica:
+    """A replica's model and learners.
+
+    Raises:
+        ReasonError: something that the config names cannot be used on this machine.
+    """
+
+    def __init__(self, work: Work) -> None:
+        os.chdir(work.directory)
+        if not torch.cuda.is_available():
+            torch.set_num_threads(work.threads)
+        config = work.config
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        checkpointing = bool(config.train.gradient_checkpointing)
+        self._model = Model(
+            config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
+        )
+        self._learners = learners.make(config, work.folder, work.state, work.plan, self._model)
+        self._learners.policy.teacher_prompts = work.teacher_prompts
+        self._work = work
+        self._seat: Seat | None = None
+        self._proven = False
+
+    def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
+        """Take over what the head's learners moved so far."""
+        self._learners.load(state)
+        self._learners.policy.micro_batches.tokens = micro_batch_tokens
+        self._proven = False
+
+    def sample(self, part: Part, params: SamplingParams) -> bytes:
+        """Sample a shard's part; the groups as JSON."""
+        with sampling(self._model, self._work.plan.cache_tokens) as sampler:
+            if self._model.engine is not None and not self._proven:
+                prove_sampler_is_policy(sampler, self._model, part.prompts)
+                self._proven = True
+            groups = sampler.sample(part.prompts, params, part.seed, lambda tokens, items: None)
+        return orjson.dumps([group_to_json(group) for group in groups])
+
+    def learn(
+        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
+    ) -> None:
+        """Learn a step together with the head.
+
+        Raises:
+            PeersLost: another replica is gone.
+            TrainingError, OutOfMemory: as ``Learners.learn``; the others are told.
+        """
+        count = self._work.config.run.shards
+        self._proven = False
+        try:
+            if self._seat != seat:
+                peers = GroupPeers(
+                    connect(*seat.head), seat.name, seat.rank, seat.size, seat.address,
+                    self._model.device,
+                )  # fmt: skip
+                self._learners.deal(Shards(count, peers))
+                self._seat = seat
+            if kl_coefficient is not None:
+                self._learners.set_kl_coefficient(kl_coefficient)
+            with learning(self._learners.policy):
+                self._learners.learn(step, data, lambda rows: None)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Leave the group, so that whoever waits for this replica waits no longer."""
+        peers = self._learners.policy.shards.peers
+        self._learners.deal(Shards(self._work.config.run.shards))
+        self._seat = None
+        if isinstance(peers, GroupPeers):
+            peers.close()
+
+
+def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
+    """The groups that ``Replica.sample`` told of, with the head's own prompts."""
+    groups = [group_from_json(each) for each in orjson.loads(content)]
+    return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

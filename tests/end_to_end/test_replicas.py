@@ -1,0 +1,212 @@
+"""Replicas on a real Ray cluster: the same adapter, to the last bit, whatever their number and
+whatever happens to them.
+
+The short form is in ``make test``; the rest is by ``make faults``.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults import RUNS, write_config
+from reason_llm.config import Config
+from reason_llm.errors import ConfigError, ReplicaError
+from reason_llm.loop import train
+from reason_llm.run import replica_count
+from replica_runs import Started, adapter, quick_start, records, strike
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+STOPPED = 128 + signal.SIGINT
+
+
+WITHOUT_RAY = """
+import runpy, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "ray":
+            raise ImportError("nothing may import it")
+
+sys.meta_path.insert(0, Blocker())
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_to_its_end(config: Path, *arguments: str) -> str:
+    run = Started(config, *arguments)
+    assert run.end() == 0, run.printed
+    return run.printed
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quick start in 8 shards by one process, in which nothing can import Ray."""
+    folder = tmp_path_factory.mktemp("alone")
+    blocked = folder / "without_ray.py"
+    blocked.write_text(WITHOUT_RAY)
+    run = Started(quick_start(folder), "--run.shards", "8", before=[str(blocked)])
+    assert run.end() == 0, run.printed
+    return folder
+
+
+def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> None:
+    """The same adapter and the same metrics; one line says what happened; nothing is left."""
+    before = set(Path("/tmp").glob("reason_llm-*"))
+    run = Started(quick_start(tmp_path), "--run.replicas", "2")
+    killed = strike(run, "step 1/2", signal.SIGKILL)
+    assert run.end() == 0, run.printed
+    told = [line for line in run.printed.splitlines() if f"process {killed}" in line]
+    assert len(told) == 1, run.printed
+    assert "died" in told[0]
+    assert "1 of 2 replicas are left and another one is started" in told[0]
+    assert adapter(tmp_path) == adapter(alone)
+    assert records(tmp_path) == records(alone)
+    assert set(Path("/tmp").glob("reason_llm-*")) == before
+    assert run.replicas() == []
+
+
+def test_without_the_extra_a_line_says_how_to_install_it(
+    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ReplicaError) as refused:
+        train(small_run(run__replicas=2))
+    assert str(refused.value) == (
+        "run.replicas=2 needs Ray, which is not installed; install it with: "
+        "pip install 'reason_llm[ray]', or set run.replicas to 1"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_cluster_without_a_token_is_refused(
+    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ReplicaError, match="RAY_AUTH_MODE=disabled lets anyone"):
+        train(small_run(run__replicas=2))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_replicas_than_gpus_are_refused(
+    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert replica_count.count_of(small_run(run__replicas="auto")) == 2
+    with pytest.raises(ConfigError, match="contradicts the 3 GPUs of this machine"):
+        train(small_run(run__replicas=4))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_gpu_auto_is_one(small_run: Callable[..., Config]) -> None:
+    config = small_run(run__replicas="auto")
+    assert (replica_count.count_of(config), config.run.shards) == (1, 8)
+
+
+# --- by make faults ---------------------------------------------------------------------------
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("replicas", ["2", "4"])
+def test_the_whole_quick_start(replicas: str, tmp_path: Path) -> None:
+    one, several = tmp_path / "one", tmp_path / "several"
+    for folder in (one, several):
+        folder.mkdir()
+    run_to_its_end(quick_start(one, steps=10), "--run.shards", "8")
+    printed = run_to_its_end(quick_start(several, steps=10), "--run.replicas", replicas)
+    assert f"{replicas} replicas on 1 machine, 8 shards" in printed
+    assert adapter(several) == adapter(one)
+    assert records(several) == records(one)
+
+
+@pytest.fixture(scope="module")
+def start_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter to begin from."""
+    folder = tmp_path_factory.mktemp("start") / "sft"
+    run_to_its_end(write_config(folder, "sft"))
+    return folder / "runs" / "run" / "adapter"
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict",)])
+def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> None:
+    """Every stage, ppo with its critic, opd with its teacher, dynamic sampling, 8-bit Adam."""
+    if "{shared}/start/adapter" in str(RUNS[name].options):
+        shutil.copytree(start_adapter, tmp_path / "start" / "adapter")
+    digests = []
+    for replicas in ("1", "2"):
+        folder = tmp_path / replicas
+        config = write_config(folder, name)
+        run_to_its_end(config, "--run.shards", "4", "--run.replicas", replicas)
+        digests.append(adapter(folder))
+    assert digests[0] == digests[1]
+
+
+STRUCK = [
+    (signal.SIGKILL, "before training", 0.1),
+    (signal.SIGKILL, "step 1/4", 0.0),
+    (signal.SIGKILL, "step 1/4", 0.4),
+    (signal.SIGKILL, "step 1/4", 0.7),
+    (signal.SIGKILL, "step 1/4", 1.0),
+    (signal.SIGKILL, "step 2/4", 1.3),
+    (signal.SIGKILL, "step 2/4", 1.6),
+    (signal.SIGSTOP, "step 1/4", 0.2),
+    (signal.SIGSTOP, "step 1/4", 1.0),
+    (signal.SIGTERM, "step 1/4", 0.5),
+    (signal.SIGSEGV, "step 1/4", 0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("four")
+    run_to_its_end(quick_start(folder, steps=4), "--run.shards", "8")
+    return folder
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("number", "after", "pause"), STRUCK)
+@pytest.mark.parametrize("replicas", ["2", "4"])
+def test_a_replica_is_struck(
+    replicas: str, number: signal.Signals, after: str, pause: float, tmp_path: Path,
+    four_steps: Path,
+) -> None:  # fmt: skip
+    run = Started(quick_start(tmp_path, steps=4), "--run.replicas", replicas)
+    struck = strike(run, after, number, pause)
+    assert run.end() == 0, run.printed
+    assert sum(f"process {struck}" in line for line in run.printed.splitlines()) == 1, run.printed
+    assert adapter(tmp_path) == adapter(four_steps)
+    assert records(tmp_path) == records(four_steps)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pause", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_head_is_struck(
+    number: signal.Signals, pause: float, tmp_path: Path, four_steps: Path
+) -> None:
+    """The same command goes on; nothing is left running meanwhile."""
+    before = set(Path("/tmp").glob("reason_llm-*"))
+    config = quick_start(tmp_path, steps=4)
+    run = Started(config, "--run.replicas", "2")
+    run.wait_for("step 1/4")
+    time.sleep(pause)
+    others = run.replicas()
+    os.kill(run.process.pid, number)
+    assert run.end() in (-signal.SIGKILL, STOPPED)
+    until = time.monotonic() + 20
+    while set(Path("/tmp").glob("reason_llm-*")) - before and time.monotonic() < until:
+        time.sleep(0.1)
+    assert set(Path("/tmp").glob("reason_llm-*")) == before
+    assert not [each for each in others if Path(f"/proc/{each}").exists()]
+    run_to_its_end(config, "--run.shards", "8")  # by one process alone
+    assert adapter(tmp_path) == adapter(four_steps)
