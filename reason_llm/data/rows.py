@@ -188,7 +188,7 @@ def _given_rows(source: str, rows: Rows, fault: Fault) -> Iterator[tuple[str, Ro
         try:
             check_nesting(row)
             json.dumps(dict(row), ensure_ascii=False, default=str).encode()
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             fault(DataError(f"{where}: {one_line(error)}; fix it"))
             continue
         yield where, dict(row)

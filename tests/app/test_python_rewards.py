@@ -188,6 +188,7 @@ def test_what_could_not_be_known_again_is_refused(
         (["a"], r"python:rows:row 1: is str 'a'; expected a dict"),
         ([{"x": 1}], r"python:rows:row 1: lacks any of the columns"),
         ([{"prompt": "\ud800"}], r"python:rows:row 1: .*surrogates"),
+        ([{"prompt": "a", "of": {(1, 2): 3}}], r"python:rows:row 1: keys must be"),
         ([], "python:rows holds no rows"),
     ],
 )
