@@ -16,8 +16,10 @@ from conftest import ROOT, TINY
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.data import load_data
 from reason_llm.errors import CheckpointError, ConfigError, DataError, ReasonError, RewardError
-from reason_llm.rollout import Group
+from reason_llm.model import load_tokenizer
+from reason_llm.rollout import ROW, Group
 from reason_llm.run import Record
 
 ROWS = [{"prompt": f"What is {a} + {b}?", "total": a + b} for a in range(6) for b in range(6)]
@@ -275,3 +277,17 @@ def test_a_config_with_functions_and_rows_can_be_sent_to_a_replica() -> None:
     assert sent.model_dump() == given.model_dump()
     assert not sent.data.given
     assert sent.score.rewards[0].function is None
+
+
+def test_a_column_that_a_reward_of_trl_s_form_does_not_get_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [{"prompt": "a", "level": 1, "tests": (1, 2)}, {"prompt": "b", "tests": (3,)}]
+    config = config_file.build(
+        {"data": {"train": "python:rows", "form": "prompts"}}, Path("given"), {}
+    )
+    config = config.model_copy(update={"data": config.data.with_rows({"python:rows": rows})})
+    data = load_data(config, load_tokenizer(str(TINY), False), 1024, extra_columns=[ROW])
+    assert data.prompts[0].extra[ROW]["columns"] == {"prompt": "a", "level": 1}
+    (told,) = [record.getMessage() for record in caplog.records if "TRL" in record.getMessage()]
+    assert told.startswith("python:rows:row 1: column 'tests' holds (1, 2), which the rollout")
