@@ -164,7 +164,7 @@ exec("def typed(completion):\n    return 1.0", TYPED)
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completion: 1.0, "is a lambda, which has no name"),
+        (lambda completion: 1.0, "score.rewards: one of them is a lambda, which has no name"),
         (closed(2), "is the function inner, which takes count from the function around it"),
         (functools.partial(brief), "is a partial and no function made with def"),
         (Callables(), "is a Callables and no function"),
