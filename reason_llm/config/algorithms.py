@@ -282,6 +282,10 @@ def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, st
     if row.min_reward_std > 0 and (not row.needs_group or row.critic or row.teacher):
         found.append(("min_reward_std", "the algorithm does not compare the completions of a group",
                       "leave it out, or set algorithm.name to grpo"))  # fmt: skip
+    elif row.min_reward_std > 0 and row.kl_place != "loss" and row.dynamic_sampling == 1:
+        found.append(("min_reward_std", f"algorithm.kl_place is {row.kl_place}, where the KL makes "
+                      "advantages, too",
+                      "leave it out, or set algorithm.kl_place to loss"))  # fmt: skip
     if row.dynamic_sampling == 1 and row.success_range is not None:
         found.append(("success_range", "algorithm.dynamic_sampling is 1",
                       "set algorithm.dynamic_sampling to 3"))  # fmt: skip

@@ -20,6 +20,7 @@ class Equivalent:
 _BATCH = "sizes of batches in memory are derived, and never change the gradient"
 _MEMORY = "what vLLM may take is derived from the whole; a fraction times your GPU's GiB"
 _PRECISION = "auto is bfloat16 on a GPU"
+_ONE_GPU = "a model lies on one GPU; run.replicas takes more"
 _NO_SERVER = "vLLM runs in this process, over the same weights"
 
 EQUIVALENTS: dict[str, Equivalent] = {
@@ -28,7 +29,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
     ),
     "lr": Equivalent(VERL, ("train.learning_rate",)),
     "max_steps": Equivalent(TRL, ("run.steps",)),
-    "num_train_epochs": Equivalent(TRL, ("run.steps",), "rows / sample.prompts_per_step a pass"),
+    "num_train_epochs": Equivalent(TRL, ("run.epochs",)),
     "num_iterations": Equivalent(TRL, ("train.epochs",)),
     "num_generations": Equivalent(TRL, ("sample.completions_per_prompt",)),
     "max_completion_length": Equivalent(TRL, ("sample.max_new_tokens",)),
@@ -69,7 +70,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
     "vllm_mode": Equivalent(TRL, (), _NO_SERVER),
     "vllm_gpu_memory_utilization": Equivalent(TRL, ("memory.budget_gib",), _MEMORY),
     "gpu_memory_utilization": Equivalent(UNSLOTH, ("memory.budget_gib",), _MEMORY),
-    "vllm_tensor_parallel_size": Equivalent(TRL, (), "a run has one GPU"),
+    "vllm_tensor_parallel_size": Equivalent(TRL, (), _ONE_GPU),
     "vllm_importance_sampling_correction": Equivalent(TRL, ("algorithm.correction",)),
     "vllm_importance_sampling_mode": Equivalent(TRL, ("algorithm.correction",)),
     "chat_template_kwargs": Equivalent(TRL, ("data.template_arguments",)),
@@ -108,13 +109,13 @@ EQUIVALENTS: dict[str, Equivalent] = {
     "loss_agg_mode": Equivalent(VERL, ("algorithm.aggregation",)),
     "entropy_coeff": Equivalent(VERL, ("algorithm.entropy_coefficient",)),
     "total_training_steps": Equivalent(VERL, ("run.steps",)),
-    "total_epochs": Equivalent(VERL, ("run.steps",), "rows / sample.prompts_per_step a pass"),
+    "total_epochs": Equivalent(VERL, ("run.epochs",)),
     "test_freq": Equivalent(VERL, ("eval.every",)),
     "save_freq": Equivalent(VERL, ("run.save_every",)),
     "project_name": Equivalent(VERL, ("run.directory",)),
     "experiment_name": Equivalent(VERL, ("run.name",)),
-    "n_gpus_per_node": Equivalent(VERL, (), "a run has one GPU"),
-    "tensor_model_parallel_size": Equivalent(VERL, (), "a run has one GPU"),
+    "n_gpus_per_node": Equivalent(VERL, ("run.replicas",)),
+    "tensor_model_parallel_size": Equivalent(VERL, (), _ONE_GPU),
 }
 """By the option's name, or by the last parts of it."""
 

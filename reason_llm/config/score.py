@@ -104,9 +104,11 @@ class RewardSpec(Section):
         if isinstance(function, str | RewardSpec) or not callable(function):
             return handler(value)
         given = value if isinstance(value, dict) else {}
-        spec = handler(
-            {**given, "custom": name_of(function), "source_sha256": source_digest(function)}
-        )
+        try:
+            named = {"custom": name_of(function), "source_sha256": source_digest(function)}
+        except ValueError as error:
+            raise ValueError(f"score.rewards: one of them {error}") from error
+        spec = handler({**given, **named})
         spec._function = function
         return spec
 

@@ -377,6 +377,11 @@ class Config(Section):
     """A row of the table of preference losses."""
 
     @property
+    def as_written(self) -> Self:
+        """This config as a file holds it: without functions and rows that were given in Python."""
+        return type(self).model_validate(self.model_dump(mode="json"))
+
+    @property
     def eval_max_new_tokens(self) -> int:
         """``eval.max_new_tokens``, or ``sample.max_new_tokens`` where that is null."""
         return self.eval.max_new_tokens or self.sample.max_new_tokens

@@ -6,6 +6,7 @@ rate, length, duplicates, contamination. What they leave out is counted; everyth
 be used goes to ``fault``.
 """
 
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from reason_llm.rollout import CHAT, ROW, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
@@ -242,6 +245,8 @@ class _Loader:
         default_factory=dict
     )
     """By a training prompt's ids: its row, and what the teacher is asked in its place."""
+    left_out: set[str] = field(default_factory=set)
+    """Columns that rewards in TRL's form are not given, of which the user knows."""
 
     def held_out(self, name: str, source: str, room: int, limit: int | None) -> LoadedSet:
         """The first ``limit`` rows of a held-out set."""
@@ -293,6 +298,7 @@ class _Loader:
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
             kept = {name: value for name, value in row.items() if _is_kept_by_json(value)}
+            self._warn_of_left_out(problem.where, row, kept)
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
         missing = [name for name in self.extra_columns if name not in there]
@@ -309,6 +315,16 @@ class _Loader:
                     f"{value!r:.60}, which the rollout buffer, JSON, cannot keep; write it as text"
                 )
         return replace(problem, extra=extra)
+
+    def _warn_of_left_out(self, where: str, row: Row, kept: Collection[str]) -> None:
+        """Warn once of each column that a reward in TRL's form is not given."""
+        for name in row.keys() - kept - self.left_out:
+            self.left_out.add(name)
+            logger.warning(
+                "%s: column %r holds %.60r, which the rollout buffer, JSON, cannot keep: rewards "
+                "of TRL's form do not get it; write it as text, a number or a list",
+                where, name, row[name],
+            )  # fmt: skip
 
     def _of_form(self, columns: ColumnsSection, where: str, row: Row) -> Problem:
         if self.section.form == "problems":

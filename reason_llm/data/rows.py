@@ -186,12 +186,24 @@ def _given_rows(source: str, rows: Rows, fault: Fault) -> Iterator[tuple[str, Ro
             )
             continue
         try:
-            check_nesting(row)
-            json.dumps(dict(row), ensure_ascii=False, default=str).encode()
-        except (ValueError, RecursionError) as error:
-            fault(DataError(f"{where}: {one_line(error)}; fix it"))
+            check_made(where, row)
+        except DataError as error:
+            fault(error)
             continue
         yield where, dict(row)
+
+
+def check_made(where: str, row: Mapping[str, Any]) -> None:
+    """Check that a row that was made in Python holds nothing that no file could.
+
+    Raises:
+        DataError: text that is not Unicode, nesting without end, a number of thousands of digits.
+    """
+    try:
+        check_nesting(row)
+        json.dumps(dict(row), ensure_ascii=False, default=str).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{where}: {one_line(error)}; fix it") from error
 
 
 def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:

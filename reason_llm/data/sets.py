@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from reason_llm.config import DataSection, PassRateSection
 from reason_llm.data.forms import Document, Example
 from reason_llm.data.own_code import place_of
-from reason_llm.data.rows import Fault, Row, read_rows
+from reason_llm.data.rows import Fault, Row, check_made, read_rows
 from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 
@@ -163,6 +163,7 @@ def _preprocessed(where: str, row: Row, function: Preprocess, name: str) -> Row 
             f"{where}: data.preprocess={name} returned {str(made)[:60]!r}; expected a dict of "
             "columns, or None to drop the row"
         )
+    check_made(f"{where}: data.preprocess={name} returned a row that cannot be used", made)
     return made
 
 

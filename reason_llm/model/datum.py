@@ -28,6 +28,8 @@ class Datum:
     reward: float = 0.0
     is_truncated: bool = False
     """The token limit cut it off."""
+    has_reward: bool = True
+    """False where every reward gave None: then it teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """By name, such as sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages."""
 
@@ -41,6 +43,7 @@ class Datum:
         group: int = 0,
         reward: float = 0.0,
         is_truncated: bool = False,
+        has_reward: bool = True,
         columns: Mapping[str, Sequence[float]] | None = None,
     ) -> Self:
         """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens."""
@@ -52,6 +55,7 @@ class Datum:
             group=group,
             reward=reward,
             is_truncated=is_truncated,
+            has_reward=has_reward,
             columns={
                 key: torch.tensor([0.0] * prompt + list(values), dtype=torch.float32)
                 for key, values in (columns or {}).items()
@@ -111,6 +115,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             group=number,
             reward=float(c.reward or 0.0),
             is_truncated=c.finish_reason == "length",
+            has_reward=c.has_reward or c.reward is None,
             columns={
                 "sampler_logprobs": c.logprobs,
                 "advantages": [float(c.advantage or 0.0)] * len(c.token_ids),

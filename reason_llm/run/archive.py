@@ -152,12 +152,18 @@ class Archive:
 
 
 def is_archived(document: Document) -> bool:
-    """Whether the archive of the document's own run holds this step."""
+    """Whether the archive of the document's own run holds this step, and not another run's of the
+    same name."""
     section = document.run.config.get("run")
     directory = section.get("directory") if isinstance(section, dict) else None
     if not isinstance(directory, str) or "\0" in directory:
         return False
-    return (Path(directory) / document.run.name / "buffers" / _name(document.step)).is_file()
+    file = Path(directory) / document.run.name / "buffers" / _name(document.step)
+    try:
+        kept = read_document(file)
+    except RolloutBufferError:
+        return False
+    return (kept.run.id, kept.step) == (document.run.id, document.step)
 
 
 def _name(step: int) -> str:

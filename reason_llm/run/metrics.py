@@ -147,7 +147,8 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
     completions that have them; a reward that none has is left out.
 
     Args:
-        first: name of the reward that judges; None: its deviation is left out.
+        first: name of the reward that judges; None, or one that saved rollouts lack: its
+            deviation is left out.
     """
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
@@ -174,7 +175,7 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
         **rewards,
         **(
             {"score/first_reward_std": pstdev(judged)}
-            if first is not None and (judged := given[f"score/{first}"])
+            if (judged := given.get(f"score/{first}"))
             else {}
         ),
     }

@@ -270,8 +270,9 @@ class Replicas:
 
     def _open(self, connected: Cluster, member: Member) -> None:
         job = self._job
+        # Rewards and rows in Python are the head's alone, and may be nothing that can be sent.
         work = Work(
-            job.config, job.folder, Path.cwd(), job.state, job.plan,
+            job.config.as_written, job.folder, Path.cwd(), job.state, job.plan,
             job.data.teacher_prompts, torch.get_num_threads(),
         )  # fmt: skip
         member.opened = connected.call(member, "open", work)

@@ -25,13 +25,15 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, SupportsFloat
+from itertools import islice
+from typing import Any, SupportsFloat, TypeVar
 
 from reason_llm.config import PYTHON
 from reason_llm.data import load_function, within
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 
+T = TypeVar("T")
 LARGEST = 1e9
 """Beyond it, sums and squares of rewards would leave what float32 holds."""
 OF_ONE = {"completion", "token_ids"}
@@ -108,7 +110,8 @@ class CustomReward:
                 raises itself.
         """
         values = {"completion": completion.text, "token_ids": list(completion.token_ids)}
-        return _number(self._call(prompt, values), self.where)
+        arguments = self._arguments(prompt, values)
+        return _number(self._within_limit(lambda: self._result(arguments)), self.where)
 
     def group(self, group: Group) -> list[float]:
         """The rewards of a group's completions; raises as ``one``."""
@@ -116,16 +119,15 @@ class CustomReward:
             "completions": [c.text for c in group.completions],
             "all_token_ids": [list(c.token_ids) for c in group.completions],
         }
-        found = (
-            self._called(self._of_trl(group)) if self.is_trl else self._call(group.prompt, values)
-        )
-        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
-            found = [found]  # too few of them, or no number
+        count = len(group.completions)
+        arguments = self._of_trl(group) if self.is_trl else self._arguments(group.prompt, values)
+        found = self._within_limit(lambda: _listed(self._result(arguments), count + 1))
         rewards = [_number(value, self.where) for value in found]
-        if len(rewards) != len(group.completions):
+        if len(rewards) != count:
+            given = f"more than {count}" if len(rewards) > count else f"{len(rewards)}"
             raise ValueError(
-                f"{self.where} gave {len(rewards)} rewards for {len(group.completions)} "
-                "completions; it must give a list of as many numbers"
+                f"{self.where} gave {given} rewards for {count} completions; it must give a list "
+                "of as many numbers"
             )
         return rewards
 
@@ -148,26 +150,35 @@ class CustomReward:
         }
         return values if self._takes_all else {n: values[n] for n in self._names if n in values}
 
-    def _call(self, prompt: Prompt, values: dict[str, Any]) -> Any:
+    def _arguments(self, prompt: Prompt, values: dict[str, Any]) -> dict[str, Any]:
         values |= {"prompt": prompt.text, "answer": prompt.answer}
         missing = [name for name in self.columns if name not in prompt.extra]
         if missing:
             raise ValueError(f"{self.where} asks for {missing[0]!r}, which {prompt.id} lacks")
-        arguments = {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
-        return self._called(arguments)
-
-    def _called(self, arguments: dict[str, Any]) -> Any:
-        return within(self.timeout_seconds, self.where, lambda: self._result(arguments))
+        return {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
 
     def _result(self, arguments: dict[str, Any]) -> Any:
+        result = self._function(**arguments)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+    def _within_limit(self, call: Callable[[], T]) -> T:
+        return within(self.timeout_seconds, self.where, lambda: self._guarded(call))
+
+    def _guarded(self, call: Callable[[], T]) -> T:
         try:
-            result = self._function(**arguments)
-            return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+            return call()
         except SystemExit as error:  # which would end the run without a word
             raise RuntimeError(f"{self.where} ended with sys.exit({error.code!r})") from error
         except (KeyboardInterrupt, GeneratorExit) as error:
             # Its own: Ctrl-C comes to the main thread, and this is another one.
             raise RuntimeError(f"{self.where} raised {type(error).__name__}") from error
+
+
+def _listed(result: Any, most: int) -> list[Any]:
+    """What a function gave for a group, at most so many of them. A generator runs here."""
+    if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
+        return [result]  # too few of them, or no number
+    return list(islice(result, most))
 
 
 async def _awaited(result: Any) -> Any:

@@ -1,6 +1,7 @@
 """The table of rewards: a name, its options, and the function that they make."""
 
 import logging
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def _cosine(options: CosineOptions, context: Context) -> Reward:
         return [
             shaping.cosine(len(c.token_ids), value > 0, context.max_new_tokens, options.correct,
                            options.wrong)
+            if not math.isnan(value) else math.nan
             for c, value in zip(group.completions, first, strict=True)
         ]  # fmt: skip
 
@@ -215,7 +217,8 @@ def _cosine(options: CosineOptions, context: Context) -> Reward:
 def _length(options: Section, context: Context) -> Reward:
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(c.token_ids) for c in group.completions]
-        return shaping.length_in_group(lengths, [value > 0 for value in first])
+        found = shaping.length_in_group(lengths, [value > 0 for value in first])
+        return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)
 
@@ -294,4 +297,4 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "judge": (JudgeOptions, _judge),
 }
 NEED_ANOTHER = ("cosine", "length")
-"""Rewards that go by what the first one says is right."""
+"""Rewards that go by what the first one says is right, and give none where that gave none."""

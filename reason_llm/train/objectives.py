@@ -234,7 +234,8 @@ class PolicyGradient:
         elif row.keep == "top_k":
             groups: dict[int, list[int]] = {}
             for i in kept:
-                groups.setdefault(data[i].group, []).append(i)
+                if data[i].has_reward:
+                    groups.setdefault(data[i].group, []).append(i)
             best = [
                 sorted(group, key=lambda i: (-data[i].reward, i))[: row.top_k]
                 for group in groups.values()
@@ -350,7 +351,7 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
 
     Args:
         data: with the columns old_values and old_logprobs, and ref_logprobs where there is a KL in
-            the rewards.
+            the rewards. A row without a reward has advantages of 0 and its values as returns.
 
     Source: arXiv:1909.08593 eq. 2 (rewards); arXiv:1506.02438 eq. 16 (advantages).
     """
@@ -377,8 +378,11 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
     advantages_NT, returns_NT = values.gae(
         rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
     )
+    taught_NT = mask_NT & _has_reward(data, mask_NT)
+    advantages_NT = advantages_NT.masked_fill(~taught_NT, 0.0)
+    returns_NT = torch.where(taught_NT, returns_NT, values_NT)
     if row.scale == "whiten":
-        advantages_NT = advantages.whiten(advantages_NT, mask_NT)
+        advantages_NT = advantages.whiten(advantages_NT, taught_NT)
     return [
         datum.with_trained("advantages", advantages_NT[i, :length].float()).with_trained(
             "returns", returns_NT[i, :length].float()
@@ -401,6 +405,11 @@ def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
     ]
 
 
+def _has_reward(data: Sequence[Datum], mask_NT: Tensor) -> Tensor:
+    """Which rows have a reward, (N, 1)."""
+    return torch.tensor([[datum.has_reward] for datum in data], device=mask_NT.device)
+
+
 def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
     """Advantages of each row's trained tokens, with the KL to the base subtracted from the reward.
 
@@ -409,7 +418,8 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
     off its own reward, returns to go, whitened over all.
 
     Args:
-        data: with the columns ``old_logprobs`` and ``ref_logprobs``; groups of one size.
+        data: with the columns ``old_logprobs`` and ``ref_logprobs``; groups of one size. A row
+            without a reward counts in no baseline, and its advantages are 0.
 
     Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """
@@ -420,7 +430,10 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
     ]
     if row.kl_place == "reward":
         rewards_N = torch.tensor(
-            [d.reward - beta * float(k.sum()) for d, k in zip(data, kl, strict=True)],
+            [
+                d.reward - beta * float(k.sum()) if d.has_reward else math.nan
+                for d, k in zip(data, kl, strict=True)
+            ],
             dtype=torch.float64,
         )
         size = len(data) // len({datum.group for datum in data})
@@ -433,5 +446,5 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
     for index, datum in enumerate(data):
         rewards_NT[index, lengths[index] - 1] += datum.reward
     returns_NT = advantages.returns_to_go(rewards_NT, mask_NT)
-    whitened_NT = advantages.whiten(returns_NT, mask_NT)
+    whitened_NT = advantages.whiten(returns_NT, mask_NT & _has_reward(data, mask_NT))
     return [whitened_NT[index, :length] for index, length in enumerate(lengths)]

@@ -2,6 +2,8 @@
 
 import functools
 import linecache
+import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ import pytest
 
 import reason_llm
 from conftest import ROOT, TINY
-from reason_llm.config import Config
+from reason_llm.config import Config, file as config_file
 from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.data import load_data
 from reason_llm.errors import CheckpointError, ConfigError, DataError, ReasonError, RewardError
-from reason_llm.rollout import Group
+from reason_llm.model import load_tokenizer
+from reason_llm.rollout import ROW, Group
 from reason_llm.run import Record
 
 ROWS = [{"prompt": f"What is {a} + {b}?", "total": a + b} for a in range(6) for b in range(6)]
@@ -160,7 +164,7 @@ exec("def typed(completion):\n    return 1.0", TYPED)
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completion: 1.0, "is a lambda, which has no name"),
+        (lambda completion: 1.0, "score.rewards: one of them is a lambda, which has no name"),
         (closed(2), "is the function inner, which takes count from the function around it"),
         (functools.partial(brief), "is a partial and no function made with def"),
         (Callables(), "is a Callables and no function"),
@@ -188,6 +192,7 @@ def test_what_could_not_be_known_again_is_refused(
         (["a"], r"python:rows:row 1: is str 'a'; expected a dict"),
         ([{"x": 1}], r"python:rows:row 1: lacks any of the columns"),
         ([{"prompt": "\ud800"}], r"python:rows:row 1: .*surrogates"),
+        ([{"prompt": "a", "of": {(1, 2): 3}}], r"python:rows:row 1: keys must be"),
         ([], "python:rows holds no rows"),
     ],
 )
@@ -252,3 +257,37 @@ def test_a_run_whose_rewards_give_none_learns_and_is_reported(
     assert "no report was written" not in capsys.readouterr().out
     assert nothing.records()[1]["score/groups_without_signal_fraction"] == 1
     assert nothing.records()[1]["train/grad_norm"] == 0
+
+
+def counted(completion: str, lock: Any = threading.Lock()) -> float:  # noqa: B008
+    with lock:
+        return float(len(completion))
+
+
+def test_a_config_with_functions_and_rows_can_be_sent_to_a_replica() -> None:
+    given = config_file.build(
+        {"data": {"train": "python:rows"}, "score": {"rewards": [counted]}}, Path("given"), {}
+    )
+    given = given.model_copy(
+        update={"data": given.data.with_rows({"python:rows": [{"prompt": threading.Lock()}]})}
+    )
+    with pytest.raises(TypeError):
+        pickle.dumps(given)
+    sent = pickle.loads(pickle.dumps(given.as_written))
+    assert sent.model_dump() == given.model_dump()
+    assert not sent.data.given
+    assert sent.score.rewards[0].function is None
+
+
+def test_a_column_that_a_reward_of_trl_s_form_does_not_get_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [{"prompt": "a", "level": 1, "tests": (1, 2)}, {"prompt": "b", "tests": (3,)}]
+    config = config_file.build(
+        {"data": {"train": "python:rows", "form": "prompts"}}, Path("given"), {}
+    )
+    config = config.model_copy(update={"data": config.data.with_rows({"python:rows": rows})})
+    data = load_data(config, load_tokenizer(str(TINY), False), 1024, extra_columns=[ROW])
+    assert data.prompts[0].extra[ROW]["columns"] == {"prompt": "a", "level": 1}
+    (told,) = [record.getMessage() for record in caplog.records if "TRL" in record.getMessage()]
+    assert told.startswith("python:rows:row 1: column 'tests' holds (1, 2), which the rollout")

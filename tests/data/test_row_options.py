@@ -143,6 +143,14 @@ def broken(row):
 
 def number(row):
     return 3
+
+
+def half(row):
+    return {"question": "a", "answer": "\\ud800"}
+
+
+def endless(row):
+    return {"question": "a", "answer": 10**5000}
 """
 
 
@@ -159,6 +167,8 @@ def test_each_row_goes_through_the_user_s_function(
     for function, message in (
         ("broken", r"math\.jsonl:1: data\.preprocess=.* failed \(KeyError: 'nothing' at .*py:9\)"),
         ("number", r"math\.jsonl:1: .* returned '3'; expected a dict of columns, or None"),
+        ("half", r"math\.jsonl:1: data\.preprocess=.*:half returned a row .* surrogates"),
+        ("endless", r"math\.jsonl:1: data\.preprocess=.*:endless returned a row .*4300 digits"),
         ("none", r"data\.preprocess=.*mine\.py has no function 'none'; it has made"),
     ):
         with pytest.raises(ReasonError, match=message):

@@ -1,5 +1,6 @@
 """Runs that share data/buffer.json neither stop nor lose each other."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_finished_rollouts_that_are_nowhere_else_are_moved_aside(
     train(named("one", run__keep_buffers="none"))
     train(named("two"))
     assert read_document(Path("data/buffer.old-1.json")).run.name == "one"
+
+
+def test_the_archive_of_another_run_of_that_name_does_not_count(
+    named: Callable[..., Config],
+) -> None:
+    train(named("one"))
+    first = read_document(SHARED).run.id
+    shutil.rmtree("runs/one")
+    train(named("one", run__buffer="elsewhere.json"))
+    train(named("two"))
+    assert read_document(Path("data/buffer.old-1.json")).run.id == first
 
 
 def test_rollouts_of_its_own_come_before_a_file_of_its_own(named: Callable[..., Config]) -> None:

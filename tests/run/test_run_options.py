@@ -48,7 +48,13 @@ def test_dynamic_sampling_drops_groups_that_hardly_vary() -> None:
     assert is_kept(group(0.5, 0.6), resolve("dapo", {}), weights)
 
 
-@pytest.mark.parametrize("name", ["pg", "reinforce_pp", "ppo", "opd"])
+def test_rollouts_may_have_other_rewards_than_the_run() -> None:
+    taught = with_advantages([group(0.0, 1.0)], resolve("grpo", {}))
+    assert metrics.describe(taught, "mine")["score/first_reward_std"] == 0.5
+    assert "score/first_reward_std" not in metrics.describe(taught, "another")  # run.from_buffer
+
+
+@pytest.mark.parametrize("name", ["pg", "reinforce_pp", "ppo", "opd", "rloo"])
 def test_a_floor_that_would_be_ignored_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"min_reward_std.* would be ignored"):
         resolve(name, {"min_reward_std": 0.1})

@@ -156,6 +156,15 @@ def test_length_in_a_group() -> None:
     assert [f["length"] for f in found] == [0.5, -0.5]
 
 
+def test_length_is_no_reward_where_nothing_says_what_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "unsure.py"
+    path.write_text("def unsure(completion):\n    return None if '?' in completion else 1.0\n")
+    specs = [{"custom": f"{path}:unsure"}, {"name": "cosine"}, {"name": "length"}]
+    sure, unsure = scores(specs, group("a", "b?"))
+    assert not any(map(math.isnan, sure.values()))
+    assert all(map(math.isnan, unsure.values()))
+
+
 def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
     assert repetition_penalty([1, 2, 3, 4], 2, -1.0) == 0
     assert repetition_penalty([5, 5, 5, 5, 5], 2, -0.5) == -0.375
@@ -243,6 +252,22 @@ def huge(completion):
 def few(completions):
     return [1.0]
 
+def endless(completions):
+    while True:
+        yield 1.0
+
+def stuck(completions):
+    yield 1.0
+    while True:
+        pass
+
+def leaving(completions):
+    yield 1.0
+    raise SystemExit(3)
+
+def as_generated(completions):
+    yield from map(len, completions)
+
 def stars(*completion):
     return 1
 
@@ -260,12 +285,15 @@ def custom(tmp_path: Path) -> Path:
 
 def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
     found = scores(
-        [{"custom": f"{custom}:{name}"} for name in ("short", "slow_length", "rank")],
+        [
+            {"custom": f"{custom}:{name}"}
+            for name in ("short", "slow_length", "rank", "as_generated")
+        ],
         group("bb", "aaaa", extra={"level": 7}),
     )
     assert found == [
-        {"short": 7, "slow_length": 2, "rank": 1},
-        {"short": 0, "slow_length": 4, "rank": 0},
+        {"short": 7, "slow_length": 2, "rank": 1, "as_generated": 2},
+        {"short": 0, "slow_length": 4, "rank": 0, "as_generated": 4},
     ]
     config = ScoreSection.model_validate({"rewards": [{"custom": f"{custom}:short"}]})
     with Scorer(config, 100) as scorer:
@@ -281,7 +309,10 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
-        ("few", r"failed on p \(ValueError: .*for 2 completions"),
+        ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
+        ("endless", r"failed on p \(ValueError: .*gave more than 2 rewards for 2 completions"),
+        ("stuck", r"failed on p \(TimeoutError: .* longer than 0\.3 s"),
+        ("leaving", r"failed on p \(RuntimeError: .*leaving ended with sys\.exit\(3\)"),
         ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
     ],
 )

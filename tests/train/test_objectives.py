@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from reason_llm.config import CriticSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.objectives import PolicyGradient, shaped_advantages
+from reason_llm.train.objectives import PolicyGradient, shaped_advantages, with_critic
 from reason_llm.train.scored import with_advantages
 
 
@@ -101,6 +102,47 @@ def test_kl_off_each_token_s_reward_is_whitened_over_all_tokens() -> None:
     found = torch.stack(shaped([1, 0], row, old, ref))
     returns = torch.tensor([[-0.5 + 1, 1.0], [0.5, 0.5]])
     assert torch.allclose(found, (returns - returns.mean()) / returns.std(), atol=1e-6)
+
+
+def unscored(datum: Datum) -> Datum:
+    """The row of a completion to which every reward gave None."""
+    return replace(datum, has_reward=False)
+
+
+def test_a_completion_without_a_reward_is_none_of_the_best() -> None:
+    data = [rollout(-2), unscored(rollout(0)), rollout(-1), unscored(rollout(0, group=1))]
+    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [2]
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])
+def test_a_completion_without_a_reward_teaches_nothing_where_the_kl_is_in_it(name: str) -> None:
+    row, logs = ALGORITHMS[name], torch.tensor([-1.0, -1.5])
+    data = [
+        rollout(reward).with_trained("old_logprobs", logs).with_trained("ref_logprobs", logs + kl)
+        for reward, kl in ((1, 0.1), (0, 0.2), (5, 0.3))
+    ]
+    found = shaped_advantages([*data[:2], unscored(data[2])], row)
+    without = shaped_advantages(data[:2], row)
+    assert [each.tolist() for each in found[:2]] == [each.tolist() for each in without]
+    assert found[2].tolist() == [0.0, 0.0]
+
+
+def test_a_completion_without_a_reward_teaches_neither_ppo_s_policy_nor_its_critic() -> None:
+    row, logs = ALGORITHMS["ppo"], torch.tensor([-1.0, -1.5])
+    data = [
+        rollout(reward)
+        .with_trained("old_logprobs", logs)
+        .with_trained("ref_logprobs", logs + 0.1)
+        .with_trained("old_values", torch.tensor([0.25, 0.5]))
+        for reward in (1, 0, 5)
+    ]
+    found = with_critic([*data[:2], unscored(data[2])], row, CriticSection())
+    without = with_critic(data[:2], row, CriticSection())
+    for name in ("advantages", "returns"):
+        for one, other in zip(found, without, strict=False):
+            assert one.on_trained(name).tolist() == other.on_trained(name).tolist()
+    assert found[2].on_trained("advantages").tolist() == [0.0, 0.0]
+    assert found[2].on_trained("returns").tolist() == [0.25, 0.5]
 
 
 def test_weights_of_the_rewards_reach_gdpo() -> None:

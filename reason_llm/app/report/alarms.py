@@ -45,7 +45,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return Finding("unknown", "Not judged: there are fewer than two evaluations (data.eval).")
-    judged = [value for group in seen.groups for value in group.parts[seen.first]]
+    judged = [value for group in seen.groups for value in seen.judged(group)]
     if min(*accuracies, *judged) < 0 or max(*accuracies, *judged) > 1:
         text = f"Not judged: {seen.first} is not within 0 and 1, so its noise is not known."
         return Finding("unknown", text)
@@ -188,7 +188,7 @@ def alike(seen: Evidence) -> Finding:
     if not recent:
         return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
     # A short answer that is always right is always the same: nothing to be warned of.
-    unsolved = [group for group in recent if not seen.is_right(min(group.parts[seen.first]))]
+    unsolved = [g for g in recent if not all(map(seen.is_right, seen.judged(g) or [0.0]))]
     same = [group for group in unsolved if group.similarity >= ALIKE]
     fraction = len(same) / max(1, len(unsolved))
     text = (
@@ -230,8 +230,9 @@ def no_variance(seen: Evidence) -> Finding:
     if fraction < SILENT_FRACTION:
         return Finding("clear", text)
     flat = [group for group in seen.recent(seen.groups) if len(set(group.rewards)) == 1]
-    right = fmean([seen.is_right(group.parts[seen.first][0]) for group in flat] or [0.0])
-    if flat:
+    judged = [each[0] for group in flat if (each := seen.judged(group))]
+    if judged:
+        right = fmean(map(seen.is_right, judged))
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
     advice = (
         "All wrong: take easier problems (data.pass_rate) or more completions of each. All right: "

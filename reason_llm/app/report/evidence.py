@@ -72,6 +72,11 @@ class Evidence:
         unknown range."""
         return value >= 1 if self.first in RIGHTNESS else value > 0
 
+    def judged(self, group: GroupFacts) -> Sequence[float]:
+        """Values of the first reward; none in rollouts of another run (run.from_buffer) that have
+        other rewards."""
+        return group.parts.get(self.first, ())
+
     def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
         """Groups of the last steps."""
         last = max((group.step for group in groups), default=0)

@@ -335,3 +335,12 @@ def test_a_first_reward_of_weight_0_judges_still() -> None:
     assert not raised(alarms.form_alone(seen(both, weights=weights)))
     with_accuracy(flat, (0, 0.2), (6, 0.21), (12, 0.2))
     assert raised(alarms.reward_without_accuracy(seen(flat, weights=weights)))
+
+
+def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
+    groups = [facts(step, parts={"another": [0.0] * 4}, rewards=[0.0] * 4) for step in range(9)]
+    key = "score/groups_without_signal_fraction"
+    found = alarms.judge(seen([record(step, **{key: 0.9}) for step in range(9)], groups))
+    silent = found["Groups without variance"]
+    assert raised(silent)
+    assert "all right" not in silent.text
