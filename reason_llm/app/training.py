@@ -69,12 +69,19 @@ class _Followed:
 
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
-        if self._alarms is not None:
-            for title, finding in self._alarms.take(record):
-                logger.warning(
-                    "alarm at step %d: %s. %s %s",
-                    *(record["step"], title, finding.text, finding.advice),
-                )
+        if self._alarms is None:
+            return
+        try:
+            found = self._alarms.take(record)
+        except Exception as error:  # noqa: BLE001  (nothing wrong with an alarm may fail the run)
+            logger.warning("no more alarms: %s: %s", type(error).__name__, one_line(error))
+            self._alarms = None
+            return
+        for title, finding in found:
+            logger.warning(
+                "alarm at step %d: %s. %s %s",
+                *(record["step"], title, finding.text, finding.advice),
+            )
 
 
 def _write_curves(config: Config, folder: Path) -> None:
