@@ -60,6 +60,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     for line in plan.table():
         watch.line(line)
     checkpointing = bool(config.train.gradient_checkpointing)
+    meter = Meter(default_device())  # what is there by now is not the run's
     with (
         job.scorer,
         job.held() as (buffer, writer),
@@ -74,7 +75,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
         team.begin(made)
-        run = Run(job, model, made, team, buffer, writer, log, watch, stop)
+        run = Run(job, model, made, team, buffer, writer, log, watch, stop, meter)
         run.restore_best()
         with watch.run(run.begun()):
             run.measure_references()
@@ -98,6 +99,7 @@ class Run:
         log: MetricsLog,
         watch: Watch,
         stop: StopSignal,
+        meter: Meter,
     ) -> None:
         self.job = job
         self.model = model
@@ -124,7 +126,7 @@ class Run:
             job.config.eval_max_new_tokens,
         )
         self._references = References()
-        self._meter = Meter(default_device())
+        self._meter = meter
 
     @property
     def buffer(self) -> RolloutBuffer:

@@ -18,7 +18,7 @@ from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
 from reason_llm.config.file import load
-from reason_llm.run import metrics
+from reason_llm.run import metrics, read_document
 from reason_llm.sample import SamplingParams, TransformersSampler
 
 QUIET = Console("quiet")
@@ -211,6 +211,8 @@ def test_start_afresh_moves_the_old_run_and_buffer_aside(
 def test_a_second_run_takes_over_the_buffer_of_a_finished_one(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
-    run(small_run(run__steps=1))
+    first = small_run(run__steps=1)
+    run(first)
     run(small_run(run__steps=1, run__name="second"))
-    assert (tmp_path / "buffer.old-1.json").is_file()
+    assert read_document(first.run.buffer_path).run.name == "second"
+    assert not (tmp_path / "buffer.old-1.json").exists()  # it is in the first run's archive

@@ -115,7 +115,7 @@ def collected(
 def run_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int) -> Run:
     """A run that samples and does nothing else."""
     unused: Any = None
-    run = Run(job, unused, unused, buffer, unused, unused, SILENT, stop)
+    run = Run(job, unused, unused, unused, buffer, unused, unused, SILENT, stop, unused)
     run.state = replace(job.state, drawn=drawn)
     return run
 

@@ -15,8 +15,9 @@ def test_it_takes_its_updates_in_the_warm_up(small_run: Callable[..., Config]) -
     config = small_run(algorithm={"name": "ppo", "kl": "none"}, critic=critic)
     with open_run(prepare(config, SILENT), SILENT) as run:
         data = to_data(rollouts(run, 0))
-        with run.learning(len(data)) as (learners, _):
-            found = learners.learn(0, data, lambda rows: None)
+        with run.learning(len(data)) as (replicas, _):
+            found = replicas.learn(0, data, lambda rows: None)
+        learners = run.learners
         assert learners.critic is not None
         taken = {int(each["step"]) for each in learners.critic.optimizer.state.values()}
         assert taken == {2}

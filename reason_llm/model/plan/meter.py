@@ -10,6 +10,7 @@ import torch
 
 from reason_llm.files import read_text
 from reason_llm.model.plan.machine import GIB, others_bytes
+from reason_llm.model.plan.memory import RUNTIME_BYTES
 
 
 @dataclass(slots=True)
@@ -25,12 +26,16 @@ class Meter:
     On a GPU, what the driver says is in use, without what other programs held as the meter was
     made. It is read where a phase ends and before its memory is given back: torch keeps a phase's
     peak reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in.
-    So is what other programs take later.
+    So is what other programs take later. Without a GPU, the peak is without what was resident as
+    the meter was made, beyond the libraries: what earlier work of this process left.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._others_bytes = others_bytes(device)
+        if device.type != "cuda":
+            libraries = int(RUNTIME_BYTES["cpu"])
+            self._others_bytes = max(0, (_status_bytes("VmRSS") or 0) - libraries)
 
     @contextmanager
     def phase(self) -> Iterator["Peak"]:
@@ -54,10 +59,18 @@ class Meter:
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
             return max(0, total - free - self._others_bytes)
-        for line in read_text(Path("/proc/self/status")).splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = _status_bytes("VmHWM")
+        if peak is None:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return max(0, peak - self._others_bytes)
+
+
+def _status_bytes(name: str) -> int | None:
+    """A size of this process by the kernel: man 5 proc; None where there is none."""
+    for line in read_text(Path("/proc/self/status")).splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def peak_rss_mib() -> float:
