@@ -18,7 +18,7 @@ from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
 from reason_llm.run import folder as run_folder
-from reason_llm.sample import SamplingParams, stream
+from reason_llm.sample import SamplingParams, stop_strings, stream
 
 
 class Options(Section):
@@ -54,6 +54,8 @@ class Subject:
     """The run's own; ``Options`` checks them."""
     template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """As ``data.template_arguments``."""
+    stop: tuple[str, ...] = ()
+    """As ``sample.stop``."""
 
 
 def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
@@ -108,7 +110,7 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     data = config.data
     return Subject(
         config.model, adapter, data.template, data.system_prompt, first_reward, options,
-        data.template_arguments,
+        data.template_arguments, tuple(config.sample.stop),
     )  # fmt: skip
 
 
@@ -146,6 +148,8 @@ class Chat:
         if self.adapter is not None:
             adapters.load_as_is(self.model.policy, self.adapter, section.path)
         self.options = options
+        self.stop = subject.stop
+        stop_strings(tokenizer, self.stop)
         self.uses_adapter = self.adapter is not None
         self.conditioning = (
             None if self.adapter is None else run_folder.conditioning_of(self.adapter)
@@ -182,7 +186,7 @@ class Chat:
         options = self.options
         params = SamplingParams(
             *(1, min(options.max_new_tokens, room), options.temperature),
-            *(options.top_k, options.top_p, options.min_p),
+            *(options.top_k, options.top_p, options.min_p, self.stop),
         )
         draws = random.Random(
             None if options.seed is None else f"{options.seed}/chat/{len(messages)}"

@@ -6,8 +6,10 @@ Beside its texts each row has the token ids that were sampled, and the digest of
 they belong to, so that nothing is tokenised again: a run learns the very tokens that the policy
 wrote. The prompt's text is as the chat template wrote it.
 
-A completion that was cut off at the token limit is never learned as a good one, since a policy
-would learn never to stop; it may be the rejected side. Buffers are read one at a time.
+A completion that a string of ``sample.stop`` ended gets an end token, so that a model learns to
+stop there without the string, too. One that was cut off at the token limit is never learned as a
+good one, since a policy would learn never to stop; it may be the rejected side. Buffers are read
+one at a time.
 """
 
 import hashlib
@@ -23,7 +25,7 @@ from reason_llm.config import PairForm, PairsSection
 from reason_llm.data import tokenizer_digest
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError
 from reason_llm.files import write_atomically
-from reason_llm.model import load_tokenizer, quiet_libraries
+from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import Document, buffer_files, read_document
 from reason_llm.score import selection
@@ -132,9 +134,12 @@ class _Maker:
     seen: set[bytes] = field(default_factory=set)
     """Digests of the rows so far."""
     digest: str = ""
+    ends: frozenset[int] = frozenset()
+    """End tokens of the model."""
 
     def __post_init__(self) -> None:
         self.digest = tokenizer_digest(self.tokenizer)
+        self.ends = frozenset(end_token_ids(self.model, self.tokenizer))
 
     def rows(self, group: Group, document: Document) -> Iterator[dict[str, Any]]:
         """The rows of one group."""
@@ -166,7 +171,14 @@ class _Maker:
         if lost := len(group.completions) - len(known):
             self.written.left_out["with tokens beyond the tokenizer's"] += lost
         known.sort(key=lambda completion: completion.finish_reason == "length")
-        return replace(group, completions=tuple(known))
+        return replace(group, completions=tuple(map(self._with_end, known)))
+
+    def _with_end(self, completion: Completion) -> Completion:
+        """The completion with an end token, which one that a stop string ended has not."""
+        if completion.finish_reason == "length" or completion.token_ids[-1] in self.ends:
+            return completion
+        ids = (*completion.token_ids, self.tokenizer.eos_token_id)
+        return replace(completion, token_ids=ids)
 
     def _is_right(self, value: float) -> bool:
         return value >= self.section.threshold

@@ -217,6 +217,16 @@ class SampleSection(Section):
     """Keep the k likeliest tokens. 0: all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=8)
+    ] = []  # noqa: RUF012
+    """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
+    list, such as [</answer>]. They hold in evaluation and in the chat, too."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
 
     @property
     def rollouts_per_step(self) -> int:

@@ -331,7 +331,7 @@ def _wave_outcomes(
 ) -> list[Outcome]:
     section, k = config.sample, request.num_samples
     seed = random.Random(f"{config.run.seed}/evaluate/{wave.set}/{wave.start}").getrandbits(63)
-    greedy = SamplingParams(1, section.max_new_tokens, temperature=0.0)
+    greedy = SamplingParams(1, section.max_new_tokens, temperature=0.0, stop=tuple(section.stop))
     drawn = replace(
         greedy, num_completions=k, temperature=section.temperature, top_k=section.top_k,
         top_p=section.top_p, min_p=section.min_p,

@@ -252,6 +252,7 @@ def sampling_params(config: Config) -> SamplingParams:
         sample.top_k,
         sample.top_p,
         sample.min_p,
+        tuple(sample.stop),
     )
 
 

@@ -22,16 +22,15 @@ def evaluate(
     sampler: Sampler,
     prompts: Sequence[Prompt],
     scorer: Scorer,
-    max_new_tokens: int,
+    params: SamplingParams,
     progress: Progress,
 ) -> tuple[Record, list[Group]]:
-    """Accuracy from one greedy completion of each prompt, judged by the first reward.
+    """Accuracy from one completion of each prompt, judged by the first reward.
 
     Returns:
         ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
         ``eval/truncated_fraction``; and the scored completions.
     """
-    params = SamplingParams(num_completions=1, max_new_tokens=max_new_tokens, temperature=0.0)
     groups = scorer.score(
         sampler.sample(prompts, params, seed=0, progress=progress), only_first=True
     )

@@ -59,6 +59,7 @@ from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.watch import Watch
 from reason_llm.run.writer import BackgroundWriter
+from reason_llm.sample import stop_strings
 from reason_llm.score import Scorer
 from reason_llm.train import check_schedule, with_advantages, without_learner_logprobs
 
@@ -198,6 +199,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     start = _start(config, folder)
     subject = look_at(config if start is None else with_start(config, start))
     config = subject.config
+    stop_strings(subject.tokenizer, config.sample.stop)
     template = renderer_of(config, subject.tokenizer).digest
     of_base = base_digest(subject.policy), template
     models = reward_models.check(config, *of_base)

@@ -43,6 +43,7 @@ from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import (
     Sampler,
+    SamplingParams,
     ShardedSampler,
     prove_sampler_is_policy,
     sampling,
@@ -413,10 +414,13 @@ class Run:
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
             dealing = self._dealing(sampler)
+            params = SamplingParams(
+                num_completions=1, max_new_tokens=self.config.eval_max_new_tokens, temperature=0.0,
+                stop=tuple(self.config.sample.stop),
+            )  # fmt: skip
             found = [
                 held_out.evaluate(
-                    dealing, each.prompts, self.job.scorer, self.config.eval_max_new_tokens,
-                    progress,
+                    dealing, each.prompts, self.job.scorer, params, progress
                 )
                 for each in self.job.data.held_out
             ]  # fmt: skip

@@ -3,6 +3,7 @@
 from reason_llm.sample.phase import prove_sampler_is_policy, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.shards import Dealer, Draw, Part, SamplesAlone, ShardedSampler
+from reason_llm.sample.stop_strings import stop_strings
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
 from reason_llm.sample.vllm_sampler import VllmSampler
 
@@ -19,5 +20,6 @@ __all__ = [
     "VllmSampler",
     "prove_sampler_is_policy",
     "sampling",
+    "stop_strings",
     "stream",
 ]

@@ -21,6 +21,8 @@ class SamplingParams:
     """1: all tokens."""
     min_p: float = 0.0
     """0: all tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion as an end token does; they are part of it."""
 
 
 Progress = Callable[[int, int], None]

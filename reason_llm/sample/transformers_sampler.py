@@ -22,6 +22,7 @@ from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
+from reason_llm.sample.stop_strings import stop_strings
 
 
 class TransformersSampler:
@@ -91,6 +92,7 @@ class TransformersSampler:
         lengths_B = torch.zeros(num_rows, dtype=torch.long, device=device)
         stopped_B = torch.zeros(num_rows, dtype=torch.bool, device=device)
         end_ids = torch.tensor(self.model.end_token_ids, device=device)
+        completes_string = stop_strings(self.model.tokenizer, params.stop)
         for position in range(params.max_new_tokens):
             alive = batch.rows[~stopped_B[batch.rows]]
             tokens, logprobs = draw(
@@ -100,6 +102,9 @@ class TransformersSampler:
             logprobs_BL[batch.rows, position] = logprobs
             lengths_B[alive] = position + 1
             stopped_B[batch.rows] |= torch.isin(tokens, end_ids)
+            if completes_string is not None:
+                so_far = tokens_BL[batch.rows, : position + 1]
+                stopped_B[batch.rows] |= completes_string(so_far, None)
             is_last = position + 1 == params.max_new_tokens
             num_ended = len(alive) if is_last else int(stopped_B[alive].sum())
             progress(len(alive), num_ended)
@@ -198,12 +203,17 @@ class _Batch:
 def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
     """Tokens of one completion as they are drawn, the same as from ``sample`` for one prompt and
     ``num_completions=1``, including the end-of-sequence token."""
+    completes_string = stop_strings(model.tokenizer, params.stop)
+    so_far: list[int] = []
     batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
     for uniform in uniforms_L.to(model.device):
         tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
-        yield int(tokens_B)
-        if int(tokens_B) in model.end_token_ids:
+        so_far.append(int(tokens_B))
+        yield so_far[-1]
+        if so_far[-1] in model.end_token_ids:
+            return
+        if completes_string is not None and completes_string(torch.tensor([so_far]), None):
             return
         batch.extend(tokens_B)
 

@@ -80,8 +80,9 @@ class VllmSampler:
             top_k=params.top_k or -1,
             min_p=params.min_p,
             stop_token_ids=self.model.end_token_ids,
+            stop=list(params.stop),
             logprobs=0,  # of the sampled token alone
-            detokenize=False,
+            detokenize=bool(params.stop),  # vLLM looks for the strings in the text
         )
 
     def _completion(self, choice: Any) -> Completion:
@@ -93,5 +94,5 @@ class VllmSampler:
         )
         (text,) = decode(self.model.tokenizer, [ids])
         return Completion(
-            ids, text, logprobs, "stop" if ids[-1] in self.model.end_token_ids else "length"
+            ids, text, logprobs, "stop" if choice.finish_reason == "stop" else "length"
         )

@@ -4,6 +4,7 @@ were sampled, and that what cannot be used is one line."""
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_what_was_cut_off_is_rejected_and_never_chosen(tmp_path: Path) -> None:
     assert [row["completion"] for row in written(source, "demonstrations")] == ["12"]
     labels = [(row["completion"], row["label"]) for row in written(source, "labels")]
     assert labels == [("no", False), ("12", True), ("34…", False)]
+
+
+def test_what_a_stop_string_ended_gets_an_end_token(tmp_path: Path) -> None:
+    sampled = group("2+2?", ("4", 1.0), ("five", 0.0))
+    no_ends = tuple(
+        replace(c, token_ids=c.token_ids[:-1], logprobs=c.logprobs[:-1])
+        for c in sampled.completions
+    )
+    [row] = written(save(tmp_path, [replace(sampled, completions=no_ends)]), "preferences")
+    assert (tuple(row["chosen_ids"]), tuple(row["rejected_ids"])) == (ids_of("4"), ids_of("five"))
 
 
 def test_demonstrations_are_the_right_ones_once(tmp_path: Path) -> None:

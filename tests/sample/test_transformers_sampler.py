@@ -6,14 +6,20 @@
 """
 
 import math
+from string import ascii_letters
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
-from reason_llm.model.base import Model
+from reason_llm.errors import ConfigError
+from reason_llm.model.base import Model, decode
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import SamplingParams, TransformersSampler
+from reason_llm.sample import SamplingParams, TransformersSampler, stop_strings, stream
 from reason_llm.sample.transformers_sampler import draw, filtered_logprobs
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf]])
@@ -187,6 +193,46 @@ def test_finish_reasons_and_lengths(model: Model, prompts: list[Prompt]) -> None
             ended = completion.token_ids[-1] in model.end_token_ids
             assert (completion.finish_reason == "stop") == ended
             assert not set(completion.token_ids[:-1]) & set(model.end_token_ids)
+
+
+@pytest.mark.parametrize("strings", [("1",), ("</answer>",), ("12", "er>")])
+def test_stop_strings_end_completions_where_their_text_first_holds_one(
+    model: Model, prompts: list[Prompt], strings: tuple[str, ...]
+) -> None:
+    sampler = TransformersSampler(model, 10**6)
+    free = sampler.sample(prompts, params(max_new_tokens=40), 3, quiet)
+    ended = sampler.sample(prompts, params(max_new_tokens=40, stop=strings), 3, quiet)
+    by_string = 0
+    for before, after in zip(free, ended, strict=True):
+        for whole, cut in zip(before.completions, after.completions, strict=True):
+            assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+            assert cut.logprobs == pytest.approx(whole.logprobs[: len(cut.logprobs)], abs=1e-4)
+            holds = any(string in cut.text for string in strings)
+            assert cut.text == whole.text or holds
+            (one_less,) = decode(model.tokenizer, [cut.token_ids[:-1]])
+            assert not any(string in one_less for string in strings)
+            if holds:
+                assert cut.finish_reason == "stop"
+                by_string += cut.token_ids[-1] not in model.end_token_ids
+    assert by_string
+
+
+def test_the_chat_ends_at_a_stop_string(model: Model, prompts: list[Prompt]) -> None:
+    options = params(num_completions=1, max_new_tokens=40, stop=("1", "2", "3"))
+    [group] = TransformersSampler(model, 10**6).sample(prompts[:1], options, 3, quiet)
+    assert tuple(stream(model, prompts[0], options, 3)) == group.completions[0].token_ids
+    assert group.completions[0].text[-1] in "123"
+
+
+def test_a_stop_string_that_no_token_can_write_is_refused() -> None:
+    letters = BPE({letter: number for number, letter in enumerate(ascii_letters)}, [])
+    rust = Tokenizer(letters)
+    rust.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="z")
+    assert stop_strings(tokenizer, ()) is None
+    assert stop_strings(tokenizer, ("two",)) is not None
+    with pytest.raises(ConfigError, match=r"sample\.stop='☃': the tokenizer cannot write it"):
+        stop_strings(tokenizer, ("two", "☃"))
 
 
 def test_progress_counts_every_token_and_completion(model: Model, prompts: list[Prompt]) -> None:

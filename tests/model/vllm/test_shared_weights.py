@@ -26,7 +26,7 @@ from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.model import adapters
-from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.model.base import Model, decode, load_tokenizer
 from reason_llm.model.datum import to_data
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
@@ -219,6 +219,24 @@ def test_sampler_contract(model: Model, prompts: list[Prompt]) -> None:
         assert (c.finish_reason == "stop") == (c.token_ids[-1] in model.end_token_ids)
         assert len(c.token_ids) <= 12
         assert "<|im_end|>" not in c.text
+
+
+@pytest.mark.parametrize("strings", [("1",), ("7", "e")])
+def test_stop_strings_end_a_completion_at_the_token_that_completes_one(
+    model: Model, prompts: list[Prompt], strings: tuple[str, ...]
+) -> None:
+    with sampling(model, 0) as sampler:
+        groups = sampler.sample(prompts, SamplingParams(6, 24, stop=strings), 3, quiet)
+    by_string = 0
+    for completion in (each for group in groups for each in group.completions):
+        (one_less,) = decode(model.tokenizer, [completion.token_ids[:-1]])
+        assert not any(string in one_less for string in strings)
+        assert len(completion.logprobs) == len(completion.token_ids)
+        holds = any(string in completion.text for string in strings)
+        ended = completion.token_ids[-1] in model.end_token_ids
+        assert (completion.finish_reason == "stop") == (holds or ended)
+        by_string += holds
+    assert by_string
 
 
 def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
