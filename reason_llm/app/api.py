@@ -145,9 +145,9 @@ def evaluate(
         what: a run's folder, a config's file, or a model's folder or Hub id.
         sets: names, files or ``name=file``; None: those of the config.
         k: samples drawn of each problem beside the greedy answer.
-        model: "base", "adapter", "best", a folder or a Hub id; None: what ``what`` is.
+        model: "base", "adapter", "best", "ema", a folder or a Hub id; None: what ``what`` is.
         compare: a second model, as ``model``.
-        which: "last" or "best", of a run's adapters.
+        which: "last", "best" or "ema", of a run's adapters.
         out: folder of the results; None: one beside the run.
         generate_only: write completions and judge nothing.
         rewards: in the place of ``score.rewards``, as in ``train``; the first one judges.
@@ -193,7 +193,7 @@ def export(
         source: a run's folder, or an adapter's.
         out: a new folder.
         base: folder or Hub id of the unquantised base; None: the run's own.
-        which: "last" or "best", of a run's adapters.
+        which: "last", "best" or "ema", of a run's adapters.
         adapter_only: write the adapter in PEFT's form and merge nothing.
         dtype: "bfloat16" or "float32".
         max_shard_gib: largest weights file.

@@ -70,8 +70,8 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         ReasonError: it is none of these, or a run without an adapter so far.
     """
     path = Path(target)
-    if adapter is not None and which == "best":
-        raise ConfigError(f"--which best contradicts --adapter {adapter}; leave one of them out")
+    if adapter is not None and which != "last":
+        raise ConfigError(f"--which {which} contradicts --adapter {adapter}; leave one of them out")
     if adapter is not None and not run_folder.is_adapter(adapter):
         raise ConfigError(
             f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
@@ -89,8 +89,7 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         is_own = run_folder.is_run(run) and not adapter
         own = run_folder.find_adapter(run, which) if is_own else None
         return _of_run(config, adapter or own)
-    if which == "best":
-        raise ConfigError(f"--which best is of a run, and {target} is none; leave it out")
+    run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):
         section = ModelSection(path=adapters.base_of(path))
         return Subject(section, adapter or path, "auto", "none", "", {})
@@ -185,8 +184,13 @@ class Chat:
             )
         options = self.options
         params = SamplingParams(
-            *(1, min(options.max_new_tokens, room), options.temperature),
-            *(options.top_k, options.top_p, options.min_p, self.stop),
+            num_completions=1,
+            max_new_tokens=min(options.max_new_tokens, room),
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            stop=self.stop,
         )
         draws = random.Random(
             None if options.seed is None else f"{options.seed}/chat/{len(messages)}"

@@ -259,6 +259,9 @@ class TrainSection(Section):
     memory when the GPU is full. Source: arXiv:1711.05101, 2110.02861, 2305.14314."""
     weight_decay: NonNegative = 0.0
     """AdamW's decoupled weight decay."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the policy's adapter over optimizer steps, such as
+    0.9; the run's end writes it to <run>/adapter_ema/. null: no average."""
     rows_per_step: Count = 64
     """Rows (pairs, for a loss of pairs) of a step, in the stages that learn from a set of rows."""
     epochs: Count = 1

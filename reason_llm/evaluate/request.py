@@ -23,6 +23,8 @@ PRESETS = {
 """Sets by name, their test splits on the Hub."""
 HELD_OUT = "held_out"
 """The name of the set that ``data.eval`` gives."""
+OF_A_RUN = ("adapter", "best", "ema")
+"""What ``--model`` and ``--compare`` call a run's adapters."""
 _FILE = re.compile(r".*\.(jsonl|json|csv|parquet)")
 
 
@@ -107,10 +109,9 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides)
         run_folder.check_writes(config, "evaluate")
-        label = "best" if which == "best" else "adapter"
+        label = "adapter" if which == "last" else which
         return config, Target(label, config.model.path, run_folder.find_adapter(path, which))
-    if which == "best":
-        raise ConfigError(f"--which best is of a run, and {what} is none; leave it out")
+    run_folder.refuse_which(which, what)
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path, overrides)
         run_folder.check_writes(config, "evaluate")
@@ -138,8 +139,8 @@ def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
         return own
     if name == "base":
         return Target("base", config.model.path, None)
-    if run is not None and name in ("adapter", "best"):
-        which: run_folder.Which = "best" if name == "best" else "last"
+    if run is not None and name in OF_A_RUN:
+        which = run_folder.which_adapter(None if name == "adapter" else name)
         return Target(name, config.model.path, run_folder.find_adapter(run, which))
     path = Path(name)
     run_folder.refuse_reward_model(path)
@@ -148,7 +149,7 @@ def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
         return Target(name, config.model.path, run_folder.find_adapter(path))
     if run_folder.is_adapter(path):
         return Target(name, config.model.path, path)
-    if name in ("adapter", "best"):
+    if name in OF_A_RUN:
         raise ConfigError("there is no adapter: name a run's folder, or an adapter's")
     return Target(name, name, None)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from reason_llm.config import Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
@@ -16,7 +16,9 @@ BEST = "adapter_best"
 """Folder in a run's with the adapter of its best evaluation."""
 BEST_RECORD = "best.json"
 """File there with the step and the value of that evaluation."""
-Which = Literal["last", "best"]
+EMA = "adapter_ema"
+"""Folder in a run's with the average of its adapter."""
+Which = Literal["last", "best", "ema"]
 """Adapter of a run that is meant."""
 ANSWERS = "judge_answers.jsonl"
 """What judges answered."""
@@ -73,14 +75,23 @@ def which_adapter(text: str | None) -> Which:
     Raises:
         ConfigError: it is another one.
     """
-    if text not in (None, "last", "best"):
-        raise ConfigError(f"--which {text:.60} is neither last nor best; give one of the two")
-    return "best" if text == "best" else "last"
+    for which in get_args(Which):
+        if text == which:
+            return which  # type: ignore[no-any-return]
+    if text is not None:
+        raise ConfigError(f"--which {text:.60} is none of {', '.join(get_args(Which))}; give one")
+    return "last"
+
+
+def refuse_which(which: Which, what: str) -> None:
+    """Raise ConfigError if ``--which`` asks for more than the one adapter of what is no run."""
+    if which != "last":
+        raise ConfigError(f"--which {which} is of a run, and {what} is none; leave it out")
 
 
 def find_adapter(run: Path, which: Which = "last") -> Path:
     """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
-    run has not ended or continues from its end; or of its best evaluation.
+    run has not ended or continues from its end; of its best evaluation; or the average.
 
     Raises:
         CheckpointError: the run has none.
@@ -91,6 +102,13 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
         raise CheckpointError(
             f"{run} holds no {BEST}/: it has evaluated nothing, or had run.keep_best=false; leave "
             "--which best out for its last adapter"
+        )
+    if which == "ema":
+        if is_adapter(run / EMA):
+            return run / EMA
+        raise CheckpointError(
+            f"{run} holds no {EMA}/: it had no train.ema, or has not ended; leave --which ema out "
+            "for its last adapter"
         )
     found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
     newest = found[-1] if found and is_adapter(found[-1]) else None
@@ -119,7 +137,9 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
     if adapter == run / BEST:
         return best_step(run)
-    return finished_steps(run) if adapter == run / "adapter" else _step_of(adapter)
+    if adapter in (run / "adapter", run / EMA):
+        return finished_steps(run)
+    return _step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:

@@ -24,6 +24,7 @@ from reason_llm.run import (
     best,
     best_adapter,
     checkpoint,
+    folder as run_folder,
     held_out,
     learners,
     metrics,
@@ -48,7 +49,13 @@ from reason_llm.sample import (
     prove_sampler_is_policy,
     sampling,
 )
-from reason_llm.train import Learners, learning, next_kl_coefficient, with_learner_logprobs
+from reason_llm.train import (
+    Learners,
+    learning,
+    next_kl_coefficient,
+    optim,
+    with_learner_logprobs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -297,6 +304,14 @@ class Run:
         self.writer.wait()
         with replacing_folder(folder / "adapter") as beside:
             self._write_adapter(beside)
+        learner = self.learners.policy
+        if learner.keeps_average and self.state.step:
+            told = f"An exponential moving average (train.ema={self.config.train.ema})."
+            with (
+                optim.averaged(learner.optimizer),
+                replacing_folder(folder / run_folder.EMA) as beside,
+            ):
+                self._write_adapter(beside, told)
         if self._buffer is not None:
             self._buffer.finish()
         records, since = self.log.records(), self.log.seconds_since()
@@ -448,12 +463,12 @@ class Run:
         conditioning = None if rows is None else rows.conditioning
         self.writer.submit(lambda: best_adapter.write(folder, source, found, conditioning, others))
 
-    def _write_adapter(self, folder: Path) -> None:
-        """The policy's adapter, with a reward model's head and scale, and how scores are written
-        into prompts."""
+    def _write_adapter(self, folder: Path, told: str = "") -> None:
+        """The policy's adapter, with a README that says ``told`` of it, a reward model's head and
+        scale, and how scores are written into prompts."""
         adapters.save(self.model.policy, folder)
         (folder / adapter_readme.NAME).write_bytes(
-            adapter_readme.readme(self.config, self.state.step)
+            adapter_readme.readme(self.config, self.state.step, told)
         )
         if self.job.rows is not None and self.job.rows.conditioning is not None:
             self.job.rows.conditioning.write(folder)

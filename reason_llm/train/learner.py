@@ -111,12 +111,19 @@ class Learner:
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
+            if self.keeps_average:
+                optim.allocate_average(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
             # Only the reentrant kind keeps a layer's input where hooks can take it away.
             model.policy.gradient_checkpointing_enable({"use_reentrant": self.offloads})
             if self.offloads:
                 model.policy.enable_input_require_grads()  # or it would see nothing to train
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether an average of the adapter is kept: of the policy's, with ``train.ema``."""
+        return self.settings.role == "policy" and self.settings.train.ema is not None
 
     def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
         """Take all epochs and optimizer steps over these rows and return the step's metrics.
@@ -471,6 +478,8 @@ class Learner:
         self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
         with ending_out_of_memory("taking the optimizer's step"):
             self.optimizer.step()
+        if self.keeps_average:
+            optim.update_average(self.optimizer, settings.train.ema or 0.0, optimizer_step + 1)
         return norm, rate
 
     def _together(

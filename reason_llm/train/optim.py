@@ -1,7 +1,8 @@
 """Optimizer and schedule. The state is plain tensors, so no pickle is written or read."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,9 @@ from transformers import get_scheduler
 
 from reason_llm.config import TrainSection
 from reason_llm.errors import ConfigError, one_line
+
+AVERAGE = "average"
+"""Name of the parameters' average in the optimizer's state."""
 
 
 def make_optimizer(
@@ -51,6 +55,41 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
+
+
+def allocate_average(optimizer: torch.optim.Optimizer) -> None:
+    """Allocate the average of the parameters, which is kept and saved beside the moments."""
+    for parameter in _parameters(optimizer):
+        optimizer.state[parameter][AVERAGE] = torch.zeros_like(parameter, requires_grad=False)
+
+
+@torch.no_grad()
+def update_average(optimizer: torch.optim.Optimizer, decay: float, steps: int) -> None:
+    """Take the parameters into their exponential moving average.
+
+    Args:
+        steps: optimizer steps so far, this one included; with it the start from zero is corrected.
+
+    Source: arXiv:1412.6980 section 7.2.
+    """
+    weight = (1 - decay) / (1 - decay**steps)
+    for parameter in _parameters(optimizer):
+        optimizer.state[parameter][AVERAGE].lerp_(parameter, weight)
+
+
+@contextmanager
+@torch.no_grad()
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Parameters hold their average in this block, and afterwards what they held before."""
+    parameters = _parameters(optimizer)
+    held = [parameter.clone() for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.copy_(optimizer.state[parameter][AVERAGE])
+        yield
+    finally:
+        for parameter, value in zip(parameters, held, strict=True):
+            parameter.copy_(value)
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -131,7 +170,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what ``state_tensors`` returned.
+    """Load what ``state_tensors`` returned, without an average that nobody asked for.
 
     bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
 
@@ -144,8 +183,10 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
             raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
+        if name == AVERAGE and AVERAGE not in optimizer.state[parameters[int(index)]]:
+            continue
         shape = torch.Size() if name == "step" else parameters[int(index)].shape
-        is_moment = name in ("step", "exp_avg", "exp_avg_sq")
+        is_moment = name in ("step", "exp_avg", "exp_avg_sq", AVERAGE)
         if isinstance(optimizer, torch.optim.AdamW) and (not is_moment or value.shape != shape):
             raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of AdamW")
         parameter = parameters[int(index)]

@@ -66,7 +66,9 @@ def _parser(program: str) -> ArgumentParser:
     )
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
     parser.add_argument(
-        "--which", metavar="last|best", help="adapter of a run: its last one, or adapter_best/"
+        "--which",
+        metavar="last|best|ema",
+        help="adapter of a run: its last one, adapter_best/ or adapter_ema/",
     )
     parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
     for name in ("system_prompt", "template"):

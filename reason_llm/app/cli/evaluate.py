@@ -48,7 +48,8 @@ def _evaluate(program: str, arguments: Sequence[str]) -> None:
             "WHICH", "a second model, compared with the first problem by problem; as --model"
         ),
         "which": Value(
-            "last|best", "which adapter of the run: its last one, or adapter_best/ (default: last)"
+            "last|best|ema",
+            "which adapter of the run: its last one, adapter_best/ or adapter_ema/ (default: last)",
         ),
         "out": Value(
             "FOLDER",

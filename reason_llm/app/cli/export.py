@@ -29,7 +29,8 @@ def _export(program: str, arguments: Sequence[str]) -> None:
     values = {
         "out": Value("FOLDER", "where to; a new folder"),
         "which": Value(
-            "last|best", "which adapter of the run: its last one, or adapter_best/ (default: last)"
+            "last|best|ema",
+            "which adapter of the run: its last one, adapter_best/ or adapter_ema/ (default: last)",
         ),
         "base": Value("MODEL", "unquantised base, a folder or Hub id (default: the run's own)"),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),

@@ -140,12 +140,11 @@ def _prepare(request: Request) -> _Job:
             run_folder.read_config(source),
             run_folder.find_adapter(source, request.which),
         )
-    elif request.which == "best":
-        raise ConfigError(f"--which best is of a run, and {source} is none; leave it out")
-    elif run_folder.is_adapter(source):
-        adapter = source
     else:
-        raise ConfigError(f"{source} is neither a run's folder nor an adapter's; name one")
+        run_folder.refuse_which(request.which, str(source))
+        if not run_folder.is_adapter(source):
+            raise ConfigError(f"{source} is neither a run's folder nor an adapter's; name one")
+        adapter = source
     name = request.base or (config.model.path if config else adapters.base_of(adapter))
     if request.gguf is not None and reward_model.is_one(adapter):
         raise ConfigError(

@@ -203,6 +203,8 @@ def _scores(run: Path, adapter: Path) -> str:
     lines = []
     if adapter == run / run_folder.BEST and (found := run_folder.best_record(run)):
         lines.append(f"The best evaluation of the run: {Best(**found)}.")
+    if adapter == run / run_folder.EMA:
+        lines.append("An exponential moving average of the adapter over the run (train.ema).")
     summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if before is not None and after is not None:

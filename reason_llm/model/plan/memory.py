@@ -214,15 +214,17 @@ class _Draft:
             return self.shape.adapter
         return adapters.num_parameters(folder)
 
-    def _moments(self, parameters: int) -> int:
-        """Bytes of an optimizer's state."""
+    def _moments(self, role: str) -> int:
+        """Bytes of a role's optimizer state: the moments, and the policy's average."""
         kept = OPTIMIZER_BYTES[self.config.train.optimizer] if self.learns else 0.0
-        return int(parameters * kept)
+        if self.learns and role == "policy" and self.config.train.ema is not None:
+            kept += 4.0
+        return int(self.learned[role] * kept)
 
     @property
     def optimizer_bytes(self) -> int:
         """Moments on the device: on a GPU of one role at a time, the others wait in host memory."""
-        sizes = [self._moments(count) for count in self.learned.values()]
+        sizes = [self._moments(role) for role in self.learned]
         return max(sizes) if self.machine.kind == "cuda" else sum(sizes)
 
     @property
@@ -425,7 +427,7 @@ class _Draft:
 
     @property
     def _checkpoint_bytes(self) -> int:
-        held = sum(4 * count + self._moments(count) for count in self.learned.values())
+        held = sum(4 * count + self._moments(role) for role, count in self.learned.items())
         config = self.config
         evaluates = bool(config.evaluation_sets) or config.eval.rows is not None
         keeps_best = config.run.keep_best and config.learns and evaluates
