@@ -33,6 +33,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
     "num_iterations": Equivalent(TRL, ("train.epochs",)),
     "num_generations": Equivalent(TRL, ("sample.completions_per_prompt",)),
     "max_completion_length": Equivalent(TRL, ("sample.max_new_tokens",)),
+    "stop_strings": Equivalent(TRL, ("sample.stop",)),
     "max_prompt_length": Equivalent(TRL, ("data.max_prompt_tokens",), "longer rows are dropped"),
     "max_length": Equivalent(TRL, ("data.max_tokens",), "longer rows are dropped, not cut"),
     "max_seq_length": Equivalent(UNSLOTH, ("model.context_tokens",)),

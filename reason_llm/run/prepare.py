@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,41 +213,14 @@ def prepare(config: Config, watch: Watch) -> Job:
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
-    identity = config.model_dump(mode="json")
-    identity["data"]["prompts_sha256"] = _digest(data, rows)
-    if models:
-        identity["score"]["reward_models_sha256"] = {each.key: each.digest for each in models}
-    for section, names in digests.items():
-        identity[section] |= names
-    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
-        identity["run"]["first_buffer"] = saved[0].name
+    identity = _identity(config, data, rows, models, digests, saved)
     state = _state(config, folder, identity)
     if config.samples:
         _check_buffer(config, state, subject)
-    where = f"goes on after step {state.step}" if state.folder else "begins"
-    learned = f"{len(data.prompts)} prompts"
-    if rows is not None:
-        learned = f"{sum(rows.sizes)} {'pairs' if config.learns_pairs else 'rows'}"
-    watch.line(
-        f"run {config.run.name} {where}: {learned}, "
-        f"{len(data.held_out_prompts)} held out, model {config.model.path}"
-    )
-    if first is not None:
-        watch.line(
-            f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
-            f"the run {first.run.name}"
-        )
-    loaded = data if rows is None else rows
-    for line in loaded.notes():
+    for line in _lines(config, state, data, rows, saved, first, models, scorer, subject):
         watch.line(line)
-    if warning := loaded.contamination_warning():
+    if warning := (data if rows is None else rows).contamination_warning():
         logger.warning("%s", warning)
-    for each in models:
-        kind = "a model of its own" if each.is_outside else "an adapter over the base"
-        watch.line(f"the reward {each.key} is given by {each.folder}, {kind}")
-    why = subject.why if config.learns else subject.why[:-1]
-    for line in (*why, *(scorer.descriptions if config.judges_answers else ())):
-        watch.line(line)
     prompts = [len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts)]
     longest_row = 0 if rows is None else _longest_row(config, rows, subject.context_tokens)
     if asked := data.teacher_prompts:
@@ -262,6 +235,60 @@ def prepare(config: Config, watch: Watch) -> Job:
         archive, checkpoint.listing(folder), saved, first.run.name if first else None, room,
         models, of_base,
     )  # fmt: skip
+
+
+def _identity(
+    config: Config,
+    data: Data,
+    rows: TokenRows | None,
+    models: Sequence[RewardModelFolder],
+    adapter_digests: Mapping[str, Mapping[str, str]],
+    saved: Sequence[Path],
+) -> dict[str, Any]:
+    """The config with the digests of what it names, so that a run goes on only with the same."""
+    identity = config.model_dump(mode="json")
+    identity["data"]["prompts_sha256"] = _digest(data, rows)
+    if models:
+        identity["score"]["reward_models_sha256"] = {each.key: each.digest for each in models}
+    for section, names in adapter_digests.items():
+        identity[section] |= names
+    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
+        identity["run"]["first_buffer"] = saved[0].name
+    return identity
+
+
+def _lines(
+    config: Config,
+    state: RunState,
+    data: Data,
+    rows: TokenRows | None,
+    saved: Sequence[Path],
+    first: Document | None,
+    models: Sequence[RewardModelFolder],
+    scorer: Scorer,
+    subject: Subject,
+) -> Iterator[str]:
+    """What the user is told of the run that is about to begin or to go on."""
+    where = f"goes on after step {state.step}" if state.folder else "begins"
+    learned = f"{len(data.prompts)} prompts"
+    if rows is not None:
+        learned = f"{sum(rows.sizes)} {'pairs' if config.learns_pairs else 'rows'}"
+    yield (
+        f"run {config.run.name} {where}: {learned}, "
+        f"{len(data.held_out_prompts)} held out, model {config.model.path}"
+    )
+    if first is not None:
+        yield (
+            f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
+            f"the run {first.run.name}"
+        )
+    yield from (data if rows is None else rows).notes()
+    for each in models:
+        kind = "a model of its own" if each.is_outside else "an adapter over the base"
+        yield f"the reward {each.key} is given by {each.folder}, {kind}"
+    yield from subject.why if config.learns else subject.why[:-1]
+    if config.judges_answers:
+        yield from scorer.descriptions
 
 
 def _start(config: Config, folder: Path) -> Path | None:
