@@ -199,7 +199,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     start = _start(config, folder)
     subject = look_at(config if start is None else with_start(config, start))
     config = subject.config
-    stop_strings(subject.tokenizer, config.sample.stop)
+    stop_strings(subject.tokenizer, tuple(config.sample.stop))
     template = renderer_of(config, subject.tokenizer).digest
     of_base = base_digest(subject.policy), template
     models = reward_models.check(config, *of_base)
