@@ -19,8 +19,11 @@ def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
             parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
     parts += [*judged(record, judged_by), *watched(record)]
     if "sample/tokens_per_second" in record:
-        seconds, speed = record["time/sampling_seconds"], record["sample/tokens_per_second"]
-        parts.append(f"sampling {seconds:.1f} s ({speed:,.0f} tokens/s)")
+        ahead, speed = record.get("time/ahead_sampling_seconds"), record["sample/tokens_per_second"]
+        seconds = record.get("time/sampling_seconds", 0.0) + (ahead or 0.0)
+        parts.append(
+            f"sampling {seconds:.1f} s {'' if ahead is None else 'ahead '}({speed:,.0f} tokens/s)"
+        )
     elif "score/reward" in record:
         parts.append("sampled before")
     if "time/learning_seconds" in record:

@@ -68,6 +68,10 @@ START = "start"
 """Folder in the run's with a copy of the adapter that the run began from."""
 
 
+AHEAD = "ahead"
+"""Folder in the run's with the rollouts of steps that are sampled ahead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A checked run that has not loaded a weight yet."""
@@ -117,6 +121,7 @@ class Job:
                 settle=writer.wait,
                 elsewhere=self._saved,
                 is_archived=is_archived,
+                ahead=self.folder / AHEAD if run.max_staleness else None,
             )
         with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
