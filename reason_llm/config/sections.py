@@ -563,8 +563,8 @@ class Config(Section):
                 )
         if self.run.max_staleness and not self.learns:
             raise ValueError(
-                f"run.max_staleness={self.run.max_staleness} contradicts stage=sample, whose policy "
-                "does not change; leave it out"
+                f"run.max_staleness={self.run.max_staleness} contradicts stage=sample, whose "
+                "policy does not change; leave it out"
             )
         if self.stage == "reward" and self.evaluation_sets:
             raise ValueError(

@@ -108,9 +108,7 @@ class _Queue:
         while len(self._found) < len(parts):
             if self.is_abandoned:
                 raise _Abandoned
-            for member in self._replicas.who_samples(
-                self.version, learners=self.learners_are_free
-            ):
+            for member in self._replicas.who_samples(self.version, learners=self.learners_are_free):
                 if member.number not in under_way and (part := self.take()) is not None:
                     call = self._replicas.begin_part(member, part, params, self.version)
                     under_way[member.number] = member, part, call
@@ -145,12 +143,10 @@ class _Ahead:
 
     def __init__(self, run: Run, step: int) -> None:
         self._run = run
-        self._step = step
+        self._step = self._number = step
         self._stop = _Enough(run)
         self._queue = _Queue(run.replicas)
-        self._sampler = run.dealing(
-            sampler_of(run.model, run.job.plan.cache_tokens), self._queue
-        )
+        self._sampler = run.dealing(sampler_of(run.model, run.job.plan.cache_tokens), self._queue)
         self._next_is_sampled = False
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
@@ -168,7 +164,7 @@ class _Ahead:
         if isinstance(self._error, ReasonError):
             logger.warning(
                 "sampling ahead of step %d ended (%s); it goes on when it is its turn",
-                self._step + 1, one_line(self._error),
+                self._number + 1, one_line(self._error),
             )  # fmt: skip
         elif self._error is not None:
             raise self._error
@@ -199,6 +195,7 @@ class _Ahead:
         drawn = run.state.drawn + run.buffer.drawn(step)
         try:
             for number in range(step + 1, last + 1):
+                self._number = number
                 found = run.buffer.find(number)
                 if found is None or not found.complete:
                     self._stop.check()

@@ -9,8 +9,8 @@ models, rewards or tensors.
     {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
     "complete", "trained", "drawn", "groups": [...], "counts": {}}
 
-With ``run.max_staleness`` steps are sampled ahead of the one that is learned: ``<run>/ahead/`` holds
-such a document for each, until it is its turn.
+With ``run.max_staleness`` steps are sampled ahead of the one that is learned: ``<run>/ahead/``
+holds such a document for each, until it is its turn.
 
 ``sha256`` is the digest of the file's bytes without that first member, ``{"format"...}`` to the
 line's end; of an archived document, unpacked. Whoever reads a document compares it, so that a
@@ -152,7 +152,8 @@ class RolloutBuffer:
             self._document = document
         else:
             self._gives_way = self._is_archived(document)
-        self._ahead = {each.step: each for each in self._read_ahead()}
+        if self._folder is not None and not self._discard:
+            self._ahead = {each.step: each for _, each in read_ahead(self._folder, self.run)}
         return self
 
     def __exit__(
@@ -290,24 +291,9 @@ class RolloutBuffer:
         for step in list(self._ahead):
             self._drop_ahead(step)
 
-    def _read_ahead(self) -> Iterator[Document]:
-        """This run's rollouts of steps ahead. What is damaged is sampled again."""
-        if self._folder is None or self._discard:
-            return
-        for path in sorted(self._folder.glob("step-*.json")):
-            try:
-                document = read_document(path, "it is sampled again")
-            except RolloutBufferError as error:
-                logger.warning("%s", error)
-                continue
-            changed = config_file.changes(document.run.config, self.run.config).refused
-            if document.run.id == self.run.id and path == self._path_ahead(document.step):
-                if not changed:
-                    yield document
-
     def _path_ahead(self, step: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"step-{step:08d}.json"
+        return self._folder / _ahead_name(step)
 
     def _drop_ahead(self, step: int) -> None:
         del self._ahead[step]
@@ -358,6 +344,22 @@ class RolloutBuffer:
             self._gives_way = False
         self._document = document
         write_atomically(self.path, to_bytes(document))
+
+
+def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
+    """The run's rollouts of steps ahead, with their files. What is damaged is sampled again."""
+    for path in sorted(folder.glob("step-????????.json")):
+        try:
+            document = read_document(path, "it is sampled again")
+        except RolloutBufferError as error:
+            logger.warning("%s", error)
+            continue
+        if document.run.id == run.id and path.name == _ahead_name(document.step):
+            yield path, document
+
+
+def _ahead_name(step: int) -> str:
+    return f"step-{step:08d}.json"
 
 
 def lock(path: Path) -> FileLock:

@@ -4,8 +4,8 @@ place and renames it; the last n are kept.
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
 
-With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are there,
-too, as ``version-00000011.safetensors``.
+With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are
+there, too, as ``version-00000011.safetensors``.
 
 Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
 own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
@@ -214,7 +214,7 @@ def save(
     keep: int,
     writer: BackgroundWriter,
     best: Mapping[str, Tensor] | Path | None = None,
-    earlier: Mapping[int, Mapping[str, Tensor]] = {},  # noqa: B006
+    earlier: Mapping[int, Mapping[str, Tensor]] = {},
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
     return the state with its folder.

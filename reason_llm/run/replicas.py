@@ -7,9 +7,9 @@ the same rollouts; meanwhile a new process is started in its place, which takes 
 phase on. What is sampled and learned is the same throughout, as it depends on the shards alone.
 Samplers are such processes, too, which only sample.
 
-A step is sampled by the policy of a number of learned steps, its version, that ``run.max_staleness``
-says. The head keeps the adapters of the versions that steps to come ask for, and gives them in
-memory to whoever samples.
+``run.max_staleness`` says which version samples a step: a version is the policy of a number of
+learned steps. The head keeps the adapters of the versions that steps to come ask for, and gives
+them in memory to whoever samples.
 
 With ``run.replicas: 1`` and no samplers there is no cluster, and Ray is not imported.
 """
