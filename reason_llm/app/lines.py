@@ -93,6 +93,20 @@ def mean_score(value: float, judged_by: str) -> str:
     return f"{value:.1%}" if judged_by == "accuracy" else f"{value:.3f}"
 
 
+def of_replica(number: str, did: dict[str, float]) -> str:
+    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)``."""
+    told = [
+        f"{did[f'{phase}_seconds']:.0f} s {phase}"
+        for phase in ("sampling", "learning")
+        if f"{phase}_seconds" in did
+    ]
+    cost = ""
+    if "waiting_seconds" in did:
+        sent = did.get("sent_bytes", 0.0) / 2**20
+        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
+    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"
+
+
 def of_summary(summary: dict[str, Any]) -> list[str]:
     """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
     found, by = [], summary.get("judged_by", "accuracy")
@@ -122,6 +136,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
             if summary[f"{phase}_planned_gib"]
         )
     )
+    found += [of_replica(*each) for each in summary.get("replicas", {}).items()]
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning")

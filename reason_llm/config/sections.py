@@ -90,6 +90,10 @@ class RunSection(Section):
     """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
     and not on run.replicas or run.samplers, each of which may be at most as many. Left out: 8 with
     replicas or samplers, 1 without."""
+    sum: Literal["exact", "fast"] = "exact"
+    """How the replicas' gradients are added. exact: in a fixed order, so that the adapter is the
+    same to the last bit for any number of replicas. fast: by a plain all-reduce, which sends less
+    with four or more; the last bits then depend on the number of replicas."""
     ray: str | None = None
     """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
     starts on this machine and ends with the run."""
@@ -747,7 +751,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             "train.gradient_checkpointing",
             *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
-            "run.shards",
+            *("run.shards", "run.sum"),
         ),
         "warn",
     ),

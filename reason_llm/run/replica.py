@@ -137,8 +137,11 @@ class Replica:
 
     def learn(
         self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
-    ) -> None:
+    ) -> dict[str, float]:
         """Learn a step together with the head.
+
+        Returns:
+            ``learning_seconds``, ``waiting_seconds`` (of these) and ``sent_bytes``.
 
         Raises:
             PeersLost: another replica is gone.
@@ -146,18 +149,22 @@ class Replica:
         """
         count = self._work.config.run.shards
         self._proven = False
+        started = time.perf_counter()
         try:
             if self._seat != seat:
                 peers = GroupPeers(
                     connect(*seat.head), seat.name, seat.rank, seat.size, seat.address,
-                    self._model.device,
+                    self._model.device, self._work.config.run.sum == "exact",
                 )  # fmt: skip
                 self._learners.deal(Shards(count, peers))
                 self._seat = seat
             if kl_coefficient is not None:
                 self._learners.set_kl_coefficient(kl_coefficient)
-            with learning(self._learners.policy):
+            group = self._learners.policy.shards.peers
+            assert isinstance(group, GroupPeers)
+            with learning(self._learners.policy), costs(group) as found:
                 self._learners.learn(step, data, lambda rows: None)
+            return found | {"learning_seconds": time.perf_counter() - started}
         except BaseException:
             self._leave()
             raise
@@ -169,6 +176,16 @@ class Replica:
         self._seat = None
         if isinstance(peers, GroupPeers):
             peers.close()
+
+
+@contextmanager
+def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
+    """``waiting_seconds`` and ``sent_bytes`` of the peers within the block, at its end."""
+    found: dict[str, float] = {}
+    waited, sent = peers.waited_seconds, peers.sent_bytes
+    yield found
+    found["waiting_seconds"] = peers.waited_seconds - waited
+    found["sent_bytes"] = float(peers.sent_bytes - sent)
 
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:

@@ -33,7 +33,7 @@ from reason_llm.run.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.run.metrics import Record
 from reason_llm.run.peers import GroupPeers, listen
 from reason_llm.run.prepare import Job
-from reason_llm.run.replica import Seat, Work, completions
+from reason_llm.run.replica import Seat, Work, completions, costs
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, SamplingParams
 from reason_llm.train import Learners, Shards
@@ -138,8 +138,13 @@ class Replicas:
         self._watch.line(
             f"{told} on {len(self._machines())} machine"
             f"{'s' if len(self._machines()) > 1 else ''}, {self._shards} shards; the others were "
-            f"waited for {time.perf_counter() - started:.0f} s"
+            f"waited for {time.perf_counter() - started:.0f} s; the plan above is for each"
         )
+        if self._job.config.run.sum == "fast" and self.count > 1:
+            self._watch.line(
+                "gradients are added by a plain all-reduce (run.sum=fast): the adapter's last bits "
+                f"are those of {self.count} replicas"
+            )
 
     def lose(self) -> None:
         """Have the head wait no longer for a peer that is gone; from any thread."""
@@ -261,7 +266,13 @@ class Replicas:
         yield
         self._note(number, f"{phase}_seconds", time.perf_counter() - started)
 
+    def _note_all(self, number: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._note(number, name, value)
+
     def _note(self, number: int, name: str, value: float) -> None:
+        if self._cluster is None:
+            return
         key = f"replicas/{number}/{name}"
         self._record[key] = self._record.get(key, 0.0) + value
 
@@ -353,12 +364,14 @@ class Replicas:
         try:
             if self._peers is None:
                 device = self._own.policy.model.device
+                is_exact = self._job.config.run.sum == "exact"
                 self._peers = GroupPeers(
-                    self._store, self._name, 0, size, self._cluster.address, device
+                    self._store, self._name, 0, size, self._cluster.address, device, is_exact
                 )
                 self._group = members
                 self._own.deal(Shards(self._shards, self._peers))
-            found = self._own.learn(step, data, progress)
+            with self.timed(0, "learning"), costs(self._peers) as own_costs:
+                found = self._own.learn(step, data, progress)
         except PeersLost:
             self._leave()
             self._find_out(calls)
@@ -366,9 +379,10 @@ class Replicas:
         except BaseException:
             self._leave()
             raise
+        self._note_all(0, own_costs)
         for call in calls:
             try:
-                call.result()
+                self._note_all(call.member.number, call.result())
             except PeersLost:  # what it learned is here, too
                 self._leave()
         return found

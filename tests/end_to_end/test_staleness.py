@@ -1,6 +1,7 @@
 """Steps that are sampled by an earlier policy (run.max_staleness), and ahead by samplers: the same
 adapter whoever samples and whatever happens."""
 
+import itertools
 import logging
 import signal
 import time
@@ -25,6 +26,7 @@ from reason_llm.train.learner import Learner
 
 __all__ = ["local_cluster"]  # a fixture
 Make = Callable[..., Config]
+SOME_DIGIT = {"name": "regex", "options": {"pattern": "[3-6]"}}
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def make(small_run: Make, tmp_path: Path) -> Make:
         return small_run(
             run__directory=str(tmp_path / folder), run__buffer=str(tmp_path / folder / "b.json"),
             run__steps=5, run__shards=2, run__max_staleness=staleness, data__limit=40,
-            sample__max_new_tokens=14, score__rewards=[{"name": "regex", "options": {"pattern": "[3-6]"}}],
+            sample__max_new_tokens=14, score__rewards=[SOME_DIGIT],
             data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
             eval__limit=2, eval__every=3, **options,
         )  # fmt: skip
@@ -232,7 +234,7 @@ def test_the_head_takes_what_the_samplers_have_not_begun(
     ]
     assert any(
         "time/ahead_sampling_seconds" in record and "replicas/0/sampling_seconds" in before_it
-        for before_it, record in zip(told[1:], told[2:], strict=False)
+        for before_it, record in itertools.pairwise(told)
     )
     assert adapter(helped) == adapter(whole)
     assert records(helped) == records(whole)
@@ -264,8 +266,8 @@ def test_samplers_that_die(
     [(Learner, "learn", 2), (Learner, "_update", 3), (RolloutBuffer, "finish", 1)],
 )
 def test_the_head_is_killed_while_samplers_sample(
-    owner: Any, name: str, call: int, make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
-    monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, call: int, make: Make, alone: Callable[..., Config],
+    local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """One process goes on, from what the samplers had done."""
     whole, killed = alone(), make("killed", run__samplers=2)
@@ -278,8 +280,8 @@ def test_the_head_is_killed_while_samplers_sample(
 
 
 def test_what_fails_ahead_is_tried_again_at_its_turn(
-    make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """A reward that fails while step 2 is learned: step 2 is saved, and the run ends where it fails
     again, or goes on where it does not."""
