@@ -125,7 +125,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     """What was measured, for a person."""
 
     def of(kind: str, key: str) -> float:
-        return median(each[key] for each in found["seconds"][kind])
+        return float(median(each[key] for each in found["seconds"][kind]))
 
     told = [
         f"{kind}: {of(kind, 'step'):.2f} s a step ({of(kind, 'sampling'):.2f} s sampling, "

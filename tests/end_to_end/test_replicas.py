@@ -315,14 +315,17 @@ def test_a_replica_with_another_adapter_ends_the_run(tmp_path: Path, four_steps:
 @pytest.mark.timeout(900)
 def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Path) -> None:
     """With another token, or none, one line says what is missing; nothing is written."""
-    ray, port = Path(sys.executable).with_name("ray"), "26379"
+    port = "26379"
     token = "0123456789abcdef" * 4
     environment = os.environ | {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
-    start = [ray, "start", "--head", "--port", port, "--num-cpus", "1", "--block",
-             "--include-dashboard", "false", "--node-ip-address", "127.0.0.1",
-             "--temp-dir", str(Path(tempfile.mkdtemp(prefix="ray-")))]  # fmt: skip
+    folder = tempfile.mkdtemp(prefix="ray-")
+    start = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port,
+        "--num-cpus", "1", "--include-dashboard", "false", "--node-ip-address", "127.0.0.1",
+        "--temp-dir", folder,
+    ]  # fmt: skip
     cluster = subprocess.Popen(
         start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
