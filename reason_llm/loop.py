@@ -13,6 +13,7 @@ from reason_llm.config import Config
 from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
+from reason_llm.run.ahead import sampling_ahead
 from reason_llm.run.collect import collect, with_reward_models
 from reason_llm.run.prepare import prepare
 from reason_llm.run.run import Run, open_run
@@ -35,7 +36,10 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
                 run.end(step, {})
                 continue
             data = to_data(groups) if config.samples else run.rows(step)
-            with run.learning(len(data)) as (replicas, progress):  # GPU: weights + activations
+            with (
+                sampling_ahead(run, step),  # other GPUs: the steps after it
+                run.learning(len(data)) as (replicas, progress),  # GPU: weights + activations
+            ):
                 metrics = replicas.learn(step, data, lambda rows: progress(0, rows))
             run.end(step, metrics)  # archive, evaluate, log, save
         return run.finish()
@@ -43,8 +47,9 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
 
 def rollouts(run: Run, step: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
+    run.take_sampled_ahead(step)
     if (groups := run.buffer.read(step)) is None:  # a killed run goes on between the phases
-        with run.sampling() as sampler:  # GPU: weights + KV cache
+        with run.sampling(step) as sampler:  # GPU: weights + KV cache
             groups = collect(run, sampler, step)
         groups = with_reward_models(run, step, groups)  # GPU: weights, one model after another
     return groups

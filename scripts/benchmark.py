@@ -1,4 +1,4 @@
-"""``python scripts/benchmark.py cpu``; ``... gpu --out docs/gpu_table.md``."""
+"""``python scripts/benchmark.py cpu``; ``... replicas``; ``... gpu --out docs/gpu_table.md``."""
 
 import argparse
 import os
@@ -62,6 +62,14 @@ def main() -> int:
             help="compute capabilities (default: all)",
         )
     _add_cpu(parts.add_parser("cpu", help="beside TRL's GRPOTrainer, in turn, on a CPU"))
+    several = parts.add_parser(
+        "replicas", help="replicas beside one process, and sampling ahead beside in turn, on a CPU"
+    )
+    several.add_argument("--repeats", type=int, default=3, help="pairs of runs (default: 3)")
+    several.add_argument("--steps", type=int, default=5, help="of a run that count (default: 5)")
+    several.add_argument("--replicas", type=int, default=2)
+    several.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
+    several.add_argument("--out", type=Path, help="write the numbers there, as JSON")
     one = parts.add_parser("worker", description="One system at one piece of work; used by gpu.")
     one.add_argument("system", choices=worker.SYSTEMS)
     one.add_argument("work", type=Path)
@@ -78,6 +86,7 @@ def main() -> int:
         return 0
     parts_by_name = {
         "cpu": _cpu,
+        "replicas": _replicas,
         "gpu": _gpu,
         "gpu-check": _gpu_check,
         "symbols": _symbols,
@@ -85,6 +94,16 @@ def main() -> int:
         "kernels": _emulated,
     }
     return parts_by_name[given.part](given)
+
+
+def _replicas(given: argparse.Namespace) -> int:
+    from benchmarks import replicas
+
+    found = replicas.run(given.repeats, given.steps, given.replicas, given.small)
+    print("\n".join(replicas.lines(found)))
+    if given.out is not None:
+        given.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    return 0
 
 
 def _gpu_check(given: argparse.Namespace) -> int:

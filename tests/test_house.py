@@ -34,7 +34,7 @@ ORDER = [
     {"app"},
 ]
 """Lowest first. What shares a line does not import each other."""
-ROOMS_OF_THE_LOOP = {"run.prepare", "run.run", "run.collect"}
+ROOMS_OF_THE_LOOP = {"run.prepare", "run.run", "run.collect", "run.ahead"}
 """Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
 OWNERS = {
     "bitsandbytes": {"model", "train"},

@@ -19,8 +19,11 @@ def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
             parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
     parts += [*judged(record, judged_by), *watched(record)]
     if "sample/tokens_per_second" in record:
-        seconds, speed = record["time/sampling_seconds"], record["sample/tokens_per_second"]
-        parts.append(f"sampling {seconds:.1f} s ({speed:,.0f} tokens/s)")
+        ahead, speed = record.get("time/ahead_sampling_seconds"), record["sample/tokens_per_second"]
+        seconds = record.get("time/sampling_seconds", 0.0) + (ahead or 0.0)
+        parts.append(
+            f"sampling {seconds:.1f} s {'' if ahead is None else 'ahead '}({speed:,.0f} tokens/s)"
+        )
     elif "score/reward" in record:
         parts.append("sampled before")
     if "time/learning_seconds" in record:
@@ -90,6 +93,20 @@ def mean_score(value: float, judged_by: str) -> str:
     return f"{value:.1%}" if judged_by == "accuracy" else f"{value:.3f}"
 
 
+def of_replica(number: str, did: dict[str, float]) -> str:
+    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)``."""
+    told = [
+        f"{did[f'{phase}_seconds']:.0f} s {phase}"
+        for phase in ("sampling", "learning")
+        if f"{phase}_seconds" in did
+    ]
+    cost = ""
+    if "waiting_seconds" in did:
+        sent = did.get("sent_bytes", 0.0) / 2**20
+        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
+    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"
+
+
 def of_summary(summary: dict[str, Any]) -> list[str]:
     """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
     found, by = [], summary.get("judged_by", "accuracy")
@@ -119,6 +136,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
             if summary[f"{phase}_planned_gib"]
         )
     )
+    found += [of_replica(*each) for each in summary.get("replicas", {}).items()]
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning")

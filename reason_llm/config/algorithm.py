@@ -96,8 +96,8 @@ class AlgorithmSection(Section):
     correction: Correction | None = None
     """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
     sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
-    sequence_mask or none. auto: token_truncate with run.from_buffer and with vllm; else none, as
-    the log-probs of transformers are the learner's."""
+    sequence_mask or none. auto: token_truncate with run.from_buffer, run.max_staleness and vllm;
+    else none, as the log-probs of transformers are the learner's."""
     correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative | None = None

@@ -79,9 +79,21 @@ class RunSection(Section):
     """Processes that share a step's sampling and learning, each with a GPU and a base copy of its
     own (without a GPU, on the CPU). 1: this process alone, without Ray. auto: as many as there are
     GPUs, rounded down to a power of two; at most run.shards."""
+    samplers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0
+    """Further processes beside the replicas, each with a GPU and a base copy of its own, that only
+    sample; at most run.shards. With run.max_staleness they sample while the replicas learn."""
+    max_staleness: Annotated[int, Field(ge=0, le=4, strict=True)] = 0
+    """Learned steps by which the policy that samples a step is behind the one that learns from it:
+    always so many, so that the adapter is the same for any number of replicas and samplers. Above
+    0, algorithm.correction: auto weighs tokens by importance. 0: the newest policy samples."""
     shards: Count = 1
     """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
-    and not on run.replicas, which may be at most as many. Left out: 8 with replicas, 1 without."""
+    and not on run.replicas or run.samplers, each of which may be at most as many. Left out: 8 with
+    replicas or samplers, 1 without."""
+    sum: Literal["exact", "fast"] = "exact"
+    """How the replicas' gradients are added. exact: in a fixed order, so that the adapter is the
+    same to the last bit for any number of replicas. fast: by a plain all-reduce, which sends less
+    with four or more; the last bits then depend on the number of replicas."""
     ray: str | None = None
     """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
     starts on this machine and ends with the run."""
@@ -90,8 +102,8 @@ class RunSection(Section):
     @classmethod
     def _replicas_have_shards(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("shards") is None:
-            replicas = values.get("replicas", 1)
-            return {**values, "shards": 1 if replicas == 1 else SHARDS}
+            is_alone = values.get("replicas", 1) == 1 and values.get("samplers", 0) == 0
+            return {**values, "shards": 1 if is_alone else SHARDS}
         return values
 
     @field_validator("replicas", "shards")
@@ -108,7 +120,12 @@ class RunSection(Section):
                 f"run.replicas={self.replicas} contradicts run.shards={self.shards}: a replica "
                 f"without a shard has nothing to do; set run.shards to {self.replicas} or more"
             )
-        if self.replicas == 1 and self.ray is not None:
+        if self.samplers > self.shards:
+            raise ValueError(
+                f"run.samplers={self.samplers} contradicts run.shards={self.shards}: a sampler "
+                f"without a shard has nothing to do; set run.samplers to {self.shards} or less"
+            )
+        if self.replicas == 1 and not self.samplers and self.ray is not None:
             raise ValueError(
                 f"run.ray={self.ray} contradicts run.replicas=1, which needs no cluster; set "
                 "run.replicas, or leave run.ray out"
@@ -406,14 +423,19 @@ class Config(Section):
         return unnamed | self.eval.sets
 
     @property
+    def is_off_policy(self) -> bool:
+        """Whether another policy samples than the one that learns from it."""
+        return self.run.from_buffer is not None or self.run.max_staleness > 0
+
+    @property
     def learned_row(self) -> Algorithm:
-        """The algorithm's row with ``correction: auto`` resolved. Saved rollouts come from another
-        policy, and vLLM's log-probs differ slightly from the learner's."""
+        """The algorithm's row with ``correction: auto`` resolved. Saved and stale rollouts come
+        from another policy, and vLLM's log-probs differ slightly from the learner's."""
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
         filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
-        needed = self.run.from_buffer is not None or (sample.engine == "vllm" and not filtered)
+        needed = self.is_off_policy or (sample.engine == "vllm" and not filtered)
         return replace(row, correction="token_truncate" if needed else "none")
 
     @property
@@ -547,6 +569,19 @@ class Config(Section):
             raise ValueError(
                 f"run.from_buffer={self.run.from_buffer} contradicts stage={self.stage}; set "
                 "data.train to the file that the command pairs wrote from it"
+            )
+        for option in ("max_staleness", "samplers"):
+            value, is_replay = getattr(self.run, option), self.run.from_buffer is not None
+            if value and (not self.samples or is_replay):
+                cause = "run.from_buffer" if is_replay else f"stage={self.stage}"
+                raise ValueError(
+                    f"run.{option}={value} contradicts {cause}, which samples no rollouts; "
+                    "leave it out"
+                )
+        if self.run.max_staleness and not self.learns:
+            raise ValueError(
+                f"run.max_staleness={self.run.max_staleness} contradicts stage=sample, whose "
+                "policy does not change; leave it out"
             )
         if self.stage == "reward" and self.evaluation_sets:
             raise ValueError(
@@ -714,6 +749,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
                 "run.save_every",
                 "run.keep_",
                 "run.replicas",
+                "run.samplers",
                 "run.ray",
             ),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
@@ -728,7 +764,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             "train.gradient_checkpointing",
             *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
-            "run.shards",
+            *("run.shards", "run.sum"),
         ),
         "warn",
     ),

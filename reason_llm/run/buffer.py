@@ -6,14 +6,16 @@ process. A document of another run is refused, moved aside, or overwritten if it
 its run's archive, too. Knows nothing of
 models, rewards or tensors.
 
-    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "checkpoint", "complete",
-    "trained", "drawn", "groups": [...], "counts": {}}
+    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
+    "complete", "trained", "drawn", "groups": [...], "counts": {}}
+
+With ``run.max_staleness`` steps are sampled ahead of the one that is learned: ``<run>/ahead/``
+holds such a document for each, until it is its turn.
 
 ``sha256`` is the digest of the file's bytes without that first member, ``{"format"...}`` to the
 line's end; of an archived document, unpacked. Whoever reads a document compares it, so that a
 changed number is told and not learned from. Format 1, of earlier versions, has no digest and no
 ``checkpoint``; it is read with a warning. A document of format 2 without a digest is refused.
-Earlier versions wrote a ``weight_version``, too, which was the step and is not read.
 """
 
 import gzip
@@ -22,7 +24,7 @@ import logging
 import os
 import shlex
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -84,6 +86,8 @@ class Document:
     """Of the rewards' errors and time limits while these were scored, by metric."""
     checkpoint: str | None = None
     """Path of the run's newest checkpoint when these were written; None: it had none."""
+    weight_version: int | None = None
+    """Learned steps of the policy that sampled these; None: it was not written."""
     has_digest: bool = field(default=True, compare=False)
     """Whether a digest was compared when it was read; False for format 1."""
 
@@ -98,6 +102,7 @@ class RolloutBuffer:
         elsewhere: the rollouts of a step that are on disk in another place, with advantages.
         is_archived: whether another, finished run's rollouts are in its own folder too: then they
             give way, and are not moved aside.
+        ahead: folder of the steps that are sampled ahead; None: none are.
 
     Raises (on entry):
         BusyError: another process holds it.
@@ -113,6 +118,7 @@ class RolloutBuffer:
         settle: Callable[[], None] = lambda: None,
         elsewhere: Callable[[int], Document | None] = lambda step: None,
         is_archived: Callable[[Document], bool] = lambda document: False,
+        ahead: Path | None = None,
     ) -> None:
         self.path = path
         self.run = run
@@ -127,8 +133,15 @@ class RolloutBuffer:
         self.checkpoint: str | None = None
         """Path of the run's newest checkpoint between two steps, for what is written from here on;
         None: that which the document on disk names."""
+        self.version_of: Callable[[int], int | None] = lambda step: step
+        """Learned steps of the policy that samples a step, for what is written from here on."""
         self._taken: Document | None = None
         """What was taken from elsewhere, while the file holds a later step."""
+        self._folder = ahead
+        self._ahead: dict[int, Document] = {}
+        """What the files of the folder hold, by step."""
+        self._current: int | None = None
+        """Step whose turn it is; later ones are ahead."""
 
     def __enter__(self) -> Self:
         with ExitStack() as until_checked:
@@ -139,6 +152,8 @@ class RolloutBuffer:
             self._document = document
         else:
             self._gives_way = self._is_archived(document)
+        if self._folder is not None and not self._discard:
+            self._ahead = {each.step: each for _, each in read_ahead(self._folder, self.run)}
         return self
 
     def __exit__(
@@ -189,6 +204,7 @@ class RolloutBuffer:
     def read(self, step: int) -> list[Group] | None:
         """All groups of this step with their advantages, from anywhere on disk; None if the step
         must be sampled or sampled to its end."""
+        self._begin(step)
         if not self.holds(step) and (found := self._elsewhere(step)) is not None:
             self._take(step, found)
         return self.groups(step) if self.holds(step) else None
@@ -198,6 +214,13 @@ class RolloutBuffer:
         document = self.document(step)
         return document is not None and document.complete
 
+    def find(self, step: int) -> Document | None:
+        """The document of this step, whole or not, from anywhere on disk; nothing is written."""
+        found = self.document(step)
+        if found is None or not found.complete:
+            found = self._elsewhere(step) or found
+        return found
+
     def groups(self, step: int) -> list[Group]:
         """Groups of this step that were saved so far, in the order they were drawn, including
         unscored ones."""
@@ -206,8 +229,8 @@ class RolloutBuffer:
 
     def document(self, step: int) -> Document | None:
         """The document of this step, if any."""
-        found = (each for each in (self._taken, self._document) if each and each.step == step)
-        return next(found, None)
+        held = (self._ahead.get(step), self._taken, self._document)
+        return next((each for each in held if each and each.step == step), None)
 
     def drawn(self, step: int) -> int:
         """Number of prompts of this step that were sampled and saved, including those of dropped
@@ -251,7 +274,10 @@ class RolloutBuffer:
         They are written as by ``write``, but where the rollouts of a later step of this run are
         here: a run that goes on from an older checkpoint comes to those again, and needs them.
         """
-        document = self._made(step, found.groups, found.drawn, found.counts, complete=True)
+        document = replace(
+            self._made(step, found.groups, found.drawn, found.counts, complete=True),
+            weight_version=found.weight_version,
+        )
         if self._document is not None and self._document.step > step:
             self._taken = document
         else:
@@ -262,6 +288,30 @@ class RolloutBuffer:
         sampled in part, before ``run.steps`` was lowered, stays so."""
         if self._document is not None and not self._document.trained:
             self._write(replace(self._document, trained=True))
+        for step in list(self._ahead):
+            self._drop_ahead(step)
+
+    def _path_ahead(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / _ahead_name(step)
+
+    def _drop_ahead(self, step: int) -> None:
+        del self._ahead[step]
+        self._path_ahead(step).unlink(missing_ok=True)
+
+    def _begin(self, step: int) -> None:
+        """Take over what was sampled ahead for this step, whose turn it is."""
+        self._current = step
+        for before in [each for each in self._ahead if each < step]:
+            self._drop_ahead(before)
+        if (found := self._ahead.get(step)) is None:
+            return
+        held = self._document
+        if held is not None and held.step > step and found.complete:
+            return  # from where it lies, as what the file holds is needed again
+        if held is None or held.step != step or not held.complete:
+            self._write(found)
+        self._drop_ahead(step)
 
     def _made(
         self,
@@ -275,9 +325,16 @@ class RolloutBuffer:
         count = len(groups) if drawn is None else drawn
         held = self.document(step)
         named = self.checkpoint or (held.checkpoint if held is not None else None)
-        return Document(self.run, step, complete, False, count, groups, dict(counts), named)
+        version = self.version_of(step) if held is None else held.weight_version
+        return Document(
+            self.run, step, complete, False, count, groups, dict(counts), named, version
+        )
 
     def _write(self, document: Document) -> None:
+        if self._folder and self._current is not None and document.step > self._current:
+            self._ahead[document.step] = document
+            write_atomically(self._path_ahead(document.step), to_bytes(document))
+            return
         if self._document is None or self._document.step != document.step:
             self._settle()
         if self._document is None or self._document.step > document.step:
@@ -287,6 +344,22 @@ class RolloutBuffer:
             self._gives_way = False
         self._document = document
         write_atomically(self.path, to_bytes(document))
+
+
+def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
+    """The run's rollouts of steps ahead, with their files. What is damaged is sampled again."""
+    for path in sorted(folder.glob("step-????????.json")):
+        try:
+            document = read_document(path, "it is sampled again")
+        except RolloutBufferError as error:
+            logger.warning("%s", error)
+            continue
+        if document.run.id == run.id and path.name == _ahead_name(document.step):
+            yield path, document
+
+
+def _ahead_name(step: int) -> str:
+    return f"step-{step:08d}.json"
 
 
 def lock(path: Path) -> FileLock:
@@ -301,6 +374,7 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
         "format": FORMAT,
         "run": {"id": run.id, "name": run.name, "config": run.config},
         "step": document.step,
+        "weight_version": document.weight_version,
         "checkpoint": document.checkpoint,
         "complete": document.complete,
         "trained": document.trained,
@@ -405,6 +479,9 @@ def _document(value: dict[str, Any], *, has_digest: bool) -> Document:
         groups=[group_from_json(group) for group in value["groups"]],
         counts={str(name): float(count) for name, count in value.get("counts", {}).items()},
         checkpoint=value.get("checkpoint"),
+        weight_version=None
+        if value.get("weight_version") is None
+        else count_from_json(value, "weight_version"),
         has_digest=has_digest,
     )
     if not isinstance(document.checkpoint, str | None):

@@ -4,6 +4,9 @@ place and renames it; the last n are kept.
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json}
 
+With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are
+there, too, as ``version-00000011.safetensors``.
+
 Safetensors and JSON only. ``state.json`` holds the size and the SHA-256 of the other files, and its
 own, so that damage is told before anything is loaded; the newest whole checkpoint counts. All
 randomness of a run is a function of its seed and the step, so there is no generator state to keep,
@@ -211,6 +214,7 @@ def save(
     keep: int,
     writer: BackgroundWriter,
     best: Mapping[str, Tensor] | Path | None = None,
+    earlier: Mapping[int, Mapping[str, Tensor]] = {},
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
     return the state with its folder.
@@ -220,6 +224,7 @@ def save(
         keep: how many checkpoints are kept.
         best: what ``best_tensors`` gave at the best evaluation, or an earlier checkpoint that holds
             it; None: it is not kept.
+        earlier: adapters of earlier steps, by learned steps, that steps to come are sampled by.
 
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
@@ -240,6 +245,8 @@ def save(
             shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
             adapter.write(folder)
+            for version, values in earlier.items():
+                save_file(dict(values), str(folder / _version_file(version)))
             for name, values in tensors.items():
                 save_file(values, str(folder / name))
             if isinstance(best, Path):
@@ -326,6 +333,32 @@ def restore(
         raise CheckpointError(
             f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
         ) from error
+
+
+def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
+    """Adapters of up to this many steps before the checkpoint's, by learned steps.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    found: dict[int, dict[str, Tensor]] = {}
+    if (folder := state.folder) is None:
+        return found
+    for version in range(max(0, state.step - most), state.step):
+        path = folder / _version_file(version)
+        if path.exists():
+            try:
+                found[version] = load_file(regular(path))
+            except (OSError, SafetensorError, ValueError) as error:
+                raise CheckpointError(
+                    f"{folder} is damaged ({one_line(error)}); remove it to go on from the one "
+                    "before"
+                ) from error
+    return found
+
+
+def _version_file(version: int) -> str:
+    return f"version-{version:08d}.safetensors"
 
 
 def _file(role: Role, name: str) -> str:

@@ -71,6 +71,10 @@ class Host:
         """See ``Replica.load``."""
         self._replica.load(*arguments)
 
+    def hold(self, *arguments: Any) -> None:
+        """See ``Replica.hold``."""
+        self._replica.hold(*arguments)
+
     def sample(self, *arguments: Any) -> Any:
         """See ``Replica.sample``."""
         return self._replica.sample(*arguments)
@@ -91,8 +95,11 @@ class Member:
     where: str = "not started"
     """Machine and process."""
     address: str = ""
+    only_samples: bool = False
     version: int | None = None
     """How many steps its adapter has learned; None: it has the untrained one, or an unknown."""
+    held: int | None = None
+    """Learned steps of the adapter that it was given to sample by; None: of none."""
     lost: str = ""
     """Why it is no more."""
     opened: "Call | None" = None
@@ -103,7 +110,7 @@ class Member:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"replica {self.number} ({self.where})"
+        return f"{'sampler' if self.only_samples else 'replica'} {self.number} ({self.where})"
 
 
 class Call:
@@ -154,7 +161,7 @@ class Cluster:
     """Connection to a Ray cluster, and the replicas in it.
 
     Args:
-        count: replicas with this process; 0: as many as the cluster has GPUs.
+        count: replicas with this process; 0: as many as the cluster has GPUs for.
         lost: called from another thread when a replica is found dead or silent.
 
     Raises (on entry):
@@ -164,6 +171,8 @@ class Cluster:
     def __init__(self, config: Config, count: int, lost: Callable[[], None]) -> None:
         self._config = config
         self.count = count
+        self.samplers = config.run.samplers
+        """Processes beside the replicas that only sample."""
         self._lost = lost
         self.members: list[Member] = []
         self.address = LOOPBACK
@@ -174,6 +183,11 @@ class Cluster:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._own_gpu = torch.cuda.device_count() > 0
+
+    @property
+    def total(self) -> int:
+        """Replicas, this process among them, and samplers."""
+        return self.count + self.samplers
 
     @property
     def _each(self) -> dict[str, float]:
@@ -188,7 +202,7 @@ class Cluster:
             except BaseException:
                 self._close()
                 raise
-        for number in range(1, self.count):
+        for number in range(1, self.total):
             self.members.append(self._start(number))
         self._thread = threading.Thread(target=self._watch, name="replicas", daemon=True)
         self._thread.start()
@@ -269,7 +283,7 @@ class Cluster:
 
         try:
             ray.init(
-                num_cpus=int(self._each["CPU"]) * (self.count - 1),  # Ray's workers, made ahead
+                num_cpus=int(self._each["CPU"]) * (self.total - 1),  # Ray's workers, made ahead
                 num_gpus=gpus,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -299,17 +313,20 @@ class Cluster:
             self._check_gpu(self._holder)
         if self.count == 0:
             gpus = int(there.get("GPU", 0))
-            self.count = power_of_two(min(max(1, gpus), self._config.run.shards))
-        if self.count == 1:
+            self.count = power_of_two(min(max(1, gpus - self.samplers), self._config.run.shards))
+        if self.total == 1:
             return
         each = self._each
-        self._group = ray.util.placement_group([each] * (self.count - 1), strategy="PACK")
+        self._group = ray.util.placement_group([each] * (self.total - 1), strategy="PACK")
         if not self._group.wait(PLACE_SECONDS):
             has = ", ".join(f"{there.get(name, 0):g} {name}" for name in each)
             needs = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
+            asks = f"run.replicas={self.count}"
+            if self.samplers:
+                asks += f" with run.samplers={self.samplers}"
             raise ReplicaError(
-                f"run.replicas={self.count} finds no place in the cluster: beside this process it "
-                f"needs {self.count - 1} times {needs}, and in all there are {has}; lower it, or "
+                f"{asks} finds no place in the cluster: beside this process it "
+                f"needs {self.total - 1} times {needs}, and in all there are {has}; lower it, or "
                 "end what else runs there"
             )
 
@@ -341,7 +358,7 @@ class Cluster:
             num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), scheduling_strategy=place,
             concurrency_groups={"heart": 1}, max_restarts=0,
         )(Host)  # fmt: skip
-        return Member(number, kind.remote())
+        return Member(number, kind.remote(), only_samples=number >= self.count)
 
     def _watch(self) -> None:
         """Ask each replica for its heartbeat until the end."""

@@ -12,21 +12,56 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config
 from reason_llm.data import order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import metrics
 from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.metrics import timed
+from reason_llm.run.metrics import Record, timed
 from reason_llm.run.prepare import Job
 from reason_llm.run.run import Run
+from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
 from reason_llm.train import varies_enough, with_advantages
 
 
-def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
+class Stop(Protocol):
+    """Tells when sampling is to end early."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether it is."""
+        ...
+
+    def check(self) -> None:
+        """Raises Stopped: it is."""
+        ...
+
+
+class Collects(Protocol):
+    """Run that a step is collected for, or its view from another thread."""
+
+    @property
+    def job(self) -> Job: ...  # noqa: D102
+    @property
+    def config(self) -> Config: ...  # noqa: D102
+    @property
+    def buffer(self) -> RolloutBuffer: ...  # noqa: D102
+    @property
+    def record(self) -> Record: ...  # noqa: D102
+    @property
+    def watch(self) -> Watch: ...  # noqa: D102
+    @property
+    def stop(self) -> Stop: ...  # noqa: D102
+    @property
+    def drawn(self) -> int:
+        """Prompts taken from the order before the step."""
+        ...
+
+
+def collect(run: Collects, sampler: Sampler, step: int) -> list[Group]:
     """Scored groups to train on, with their advantages where no reward model is still to be asked;
     all of them are in the buffer on return.
 
@@ -41,7 +76,7 @@ def collect(run: Run, sampler: Sampler, step: int) -> list[Group]:
     job, record, sample = run.job, run.record, run.config.sample
     params, state = sampling_params(run.config), _Collected.of(run.buffer, step)
     num_prompts = sample.prompts_per_step * run.config.algorithm.row().dynamic_sampling
-    prompts = _prompts(job, run.state.drawn, num_prompts)
+    prompts = _prompts(job, run.drawn, num_prompts)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
@@ -97,7 +132,7 @@ def with_reward_models(run: Run, step: int, groups: list[Group]) -> list[Group]:
 
 
 def _finished(
-    run: Run, step: int, scored: list[Group], drawn: int, counts: dict[str, float]
+    run: Collects, step: int, scored: list[Group], drawn: int, counts: dict[str, float]
 ) -> list[Group]:
     groups = with_advantages(scored, run.config.learned_row, run.job.scorer.weights)
     with timed(run.record, "buffer"):
@@ -106,7 +141,7 @@ def _finished(
 
 
 def _waves(
-    run: Run, step: int, state: "_Collected", scoring: "_Scoring", wave: int
+    run: Collects, step: int, state: "_Collected", scoring: "_Scoring", wave: int
 ) -> Iterator[slice]:
     """Which of the step's prompts to sample next, until it is full or its bound is reached.
 
@@ -135,7 +170,7 @@ def _waves(
             run.stop.check()
 
 
-def _save(run: Run, step: int, state: "_Collected") -> None:
+def _save(run: Collects, step: int, state: "_Collected") -> None:
     with timed(run.record, "buffer"):
         run.buffer.write_part(step, *state.together())
 
@@ -143,7 +178,7 @@ def _save(run: Run, step: int, state: "_Collected") -> None:
 class _Scoring:
     """A thread that scores one wave at a time; at the end of the block the last one is scored."""
 
-    def __init__(self, run: Run, state: "_Collected") -> None:
+    def __init__(self, run: Collects, state: "_Collected") -> None:
         self._run = run
         self._state = state
         self._row = run.config.algorithm.row()

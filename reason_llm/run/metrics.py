@@ -243,9 +243,24 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "sampling_planned_gib": largest("memory/sampling_planned_gib"),
         "learning_peak_gib": largest("memory/learning_peak_gib"),
         "learning_planned_gib": largest("memory/learning_planned_gib"),
+        "replicas": of_replicas(records),
         "peak_rss_mib": round(max(record.get("memory/peak_rss_mib", 0.0) for record in records), 1),
         "adapter": str(adapter),
     }
+
+
+def of_replicas(records: list[Record]) -> dict[str, dict[str, float]]:
+    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
+    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        for key, value in record.items():
+            _, _, rest = key.partition("replicas/")
+            number, _, name = rest.partition("/")
+            if name:
+                sums = found.setdefault(number, {})
+                sums[name] = round(sums.get(name, 0.0) + value, 3)
+    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
 
 
 def _line(record: Record) -> bytes:

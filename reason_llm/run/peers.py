@@ -59,17 +59,29 @@ class GroupPeers:
     Args:
         name: of the group; one that is made anew has another.
         address: of this process's machine, by which the others reach it.
+        is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
+            all-reduce, whose order depends on the number of processes.
 
     Raises:
         PeersLost: the others did not come; so does every call once one of them is gone.
     """
 
     def __init__(
-        self, store: dist.Store, name: str, rank: int, size: int, address: str, device: torch.device
+        self,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        size: int,
+        address: str,
+        device: torch.device,
+        is_exact: bool = True,
     ) -> None:
         self.rank = rank
         self.size = size
         self.sent_bytes = 0
+        self.waited_seconds = 0.0
+        """In all calls: for the others, and for the network."""
+        self._is_exact = is_exact
         self._lost = threading.Event()
         self._device = device
         try:
@@ -101,6 +113,12 @@ class GroupPeers:
 
     def add(self, total: Tensor) -> None:
         """See ``train.Peers.add``. Of two ranks the lower one sends first."""
+        if not self._is_exact:
+            self._finish(lambda: self._tensors.allreduce([total]))
+            self.sent_bytes += (
+                2 * (self.size - 1) * total.numel() * total.element_size() // self.size
+            )
+            return
         numbers = CHUNK_BYTES // total.element_size()
         theirs = total.new_empty(min(numbers, len(total)))
         for level in range(self.size.bit_length() - 1):
@@ -146,6 +164,7 @@ class GroupPeers:
         """
         if self._lost.is_set():
             raise PeersLost("a replica was lost")
+        started = time.perf_counter()
         try:
             if self._device.type == "cuda" and self._tensors is not self._gloo:
                 self._poll(begin())
@@ -153,6 +172,7 @@ class GroupPeers:
                 self._wait_beside(begin)
         except RuntimeError as error:
             raise PeersLost(f"a replica was lost ({one_line(error):.200})") from error
+        self.waited_seconds += time.perf_counter() - started
 
     def _poll(self, work: dist.Work) -> None:
         while not work.is_completed():

@@ -53,7 +53,7 @@ from reason_llm.run import (
     saved_rollouts,
 )
 from reason_llm.run.archive import Archive, is_archived
-from reason_llm.run.buffer import Document, RolloutBuffer
+from reason_llm.run.buffer import Document, RolloutBuffer, read_ahead
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.metrics import MetricsLog
 from reason_llm.run.reward_models import RewardModelFolder
@@ -67,6 +67,10 @@ logger = logging.getLogger(__name__)
 
 START = "start"
 """Folder in the run's with a copy of the adapter that the run began from."""
+
+
+AHEAD = "ahead"
+"""Folder in the run's with the rollouts of steps that are sampled ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Job:
                 settle=writer.wait,
                 elsewhere=self._saved,
                 is_archived=is_archived,
+                ahead=self.folder / AHEAD if run.max_staleness else None,
             )
         with buffer or nullcontext(), run_lock, writer:
             # Another process may have gone on since ``prepare`` looked.
@@ -216,7 +221,7 @@ def prepare(config: Config, watch: Watch) -> Job:
     identity = _identity(config, data, rows, models, digests, saved)
     state = _state(config, folder, identity)
     if config.samples:
-        _check_buffer(config, state, subject)
+        _check_buffer(config, state, subject, folder / AHEAD)
     for line in _lines(config, state, data, rows, saved, first, models, scorer, subject):
         watch.line(line)
     if warning := (data if rows is None else rows).contamination_warning():
@@ -373,15 +378,18 @@ def _longest_row(config: Config, rows: TokenRows, context_tokens: int) -> int:
     return max(longest, mixed)
 
 
-def _check_buffer(config: Config, state: RunState, subject: Subject) -> None:
+def _check_buffer(config: Config, state: RunState, subject: Subject, ahead: Path) -> None:
     """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
     check_writable(config.run.buffer_path.parent)
     if config.run.resume == "never":
         return
     found = RolloutBuffer(config.run.buffer_path, state.run).check()
+    own = [*read_ahead(ahead, state.run)] if config.run.max_staleness else []
     if found is not None and found.run.id == state.run.id:
-        saved_rollouts.check_context(config.run.buffer_path, found, subject.context_tokens)
-        saved_rollouts.check_vocabulary(config.run.buffer_path, found, subject.vocabulary)
+        own.append((config.run.buffer_path, found))
+    for path, document in own:
+        saved_rollouts.check_context(path, document, subject.context_tokens)
+        saved_rollouts.check_vocabulary(path, document, subject.vocabulary)
 
 
 def _with_steps(config: Config, data: Data, rows: TokenRows | None, watch: Watch) -> Config:

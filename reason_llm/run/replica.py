@@ -1,8 +1,10 @@
 """A replica beside the head: a whole model with its sampler and its learners, which does what the
-head asks. It writes nothing to disk."""
+head asks. One that only samples has no learners. It writes nothing to disk."""
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reason_llm.config import Config
+from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
 from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
@@ -18,7 +21,7 @@ from reason_llm.run import learners
 from reason_llm.run.checkpoint import RunState
 from reason_llm.run.peers import GroupPeers, connect
 from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train import Shards, learning
+from reason_llm.train import Learners, Shards, learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Work:
     teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]]
     threads: int
     """Of torch on a CPU, on which the bits depend."""
+    only_samples: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,22 @@ class Replica:
         self._model = Model(
             config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
         )
-        self._learners = learners.make(config, work.folder, work.state, work.plan, self._model)
-        self._learners.policy.teacher_prompts = work.teacher_prompts
+        self._made: Learners | None = None
+        if work.only_samples:
+            self._model.add_role("policy")
+        else:
+            made = learners.make(config, work.folder, work.state, work.plan, self._model)
+            made.policy.teacher_prompts = work.teacher_prompts
+            self._made = made
         self._work = work
         self._seat: Seat | None = None
         self._proven = False
+        self._held: tuple[int | None, Mapping[str, Tensor]] = None, {}
+
+    @property
+    def _learners(self) -> Learners:
+        assert self._made is not None
+        return self._made
 
     def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
         """Take over what the head's learners moved so far."""
@@ -80,19 +95,53 @@ class Replica:
         self._learners.policy.micro_batches.tokens = micro_batch_tokens
         self._proven = False
 
-    def sample(self, part: Part, params: SamplingParams) -> bytes:
-        """Sample a shard's part; the groups as JSON."""
-        with sampling(self._model, self._work.plan.cache_tokens) as sampler:
+    def hold(self, version: int, adapter: Mapping[str, Tensor]) -> None:
+        """Take an adapter to sample by: that of so many learned steps."""
+        self._held = version, adapter
+        self._proven = False
+
+    def sample(
+        self, part: Part, params: SamplingParams, version: int | None
+    ) -> tuple[bytes, float]:
+        """Sample a shard's part; the groups as JSON, and the seconds.
+
+        Args:
+            version: learned steps of the adapter that was given to sample by; None: by what this
+                replica has learned.
+        """
+        started = time.perf_counter()
+        with self._at(version), sampling(self._model, self._work.plan.cache_tokens) as sampler:
             if self._model.engine is not None and not self._proven:
                 prove_sampler_is_policy(sampler, self._model, part.prompts)
                 self._proven = True
             groups = sampler.sample(part.prompts, params, part.seed, lambda tokens, items: None)
-        return orjson.dumps([group_to_json(group) for group in groups])
+        content = orjson.dumps([group_to_json(group) for group in groups])
+        return content, time.perf_counter() - started
+
+    @contextmanager
+    def _at(self, version: int | None) -> Iterator[None]:
+        """Context in which the policy is that of this version."""
+        if version is None:
+            yield
+            return
+        held, adapter = self._held
+        if held != version:
+            raise ReplicaError(f"version {version} is asked for and {held} is held")
+        own = {} if self._made is None else self._model.adapter_of("policy")
+        self._model.load_adapter("policy", dict(adapter))
+        try:
+            yield
+        finally:
+            if own:
+                self._model.load_adapter("policy", own)
 
     def learn(
         self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
-    ) -> None:
+    ) -> dict[str, float]:
         """Learn a step together with the head.
+
+        Returns:
+            ``learning_seconds``, ``waiting_seconds`` (of these) and ``sent_bytes``.
 
         Raises:
             PeersLost: another replica is gone.
@@ -100,18 +149,22 @@ class Replica:
         """
         count = self._work.config.run.shards
         self._proven = False
+        started = time.perf_counter()
         try:
             if self._seat != seat:
                 peers = GroupPeers(
                     connect(*seat.head), seat.name, seat.rank, seat.size, seat.address,
-                    self._model.device,
+                    self._model.device, self._work.config.run.sum == "exact",
                 )  # fmt: skip
                 self._learners.deal(Shards(count, peers))
                 self._seat = seat
             if kl_coefficient is not None:
                 self._learners.set_kl_coefficient(kl_coefficient)
-            with learning(self._learners.policy):
+            group = self._learners.policy.shards.peers
+            assert isinstance(group, GroupPeers)
+            with learning(self._learners.policy), costs(group) as found:
                 self._learners.learn(step, data, lambda rows: None)
+            return found | {"learning_seconds": time.perf_counter() - started}
         except BaseException:
             self._leave()
             raise
@@ -123,6 +176,16 @@ class Replica:
         self._seat = None
         if isinstance(peers, GroupPeers):
             peers.close()
+
+
+@contextmanager
+def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
+    """``waiting_seconds`` and ``sent_bytes`` of the peers within the block, at its end."""
+    found: dict[str, float] = {}
+    waited, sent = peers.waited_seconds, peers.sent_bytes
+    yield found
+    found["waiting_seconds"] = peers.waited_seconds - waited
+    found["sent_bytes"] = float(peers.sent_bytes - sent)
 
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:

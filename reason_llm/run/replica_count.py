@@ -1,4 +1,4 @@
-"""How many replicas a run is to have, checked before anything is started."""
+"""How many replicas and samplers a run is to have, checked before anything is started."""
 
 import importlib.util
 import os
@@ -19,13 +19,16 @@ def count_of(config: Config) -> int:
     run, gpus = config.run, torch.cuda.device_count()
     found = run.replicas
     if found == "auto" and run.ray is None:
-        found = power_of_two(min(max(1, gpus), run.shards))
-    if found == 1:
+        found = power_of_two(min(max(1, gpus - run.samplers), run.shards))
+    if found == 1 and not run.samplers:
         return 1
     if importlib.util.find_spec("ray") is None:
+        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
+        if run.samplers:
+            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
         raise ReplicaError(
-            f"run.replicas={run.replicas} needs Ray, which is not installed; install it with: "
-            "pip install 'reason_llm[ray]', or set run.replicas to 1"
+            f"{asks} needs Ray, which is not installed; install it with: "
+            f"pip install 'reason_llm[ray]', or set {without}"
         )
     if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         raise ReplicaError(
@@ -34,10 +37,15 @@ def count_of(config: Config) -> int:
         )
     if found == "auto":
         return 0
-    if run.ray is None and gpus and found > gpus:
+    if run.ray is None and gpus and found + run.samplers > gpus:
+        has = f"the {gpus} GPU{'s' if gpus > 1 else ''} of this machine"
+        if run.samplers:
+            raise ConfigError(
+                f"run.replicas={found} and run.samplers={run.samplers} contradict {has}: each has "
+                "one of its own; lower them, or name a cluster as run.ray"
+            )
         raise ConfigError(
-            f"run.replicas={found} contradicts the {gpus} GPU{'s' if gpus > 1 else ''} of this "
-            "machine: a replica has one of its own; set it to "
+            f"run.replicas={found} contradicts {has}: a replica has one of its own; set it to "
             f"{power_of_two(gpus)} or auto, or name a cluster as run.ray"
         )
     return found

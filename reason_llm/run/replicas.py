@@ -5,18 +5,25 @@ step together. The head alone scores, evaluates and writes. When a replica dies,
 wave is sampled by the others, and a step under way is learned again, from the state before it and
 the same rollouts; meanwhile a new process is started in its place, which takes part from the next
 phase on. What is sampled and learned is the same throughout, as it depends on the shards alone.
+Samplers are such processes, too, which only sample.
 
-With ``run.replicas: 1`` there is no cluster, and Ray is not imported.
+``run.max_staleness`` says which version samples a step: a version is the policy of a number of
+learned steps. The head keeps the adapters of the versions that steps to come ask for, and gives
+them in memory to whoever samples.
+
+With ``run.replicas: 1`` and no samplers there is no cluster, and Ray is not imported.
 """
 
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
@@ -26,7 +33,7 @@ from reason_llm.run.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.run.metrics import Record
 from reason_llm.run.peers import GroupPeers, listen
 from reason_llm.run.prepare import Job
-from reason_llm.run.replica import Seat, Work, completions
+from reason_llm.run.replica import Seat, Work, completions, costs
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, SamplingParams
 from reason_llm.train import Learners, Shards
@@ -48,7 +55,7 @@ def start(job: Job, watch: Watch) -> Iterator["Replicas"]:
     _set_threads(job.config.run.shards)
     count = replica_count.count_of(job.config)
     replicas = Replicas(job, watch)
-    if count == 1:
+    if count == 1 and not job.config.run.samplers:
         yield replicas
         return
     with ExitStack() as until_end:
@@ -74,8 +81,17 @@ class Replicas:
         self._cluster: Cluster | None = None
         self._learners: Learners | None = None
         self._kl_coefficient: float | None = None
+        self._staleness = job.config.run.max_staleness
         self._version = 0
         """Learned steps of the head's adapter."""
+        self._adapters: dict[int, dict[str, Tensor]] = {}
+        """Of the versions that steps to come are sampled by, the head's own among them; none
+        without staleness."""
+        self._sampled_by: int | None = None
+        """Version that the head samples by in ``at``; None: its own."""
+        self._sent: tuple[int, Any] | None = None
+        """The version that was given last, as the cluster holds it."""
+        self._record: Record = {}
         self._peers: GroupPeers | None = None
         self._group: list[Member] = []
         """Those beside the head that the peers are."""
@@ -96,10 +112,16 @@ class Replicas:
         for member in connected.members:
             connected.call(member, "warm")
 
-    def begin(self, learners: Learners) -> None:
-        """Have the replicas load their models, and deal what the head's learners learn."""
+    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
+        """Have the replicas load their models, and deal what the head's learners learn.
+
+        Args:
+            earlier: adapters of versions before the head's.
+        """
         self._learners = learners
         self._version = self._job.state.step
+        self._adapters = dict(earlier)
+        self._keep_adapter()
         learners.deal(Shards(self._shards))
         if self._cluster is None:
             return
@@ -109,16 +131,62 @@ class Replicas:
         for member in self._cluster.members:
             self._wait_until_open(member)
         self._tell_of_losses("while it loaded the model")
+        count = 1 + len(self._ready())
+        told = f"{count} replica{'s' if count > 1 else ''}"
+        if self._cluster.samplers:
+            told += f" and {len(self._alive(samplers=True))} that sample only"
         self._watch.line(
-            f"{1 + len(self._ready())} replicas on {len(self._machines())} machine"
+            f"{told} on {len(self._machines())} machine"
             f"{'s' if len(self._machines()) > 1 else ''}, {self._shards} shards; the others were "
-            f"waited for {time.perf_counter() - started:.0f} s"
+            f"waited for {time.perf_counter() - started:.0f} s; the plan above is for each"
         )
+        if self._job.config.run.sum == "fast" and self.count > 1:
+            self._watch.line(
+                "gradients are added by a plain all-reduce (run.sum=fast): the adapter's last bits "
+                f"are those of {self.count} replicas"
+            )
 
     def lose(self) -> None:
         """Have the head wait no longer for a peer that is gone; from any thread."""
-        if (peers := self._peers) is not None:
+        if (peers := self._peers) is not None and any(member.lost for member in self._group):
             peers.lose()
+
+    @property
+    def has_samplers(self) -> bool:
+        """Whether there are processes that only sample."""
+        return self._cluster is not None and self._cluster.samplers > 0
+
+    @property
+    def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:
+        """Adapters of the versions before the head's that steps to come are sampled by."""
+        return {key: each for key, each in self._adapters.items() if key < self._version}
+
+    def version_of(self, step: int) -> int:
+        """Learned steps of the policy that samples this step. A run that began from a checkpoint
+        has no adapters from before it."""
+        if not self._staleness:
+            return step if self._job.config.learns else 0
+        return max(min(self._adapters), step - self._staleness)
+
+    @contextmanager
+    def at(self, version: int) -> Iterator[None]:
+        """Context in which the policy is that of so many learned steps, for sampling."""
+        if version == self._version or not self._staleness:
+            yield
+            return
+        model = self._own.policy.model
+        model.load_adapter("policy", self._adapters[version])
+        self._sampled_by = version
+        try:
+            yield
+        finally:
+            self._sampled_by = None
+            model.load_adapter("policy", self._adapters[self._version])
+
+    def take_record(self) -> Record:
+        """What was done by whom since this was asked last."""
+        record, self._record = self._record, {}
+        return record
 
     def set_kl_coefficient(self, coefficient: float) -> None:
         """As ``Learners.set_kl_coefficient``, for all."""
@@ -130,27 +198,83 @@ class Replicas:
     ) -> list[list[Group]]:
         """See ``sample.Dealer``. The head samples its parts while the others do theirs."""
         found: dict[int, list[Group]] = {}
+        version = self._version if self._sampled_by is None else self._sampled_by
         while left := [part for part in parts if part.shard not in found]:
             calls: list[tuple[Part, Call]] = []
             mine = list(left)
-            if self._cluster is not None and (ready := self._ready()):
+            if self._cluster is not None and (ready := self.who_samples(version)):
                 mine = left[:: len(ready) + 1]
                 for number, member in enumerate(ready):
                     for part in left[number + 1 :: len(ready) + 1]:
-                        call = self._cluster.call(member, "sample", part, params)
-                        calls.append((part, call))
+                        calls.append((part, self.begin_part(member, part, params, version)))
             for part in mine:
-                found[part.shard] = own(part)
+                with self.timed(0, "sampling"):
+                    found[part.shard] = own(part)
             for part, call in calls:
                 try:
-                    groups = completions(part.prompts, call.result())
+                    groups = self.end_part(part, call)
                 except PeersLost:
                     continue
                 found[part.shard] = groups
                 sampled = [c for group in groups for c in group.completions]
                 progress(sum(len(c.token_ids) for c in sampled), len(sampled))
-            self._tell_of_losses("while sampling: what it had of the wave is sampled again")
+            self.tell_of_losses()
         return [found[part.shard] for part in parts]
+
+    def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
+        """Processes beside the head that live; they are given the adapter of this version where
+        they lack it.
+
+        Args:
+            learners: False: the samplers alone, while the others learn.
+        """
+        found = self._alive(samplers=True)
+        if learners:
+            found = self._ready() + found
+        for member in found:
+            if version not in (member.version, member.held):
+                assert self._cluster is not None
+                self._cluster.call(member, "hold", version, self._as_sent(version))
+                member.held = version
+        return found
+
+    def begin_part(self, member: Member, part: Part, params: SamplingParams, version: int) -> Call:
+        """Have one of ``who_samples`` sample a shard's part."""
+        assert self._cluster is not None
+        return self._cluster.call(
+            member, "sample", part, params, None if version == member.version else version
+        )
+
+    def end_part(self, part: Part, call: Call) -> list[Group]:
+        """The groups of a part.
+
+        Raises:
+            PeersLost: who sampled it is gone.
+        """
+        content, seconds = call.result()
+        self._note(call.member.number, "sampling_seconds", seconds)
+        return completions(part.prompts, content)
+
+    def tell_of_losses(self) -> None:
+        """Tell the user of processes that were lost while they sampled."""
+        self._tell_of_losses("while sampling: what it had of the wave is sampled again")
+
+    @contextmanager
+    def timed(self, number: int, phase: str) -> Iterator[None]:
+        """Add the seconds of the block to those of a process in a phase."""
+        started = time.perf_counter()
+        yield
+        self._note(number, f"{phase}_seconds", time.perf_counter() - started)
+
+    def _note_all(self, number: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._note(number, name, value)
+
+    def _note(self, number: int, name: str, value: float) -> None:
+        if self._cluster is None:
+            return
+        key = f"replicas/{number}/{name}"
+        self._record[key] = self._record.get(key, 0.0) + value
 
     def learn(self, step: int, data: Sequence[Datum], progress: LEARN_PROGRESS) -> Record:
         """As ``Learners.learn``, shared between as many replicas as live, in a power of two.
@@ -172,7 +296,7 @@ class Replicas:
             if not members:
                 self._leave()
                 found = self._own.learn(step, data, tell)
-                self._version += 1
+                self._take_version()
                 return found
             before = self._own.state()
             try:
@@ -184,7 +308,7 @@ class Replicas:
                     f"while step {step + 1} was learned: it is learned again from its rollouts"
                 )
                 continue
-            self._version += 1
+            self._take_version()
             for member in members:
                 member.version = self._version
             self._tell_of_losses(f"when step {step + 1} was learned")
@@ -193,6 +317,29 @@ class Replicas:
             f"step {step + 1}: the replicas lose each other again and again; look at the network "
             "between them, and call the same command again to go on"
         )
+
+    def _take_version(self) -> None:
+        self._version += 1
+        self._keep_adapter()
+
+    def _keep_adapter(self) -> None:
+        """Keep the head's adapter, and drop those that no step to come is sampled by."""
+        if not self._staleness:
+            return
+        self._adapters[self._version] = self._own.policy.model.adapter_of("policy")
+        for version in list(self._adapters):
+            if version < self._version - self._staleness:
+                del self._adapters[version]
+
+    def _as_sent(self, version: int) -> Any:
+        """The adapter of a version as the cluster holds it, sent once."""
+        assert self._cluster is not None
+        if self._sent is None or self._sent[0] != version:
+            adapter = self._adapters.get(version)
+            if adapter is None:
+                adapter = self._own.policy.model.adapter_of("policy")
+            self._sent = version, self._cluster.shared(adapter)
+        return self._sent[1]
 
     @property
     def _own(self) -> Learners:
@@ -217,12 +364,14 @@ class Replicas:
         try:
             if self._peers is None:
                 device = self._own.policy.model.device
+                is_exact = self._job.config.run.sum == "exact"
                 self._peers = GroupPeers(
-                    self._store, self._name, 0, size, self._cluster.address, device
+                    self._store, self._name, 0, size, self._cluster.address, device, is_exact
                 )
                 self._group = members
                 self._own.deal(Shards(self._shards, self._peers))
-            found = self._own.learn(step, data, progress)
+            with self.timed(0, "learning"), costs(self._peers) as own_costs:
+                found = self._own.learn(step, data, progress)
         except PeersLost:
             self._leave()
             self._find_out(calls)
@@ -230,9 +379,10 @@ class Replicas:
         except BaseException:
             self._leave()
             raise
+        self._note_all(0, own_costs)
         for call in calls:
             try:
-                call.result()
+                self._note_all(call.member.number, call.result())
             except PeersLost:  # what it learned is here, too
                 self._leave()
         return found
@@ -273,7 +423,7 @@ class Replicas:
         # Rewards and rows in Python are the head's alone, and may be nothing that can be sent.
         work = Work(
             job.config.as_written, job.folder, Path.cwd(), job.state, job.plan,
-            job.data.teacher_prompts, torch.get_num_threads(),
+            job.data.teacher_prompts, torch.get_num_threads(), member.only_samples,
         )  # fmt: skip
         member.opened = connected.call(member, "open", work)
 
@@ -289,7 +439,7 @@ class Replicas:
         """Replicas beside the head that live and have its adapter; they are given it here."""
         if self._cluster is None:
             return []
-        ready = cluster.alive(self._cluster.members)
+        ready = self._alive(samplers=False)
         behind = [member for member in ready if member.version != self._version]
         if behind:
             state = self._cluster.shared(self._own.state())
@@ -303,6 +453,13 @@ class Replicas:
                     pass
         return [m for m in ready if not m.lost and m.version == self._version]
 
+    def _alive(self, *, samplers: bool) -> list[Member]:
+        """Processes beside the head that live: samplers, or replicas that learn."""
+        if self._cluster is None:
+            return []
+        alive = cluster.alive(self._cluster.members)
+        return [member for member in alive if member.only_samples == samplers]
+
     def _machines(self) -> set[str]:
         assert self._cluster is not None
         return {self._cluster.address, *(m.address or "" for m in self._cluster.members)} - {""}
@@ -315,13 +472,13 @@ class Replicas:
             if not member.lost or member in self._told:
                 continue
             self._told.append(member)
-            left = 1 + sum(not each.lost for each in self._cluster.members)
+            left, total = 1 + sum(not m.lost for m in self._cluster.members), self._cluster.total
             ahead = "no further one is started"
             if self._starts_left:
                 self._starts_left -= 1
                 self._open(self._cluster, self._cluster.start_again(member))
                 ahead = "another one is started"
             self._watch.line(
-                f"{member.name} {member.lost} {when}; {left} of {self.count} replicas are left and "
-                f"{ahead}"
+                f"{member.name} {member.lost} {when}; {left} of {total} "
+                f"{'processes' if self.has_samplers else 'replicas'} are left and {ahead}"
             )

@@ -43,6 +43,7 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.watch import Begun, Progress, Watch
 from reason_llm.run.writer import BackgroundWriter
 from reason_llm.sample import (
+    Dealer,
     Sampler,
     SamplingParams,
     ShardedSampler,
@@ -82,7 +83,9 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         checkpoint.restore(job.state, model, made.optimizers)
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
-        team.begin(made)
+        team.begin(made, checkpoint.earlier_adapters(job.state, config.run.max_staleness))
+        if buffer is not None and not job.saved_buffers:
+            buffer.version_of = team.version_of
         run = Run(job, model, made, team, buffer, writer, log, watch, stop, meter)
         run.restore_best()
         with watch.run(run.begun()):
@@ -124,6 +127,8 @@ class Run:
         self.state: RunState = job.state
         self.record: Record = {}
         """What is known so far for the record of the step under way."""
+        self.sampled_ahead: dict[int, Record] = {}
+        """What is known for the records of steps that were sampled ahead."""
         self._best: dict[str, Tensor] | Path | None = None
         """The adapter of ``state.best``: its tensors until they are in a checkpoint, then that
         checkpoint; None: it is not kept."""
@@ -141,6 +146,11 @@ class Run:
         """The rollouts of a stage that samples."""
         assert self._buffer is not None
         return self._buffer
+
+    @property
+    def drawn(self) -> int:
+        """Prompts taken from the order before the step that is to be learned."""
+        return self.state.drawn
 
     @property
     def config(self) -> Config:
@@ -181,25 +191,38 @@ class Run:
         if not best_adapter.is_written(self.job.folder, state.folder, state.best):
             self._write_best(state.folder)
 
+    def take_sampled_ahead(self, step: int) -> None:
+        """Take what is known of this step's sampling into its record. Its seconds are of beside
+        learning."""
+        for name, value in self.sampled_ahead.pop(step, {}).items():
+            phase = name.removeprefix("time/")
+            self.record[name if phase == name else f"time/ahead_{phase}"] = value
+
     @contextmanager
-    def sampling(self) -> Iterator[Sampler]:
-        """Sampling phase, after the check that the sampler is the policy."""
+    def sampling(self, step: int) -> Iterator[Sampler]:
+        """Sampling phase of a step, after the check that the sampler is the policy."""
         with self._saved_if_stopped():
-            with (
-                sampling(self.model, self.job.plan.cache_tokens) as sampler,
-                self._meter.phase() as peak,
-            ):
-                if self.model.engine is not None:
-                    prompts = self.job.data.prompts
-                    self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
-                yield self._dealing(sampler)
-            self.record["memory/sampling_peak_gib"] = peak.gib
+            with self.sampling_by(self.replicas.version_of(step)) as sampler:
+                yield self.dealing(sampler, self.replicas)
             self.stop.check()
 
-    def _dealing(self, sampler: Sampler) -> Sampler:
+    @contextmanager
+    def sampling_by(self, version: int) -> Iterator[Sampler]:
+        """The sampler of this process, by the policy of so many learned steps."""
+        with (
+            self.replicas.at(version),
+            sampling(self.model, self.job.plan.cache_tokens) as sampler,
+            self._meter.phase() as peak,
+        ):
+            if self.model.engine is not None:
+                prompts = self.job.data.prompts
+                self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
+            yield sampler
+        self.record["memory/sampling_peak_gib"] = peak.gib
+
+    def dealing(self, sampler: Sampler, dealer: Dealer) -> Sampler:
         """The sampler, with what it is asked dealt in the run's shards."""
-        count = self.config.run.shards
-        return sampler if count == 1 else ShardedSampler(sampler, count, self.replicas)
+        return ShardedSampler(sampler, self.config.run.shards, dealer)
 
     def rows(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -375,10 +398,12 @@ class Run:
             self.record |= metrics.describe(groups, self.config.score.rewards[0].key)
             counts = metrics.added(counts, document.counts if document else {})
             self.record["sample/groups_dropped"] = self.buffer.drawn(step) - len(groups)
+            if self.config.run.max_staleness and document and document.weight_version is not None:
+                self.record["sample/staleness_steps"] = step - document.weight_version
         else:
             assert self.job.rows is not None
             self.record["data/epoch"] = self.state.drawn / sum(self.job.rows.sizes)
-        self.record |= self._memory() | counts
+        self.record |= self._memory() | counts | self.replicas.take_record()
         self.record["time/writing_seconds"] = self.writer.take_seconds()
         record = self.log.write(self.state.step, self.record)
         self.record = {}
@@ -428,7 +453,7 @@ class Run:
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
-            dealing = self._dealing(sampler)
+            dealing = self.dealing(sampler, self.replicas)
             params = SamplingParams(
                 num_completions=1, max_new_tokens=self.config.eval_max_new_tokens, temperature=0.0,
                 stop=tuple(self.config.sample.stop),
@@ -500,6 +525,7 @@ class Run:
         self.state = checkpoint.save(
             self.job.folder, state, self.model, self.learners.optimizers,
             self.config.run.keep_checkpoints, self.writer, self._best,
+            self.replicas.earlier_adapters,
         )  # fmt: skip
         assert self.state.folder is not None
         if isinstance(self._best, dict):

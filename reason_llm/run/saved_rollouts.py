@@ -30,7 +30,7 @@ def rounding_nats(config: Config) -> float:
     exactly 1, and the same adapter to the last bit.
     """
     is_auto = config.algorithm.row().correction == "auto"
-    return ROUNDING_NATS if is_auto and config.run.from_buffer is not None else 0.0
+    return ROUNDING_NATS if is_auto and config.is_off_policy else 0.0
 
 
 def files(source: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
-from reason_llm.sample.phase import prove_sampler_is_policy, sampling
+from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.shards import Dealer, Draw, Part, SamplesAlone, ShardedSampler
 from reason_llm.sample.stop_strings import stop_strings
@@ -19,6 +19,7 @@ __all__ = [
     "TransformersSampler",
     "VllmSampler",
     "prove_sampler_is_policy",
+    "sampler_of",
     "sampling",
     "stop_strings",
     "stream",

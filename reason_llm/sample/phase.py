@@ -23,12 +23,17 @@ def sampling(model: Model, cache_tokens: int) -> Iterator[Sampler]:
         cache_tokens: how many tokens the Transformers sampler's KV cache may hold.
     """
     model.policy.eval()
+    if model.engine is not None and model.sync is not None:
+        model.engine.wake()
+        model.sync()
+    yield sampler_of(model, cache_tokens)
+
+
+def sampler_of(model: Model, cache_tokens: int) -> Sampler:
+    """The model's sampler, which samples in the sampling phase alone."""
     if model.engine is None or model.sync is None:
-        yield TransformersSampler(model, cache_tokens)
-        return
-    model.engine.wake()
-    model.sync()
-    yield VllmSampler(model)
+        return TransformersSampler(model, cache_tokens)
+    return VllmSampler(model)
 
 
 def prove_sampler_is_policy(

@@ -63,7 +63,11 @@ class ShardedSampler:
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         parts = [
-            Part(shard, tuple(prompts[shard :: self._count]), _seed(seed, shard))
+            Part(
+                shard,
+                tuple(prompts[shard :: self._count]),
+                seed if self._count == 1 else _seed(seed, shard),
+            )
             for shard in range(min(self._count, len(prompts)))
         ]
 

@@ -23,6 +23,9 @@ def made(**run: Any) -> Config:
         ({"replicas": "auto"}, 8),
         ({"replicas": 2, "shards": 2}, 2),
         ({"shards": 8}, 8),
+        ({"samplers": 1}, 8),
+        ({"samplers": 2, "shards": 2}, 2),
+        ({"max_staleness": 1}, 1),
     ],
 )
 def test_shards_follow_from_replicas(run: dict[str, Any], shards: int) -> None:
@@ -36,6 +39,13 @@ def test_shards_follow_from_replicas(run: dict[str, Any], shards: int) -> None:
         ({"shards": 6}, "run.shards=6 must be a power of two, such as 4"),
         ({"replicas": 16}, "set run.shards to 16 or more"),
         ({"replicas": 0}, "run.replicas=0"),
+        ({"samplers": 9}, "set run.samplers to 8 or less"),
+        ({"max_staleness": 5}, "run.max_staleness=5"),
+        (
+            {"max_staleness": 1, "from_buffer": "saved"},
+            "run.max_staleness=1 contradicts run.from_buffer, which samples no rollouts",
+        ),
+        ({"samplers": 1, "from_buffer": "saved"}, "run.samplers=1 contradicts run.from_buffer"),
         ({"replicas": "many"}, "run.replicas='many'"),
         ({"ray": "auto"}, "run.ray=auto contradicts run.replicas=1"),
     ],
@@ -54,12 +64,32 @@ def test_another_number_of_replicas_is_the_same_run() -> None:
 
     assert between({"shards": 8}, {"replicas": 4}) == ([], [])
     assert between({"replicas": 2, "ray": "auto"}, {"replicas": 4}) == ([], [])
+    assert between({"shards": 8}, {"samplers": 2}) == ([], [])
+    assert between({}, {"max_staleness": 1}) == (["run.max_staleness: 0 -> 1"], [])
     assert between({}, {"replicas": 2}) == ([], ["run.shards: 1 -> 8"])
 
 
 def test_a_run_of_an_earlier_version_goes_on() -> None:
     old = made().model_dump(mode="json")
-    for name in ("replicas", "shards", "ray"):
+    for name in ("replicas", "shards", "ray", "samplers", "max_staleness"):
         del old["run"][name]
     found = changes(old, made().model_dump(mode="json"))
     assert (found.refused, found.warned) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ("sft", "run.max_staleness=1 contradicts stage=sft, which samples no rollouts"),
+        ("sample", "run.max_staleness=1 contradicts stage=sample, whose policy does not change"),
+    ],
+)
+def test_staleness_needs_a_stage_that_samples_and_learns(stage: str, told: str) -> None:
+    tree = {"stage": stage, "data": {"train": "rows.jsonl"}, "run": {"max_staleness": 1}}
+    with pytest.raises(ConfigError, match=told):
+        build(tree, Path("mine.yaml"), {})
+
+
+def test_stale_rollouts_are_weighed() -> None:
+    assert made().learned_row.correction == "none"
+    assert made(max_staleness=1).learned_row.correction == "token_truncate"

@@ -7,13 +7,16 @@ The short form is in ``make test``; the rest is by ``make faults``.
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from faults import RUNS, write_config
+from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
@@ -68,6 +71,26 @@ def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> Non
     assert adapter(tmp_path) == adapter(alone)
     assert records(tmp_path) == records(alone)
     assert set(Path("/tmp").glob("reason_llm-*")) == before
+    assert run.replicas() == []
+
+
+def test_a_sampler_is_killed_while_it_samples_ahead(tmp_path: Path) -> None:
+    """The same adapter and the same metrics as of one process at the same staleness."""
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for each in (alone, killed):
+        each.mkdir()
+    stale = ("--run.max_staleness", "1")
+    run_to_its_end(quick_start(alone, steps=3), "--run.shards", "8", *stale)
+    run = Started(quick_start(killed, steps=3), "--run.samplers", "1", *stale)
+    process = strike(run, "step 1/3", signal.SIGKILL)
+    assert run.end() == 0, run.printed
+    told = [line for line in run.printed.splitlines() if f"process {process}" in line]
+    assert len(told) == 1, run.printed
+    assert "sampler 1 " in told[0]
+    assert "1 of 2 processes are left and another one is started" in told[0]
+    assert " ahead " in run.printed
+    assert adapter(killed) == adapter(alone)
+    assert records(killed) == records(alone)
     assert run.replicas() == []
 
 
@@ -185,6 +208,148 @@ def test_a_replica_is_struck(
     assert sum(f"process {struck}" in line for line in run.printed.splitlines()) == 1, run.printed
     assert adapter(tmp_path) == adapter(four_steps)
     assert records(tmp_path) == records(four_steps)
+
+
+@pytest.fixture(scope="module")
+def four_stale_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stale")
+    run_to_its_end(quick_start(folder, steps=4), "--run.shards", "8", *STALE)
+    return folder
+
+
+STALE = ("--run.max_staleness", "1")
+AHEAD = ("--run.replicas", "2", "--run.samplers", "1", *STALE)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pause", [0.0, 0.7, 1.4])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replica_or_a_sampler_is_struck_while_both_work(
+    number: signal.Signals, which: int, pause: float, tmp_path: Path, four_stale_steps: Path
+) -> None:
+    run = Started(quick_start(tmp_path, steps=4), *AHEAD)
+    struck = strike(run, "step 1/4", number, pause, which)
+    assert run.end() == 0, run.printed
+    assert sum(f"process {struck}" in line for line in run.printed.splitlines()) == 1, run.printed
+    assert adapter(tmp_path) == adapter(four_stale_steps)
+    assert records(tmp_path) == records(four_stale_steps)
+
+
+HEAD_FAULTS = [
+    Fault("learning", "SIGKILL", ("reason_llm.train.learner:Learner._update",), 2),
+    Fault("learning", "SIGKILL", ("after reason_llm.train.learner:Learner._update",), 3),
+    Fault("ahead", "SIGKILL", ("open */ahead/.step-*.json.writing",), 2),
+    Fault("ahead", "SIGKILL", ("rename */ahead/step-*.json",), 3),
+    Fault("ahead", "torn write", ("rename */ahead/step-*.json",), 4),
+    Fault("ahead", "ENOSPC", ("open */ahead/.step-*.json.writing",), 3, exits=(0,)),
+    Fault("buffer", "ENOSPC", ("rename */buffer.json",), 4, exits=(2,)),
+    Fault("checkpoint", "ENOSPC", ("open */state.json",), 2, exits=(2,)),
+    Fault("checkpoint", "SIGKILL", ("rename */step-0000000?",), 2),
+    Fault("checkpoint", "EROFS", ("reason_llm.run.checkpoint:save_file",), 3, exits=(2,)),
+]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", HEAD_FAULTS, ids=lambda fault: fault.name)
+def test_the_head_is_struck_at_a_place(
+    fault: Fault, tmp_path: Path, four_stale_steps: Path
+) -> None:
+    """A full disk is one line or is got over; one process goes on to the same bits."""
+    config = quick_start(tmp_path, steps=4)
+    run = Started(config, *AHEAD, fault=fault)
+    assert run.end() in (fault.exits or (-signal.SIGKILL,)), run.printed
+    if 2 in fault.exits:
+        last = run.printed.splitlines()[-1]
+        assert "No space left" in last or "Read-only" in last, run.printed
+    run_to_its_end(config, "--run.shards", "8", *STALE)
+    assert adapter(tmp_path) == adapter(four_stale_steps)
+
+
+ANOTHER_ADAPTER = """
+import importlib.abc, sys
+
+class Spoiler(importlib.abc.MetaPathFinder):
+    # Has a replica move its adapter by a hair after its second update.
+    def find_spec(self, name, path=None, target=None):
+        if name != "reason_llm.run.replica":
+            return None
+        sys.meta_path.remove(self)
+        import torch
+        from reason_llm.train.learner import Learner
+        original, calls = Learner._update, []
+
+        def update(learner, *arguments):
+            found = original(learner, *arguments)
+            calls.append(1)
+            if len(calls) == 2:
+                with torch.no_grad():
+                    learner.parameters[0].view(-1)[0] += 1e-6
+            return found
+
+        Learner._update = update
+        return None
+
+if any("default_worker.py" in each for each in sys.orig_argv):
+    sys.meta_path.insert(0, Spoiler())
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_replica_with_another_adapter_ends_the_run(tmp_path: Path, four_steps: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_ADAPTER)
+    config = quick_start(tmp_path, steps=4)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = Started(config, "--run.replicas", "2", environment={"PYTHONPATH": path})
+    assert run.end() == 2, run.printed
+    last = run.printed.splitlines()[-1]
+    assert "step 1: the replicas learned different adapters (0: " in last, run.printed
+    run_to_its_end(config, "--run.replicas", "2")
+    assert adapter(tmp_path) == adapter(four_steps)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Path) -> None:
+    """With another token, or none, one line says what is missing; nothing is written."""
+    port = "26379"
+    token = "0123456789abcdef" * 4
+    environment = os.environ | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    folder = tempfile.mkdtemp(prefix="ray-")
+    start = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port,
+        "--num-cpus", "1", "--include-dashboard", "false", "--node-ip-address", "127.0.0.1",
+        "--temp-dir", folder,
+    ]  # fmt: skip
+    cluster = subprocess.Popen(
+        start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    options = ("--run.replicas", "2", "--run.ray", f"127.0.0.1:{port}")
+    try:
+        time.sleep(15)
+        assert cluster.poll() is None
+        for number, wrong in enumerate(({"RAY_AUTH_TOKEN": "f" * 64}, {"HOME": str(tmp_path)})):
+            folder = tmp_path / f"refused-{number}"
+            folder.mkdir()
+            run = Started(quick_start(folder, steps=4), *options, environment=wrong)
+            assert run.end() == 2, run.printed
+            last = run.printed.splitlines()[-1]
+            assert f"run.ray=127.0.0.1:{port} cannot be joined" in last, run.printed
+            assert "RAY_AUTH_TOKEN" in last
+            assert not (folder / "runs" / "run" / "metrics.jsonl").exists()
+        joined = Started(
+            quick_start(tmp_path, steps=4), *options, environment={"RAY_AUTH_TOKEN": token}
+        )
+        assert joined.end() == 0, joined.printed
+        assert adapter(tmp_path) == adapter(four_steps)
+    finally:
+        cluster.terminate()
+        cluster.wait(60)
 
 
 @pytest.mark.faults

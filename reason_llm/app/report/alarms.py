@@ -257,7 +257,7 @@ def jump(seen: Evidence) -> Finding:
                     f"{values[i] / max(before, 1e-12):,.0f} times the most of the "
                     f"{RECENT_STEPS} steps before."
                 )
-                advice = _about_jump(key, seen.replayed)
+                advice = _about_jump(key, seen.replayed, seen.stale)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
                 at = (steps[i], steps[i])
                 return Finding("alarm", text, advice, (key,), at, tuple(shown[:MOST_GROUPS]))
@@ -266,11 +266,12 @@ def jump(seen: Evidence) -> Finding:
     return Finding("clear", f"None in {', '.join(looked_at)}.")
 
 
-def _about_jump(key: str, replayed: str | None) -> str:
+def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
     """Meaning of a jump of this metric, and what can be done."""
     if key == "train/kl":
         return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
-    if replayed is None:
+    correction = replayed or stale
+    if correction is None:
         return (
             "Look at this step's rollouts. Sampler and learner disagree; compare with "
             "sample.engine=transformers and report it."
@@ -279,13 +280,19 @@ def _about_jump(key: str, replayed: str | None) -> str:
         "The rollouts are saved ones (run.from_buffer): this is how far the policy has moved from "
         "the one that sampled them, and no fault of the sampler. "
     )
-    if replayed == "none":
+    if stale is not None:
+        between = (
+            "The rollouts are of an earlier policy (run.max_staleness): this is how far it has "
+            "moved since, and no fault of the sampler. "
+        )
+    if correction == "none":
         return between + (
             "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
         )
     return between + (
-        f"algorithm.correction={replayed} weighs each rollout by it; the larger it is, the less "
-        "they teach. Lower the learning rate, or sample anew."
+        f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the less "
+        "they teach. Lower the learning rate, or "
+        f"{'run.max_staleness' if stale else 'sample anew'}."
     )
 
 

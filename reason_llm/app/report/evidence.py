@@ -29,6 +29,8 @@ class Evidence:
     replayed: str | None = None
     """Of a run that learns from saved rollouts (run.from_buffer), its resolved
     algorithm.correction; None for a run that samples."""
+    stale: str | None = None
+    """The same of a run that samples by an earlier policy (run.max_staleness)."""
     stage: Stage = "rl"
     best_step: int | None = None
     """Of the adapter in adapter_best/; None without one."""

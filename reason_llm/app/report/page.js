@@ -295,9 +295,28 @@ function timeSection() {
     });
     legend.append(make("li", {}, `scoring ${duration(total(run, "time/scoring_seconds"))}`));
     section.append(make("p", {}, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
-      chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }));
+      chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }), replicasTable(run));
   }
   return section;
+}
+
+// A row for each replica of a run: what it did, and what that cost.
+function replicasTable(run) {
+  const found = new Map();
+  for (const key of Object.keys(run.columns)) {
+    const [, number, name] = /^replicas\/(\d+)\/(\w+)$/.exec(key) || [];
+    if (number) found.set(number, { ...found.get(number), [name]: total(run, key) });
+  }
+  if (!found.size) return "";
+  const table = make("table", { class: "compare replicas" }), head = make("tr");
+  for (const name of ["Replica", "Sampling", "Learning", "of it waiting", "Sent"]) head.append(make("th", { scope: "col" }, name));
+  table.append(head);
+  const told = (value, format) => (value === undefined ? "–" : format(value));
+  for (const [number, did] of [...found].sort((a, b) => a[0] - b[0])) {
+    const cells = [number, told(did.sampling_seconds, duration), told(did.learning_seconds, duration), told(did.waiting_seconds, duration), told(did.sent_bytes, (value) => shown(value / 2 ** 20, 1) + " MiB")];
+    table.append(make("tr", {}, ...cells.map((text) => make("td", {}, text))));
+  }
+  return make("div", { class: "scroll" }, table);
 }
 
 function memorySection(drawn) {
@@ -317,7 +336,7 @@ function memorySection(drawn) {
 }
 
 function otherSection(drawn, at) {
-  const rest = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].filter((key) => !drawn.has(key) && !key.startsWith("time/") && key !== "step" && key !== "sample/tokens_per_second").sort();
+  const rest = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].filter((key) => !drawn.has(key) && !key.startsWith("time/") && !/^replicas\/\d/.test(key) && key !== "step" && key !== "sample/tokens_per_second").sort();
   const details = make("details", {}, make("summary", { class: "muted" }, `All other metrics (${rest.length})`));
   const fill = () => {
     if (details.open && details.children.length === 1) details.append(make("div", { class: "charts pad" }, ...rest.map((key) => metricChart(key, key, "", number, at && at.charts.includes(key) ? at.steps : null))));

@@ -107,6 +107,26 @@ def test_the_overview_draws_its_charts_and_tells_their_values(
     assert all(url.startswith(("file:", "about:")) for url in page.requests)
 
 
+def test_a_row_for_each_replica(page: Chromium, tmp_path: Path) -> None:
+    """A run by one process has none."""
+    records = [
+        record(step, **{
+            "replicas/0/sampling_seconds": 2.0, "replicas/0/learning_seconds": 3.0,
+            "replicas/0/waiting_seconds": 1.0, "replicas/0/sent_bytes": 2.0**20,
+            "replicas/1/sampling_seconds": 4.0,
+        })
+        for step in range(1, 4)
+    ]  # fmt: skip
+    steps = [[group(["a", "b"], [0.0, 1.0], "What?")] for _ in records]
+    opened(page, write_run(tmp_path / "run", [record(0), *records], steps))
+    shown = " ".join(text_of(page, "table.replicas").split())
+    assert shown.endswith("06 s9 s3 s3 MiB112 s–––")
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert page.run("!document.body.innerText.includes('replicas/0')")
+    opened(page, honest(tmp_path / "alone"))
+    assert page.run("document.querySelector('table.replicas') === null")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_fits_its_width_in_both_themes(
