@@ -48,13 +48,14 @@ class TransformersSampler:
                 row // params.num_completions for row in range(start, min(start + rows, num_rows))
             ]
             first, last = of_prompt[0], of_prompt[-1]
-            completions += self._decode(
-                prompts[first : last + 1],
-                [p - first for p in of_prompt],
-                params,
-                uniforms_NL[start:],
-                progress,
-            )
+            with self.model.decoding():
+                completions += self._decode(
+                    prompts[first : last + 1],
+                    [p - first for p in of_prompt],
+                    params,
+                    uniforms_NL[start:],
+                    progress,
+                )
         size = params.num_completions
         return [
             Group(prompt, tuple(completions[index * size : (index + 1) * size]))
@@ -198,14 +199,15 @@ class _Batch:
 def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
     """Tokens of one completion as they are drawn, the same as from ``sample`` for one prompt and
     ``num_completions=1``, including the end-of-sequence token."""
-    batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
-    for uniform in uniforms_L.to(model.device):
-        tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
-        yield int(tokens_B)
-        if int(tokens_B) in model.end_token_ids:
-            return
-        batch.extend(tokens_B)
+    with model.decoding():
+        batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
+        for uniform in uniforms_L.to(model.device):
+            tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
+            yield int(tokens_B)
+            if int(tokens_B) in model.end_token_ids:
+                return
+            batch.extend(tokens_B)
 
 
 def draw(
