@@ -73,7 +73,9 @@ def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
     if drops or low.bias is not None or up.bias is not None:
         return None
     base, scaling = layer.base_layer, layer.scaling[names[0]]
-    weight, bias, low_RI, up_OR = base.weight, base.bias, low.weight, up.weight
+    weight, bias = base.weight, base.bias
+    # Autocast would convert the adapter to the base's type once a token.
+    low_RI, up_OR = (part.weight.detach().to(weight.dtype) for part in (low, up))
 
     def forward(inputs: Tensor) -> Tensor:
         added = linear(linear(inputs, low_RI), up_OR).mul_(scaling)
