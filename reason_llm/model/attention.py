@@ -49,6 +49,12 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     return None
 
 
+LONG_QUERIES = 512
+"""Completions of that many tokens, whose prompt is at most a quarter as long, get queries in the
+prompt's place on a CPU. Measured, forward and backward, 1,500 tokens after 64: 209 -> 127 ms; 384
+after 300 would take longer, 34 instead of 27 ms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """Query and key ranges of the segments: the queries and the keys of segment s end together."""
@@ -126,6 +132,15 @@ def _one_segment(
 ) -> Tensor:
     queries, keys = query_1HTD.shape[2], key_1KTD.shape[2]
     is_windowed = sliding_window is not None and keys > sliding_window
+    if not is_windowed and LONG_QUERIES <= queries < keys <= 5 * queries / 4:
+        # Without a mask torch skips the half of the scores that no query sees; queries in the
+        # prompt's place, whose results are dropped, cost less than that half.
+        before_1HTD = query_1HTD.new_zeros(
+            *query_1HTD.shape[:2], keys - queries, query_1HTD.shape[3]
+        )
+        padded_1HTD = torch.cat([before_1HTD, query_1HTD], dim=2)
+        attended = _one_segment(padded_1HTD, key_1KTD, value_1KTD, scaling, None, dropout)
+        return attended[:, :, keys - queries :]
     is_causal = queries == keys and queries > 1 and not is_windowed
     mask_TT = None
     if not is_causal and (queries > 1 or is_windowed):

@@ -37,7 +37,7 @@ from transformers.utils import cached_file
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.files import Panic, without_panics
-from reason_llm.model import adapters, folder, nf4, score_head
+from reason_llm.model import adapters, decoding, folder, nf4, score_head
 from reason_llm.model.attention import Segments
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
@@ -282,6 +282,13 @@ class Model:
         if self.softcap is None:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Context in which hidden states and logits come without gradient, faster for few tokens at
+        once; the role must not change within it."""
+        with decoding.lean(self.policy, self.head):
+            yield
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
         """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N

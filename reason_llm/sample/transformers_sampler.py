@@ -49,13 +49,14 @@ class TransformersSampler:
                 row // params.num_completions for row in range(start, min(start + rows, num_rows))
             ]
             first, last = of_prompt[0], of_prompt[-1]
-            completions += self._decode(
-                prompts[first : last + 1],
-                [p - first for p in of_prompt],
-                params,
-                uniforms_NL[start:],
-                progress,
-            )
+            with self.model.decoding():
+                completions += self._decode(
+                    prompts[first : last + 1],
+                    [p - first for p in of_prompt],
+                    params,
+                    uniforms_NL[start:],
+                    progress,
+                )
         size = params.num_completions
         return [
             Group(prompt, tuple(completions[index * size : (index + 1) * size]))
@@ -205,17 +206,18 @@ def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> I
     ``num_completions=1``, including the end-of-sequence token."""
     completes_string = stop_strings(model.tokenizer, params.stop)
     so_far: list[int] = []
-    batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
-    for uniform in uniforms_L.to(model.device):
-        tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
-        so_far.append(int(tokens_B))
-        yield so_far[-1]
-        if so_far[-1] in model.end_token_ids:
-            return
-        if completes_string is not None and completes_string(torch.tensor([so_far]), None):
-            return
-        batch.extend(tokens_B)
+    with model.decoding():
+        batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
+        for uniform in uniforms_L.to(model.device):
+            tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
+            so_far.append(int(tokens_B))
+            yield so_far[-1]
+            if so_far[-1] in model.end_token_ids:
+                return
+            if completes_string is not None and completes_string(torch.tensor([so_far]), None):
+                return
+            batch.extend(tokens_B)
 
 
 def draw(

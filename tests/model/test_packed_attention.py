@@ -98,3 +98,38 @@ def test_both_versions_of_the_operator_are_asked_for_the_same(
     found = packed_attention._flash(query, *gathered, segments, 0.5, window)
     expected = packed_attention.attend(query, key, value, segments, 0.5, window)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(512, 640), (700, 701), (512, 641), (300, 310)])
+def test_long_completions_get_queries_in_the_prompts_place(
+    queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And values and gradients of one mask over all keys."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, tokens, 8, generator=generator, requires_grad=True)
+        for heads, tokens in ((4, queries), (2, keys), (2, keys))
+    )
+    incoming = torch.randn(1, queries, 4, 8, generator=generator)
+    segments = Segments.of([queries], [keys], list(range(keys)), torch.device("cpu"))
+    asked: list[bool] = []
+
+    def told(*args: Any, is_causal: bool = False, **options: Any) -> Tensor:
+        asked.append(is_causal)
+        return scaled_dot_product_attention(*args, is_causal=is_causal, **options)
+
+    monkeypatch.setattr(packed_attention, "scaled_dot_product_attention", told)
+    found = packed_attention.attend(query, key, value, segments)
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    expected = scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, enable_gqa=True
+    ).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    inputs = (query, key, value)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, inputs, incoming),
+        torch.autograd.grad(expected, inputs, incoming),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert asked == [(queries, keys) in ((512, 640), (700, 701))]
