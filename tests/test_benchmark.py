@@ -25,6 +25,7 @@ from conftest import ROOT
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 
+@pytest.mark.long
 def test_the_dry_run_gives_one_table_with_a_row_for_what_fails(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     out = tmp_path / "tables" / "gpu.md"

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.long
 def test_the_smallest_form_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), "cpu", "--repeats", "1"]
     out = tmp_path / "tables" / "cpu.md"

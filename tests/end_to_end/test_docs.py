@@ -205,7 +205,14 @@ WITH_COMMANDS = [path for path in DOCUMENTS if path.name != "python.md"]
 """The examples of that page are run by ``test_python_examples``."""
 
 
-@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.name == "README.md" else pytest.mark.long)
+        for path in WITH_COMMANDS
+    ],
+    ids=lambda path: path.name,
+)
 def test_every_command_runs(
     path: Path, quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

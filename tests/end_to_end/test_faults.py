@@ -69,7 +69,10 @@ def whole(
     return get
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "archive" else pytest.mark.faults) for name in CHAINS],
+)
 def test_a_run_that_suffers_one_fault_after_another(
     name: str, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]
 ) -> None:

@@ -215,6 +215,7 @@ def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     assert "".join(again) == {1: "abab", 2: "bab", 3: "ab"}[call]  # the buffer kept the others
 
 
+@pytest.mark.faults
 def test_killed_as_the_scores_are_saved_it_goes_on_to_the_same_bits(
     form: Path, uninterrupted: Any, tmp_path: Path
 ) -> None:

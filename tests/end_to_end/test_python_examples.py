@@ -33,6 +33,7 @@ def run_script(text: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_examples_run_one_after_the_other_in_an_empty_folder(tmp_path: Path) -> None:
     assert len(EXAMPLES) == 3
     first = run_script(EXAMPLES[0], tmp_path)

@@ -148,7 +148,7 @@ def test_finished_stages_are_passed_over(
     [
         pytest.param(2, marks=pytest.mark.faults, id="in sft"),
         pytest.param(3, marks=pytest.mark.faults, id="in again"),
-        pytest.param(7, id="in ppo"),
+        pytest.param(7, marks=pytest.mark.faults, id="in ppo"),
     ],
 )
 def test_killed_it_goes_on_to_the_same_bits(

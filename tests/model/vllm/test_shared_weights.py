@@ -367,6 +367,7 @@ def test_the_order_of_calls_that_gives_memory_back(
     ]
 
 
+@pytest.mark.long
 def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "measure_sharing.py"
     shown = subprocess.run(
