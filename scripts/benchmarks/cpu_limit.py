@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from benchmarks.cpu_workloads import Workload
 
 PEAK_SIZE = 1024
-PEAK_REPEATS = 10
+PEAK_REPEATS = 50
 
 
 @dataclass(frozen=True, slots=True)
