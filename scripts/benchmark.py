@@ -17,6 +17,8 @@ from benchmarks.models import SHAPES, make
 if TYPE_CHECKING:
     from benchmarks.gpu import Settings
 
+EXTRAS = ("trl_small", "trl_chunked", "trl_bfloat16", "trl_best", "ours_bfloat16")
+"""Settings of the sides of ``cpu`` beside the main ones."""
 CAPABILITIES = ("8.0", "8.9", "9.0", "12.0")
 """Compute capabilities of an A100, an RTX 4090, an H100 and an RTX 5090."""
 DESCRIPTION = """\
@@ -151,13 +153,14 @@ def _add_cpu(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of each process (default: 1)")
     add("--trl-rows", type=int, help="rows of TRL's passes (default: the best found)")
     add("--no-extras", action="store_true", help="only the main setting of TRL")
+    add("--extras", nargs="+", choices=EXTRAS, help="other settings (default: all that there are)")
     add("--out", type=Path, help="write the table there, and all numbers beside it as .json")
 
 
 def _cpu(given: argparse.Namespace) -> int:
     from benchmarks import cpu
 
-    extras = not (given.small or given.no_extras)
+    extras = given.extras or (() if given.small or given.no_extras else EXTRAS)
     found = cpu.run(
         given.workload, given.repeats, given.small, given.threads, given.trl_rows, extras
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from reason_llm.rollout import Prompt
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -30,3 +32,46 @@ def test_the_smallest_form_runs(tmp_path: Path) -> None:
         assert 0 < side["own_mib"] < side["peak_mib"]
     assert abs(ours["tokens"] - theirs["tokens"]) < 0.3 * theirs["tokens"]
     assert ours["speed_ratio"] == ours["peak_ratio"] == 1
+
+
+@pytest.mark.long
+def test_other_settings_and_the_distance_from_the_limit(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), "cpu", "--repeats", "1"]
+    out = tmp_path / "e.md"
+    done = subprocess.run(
+        [*command, "--workload", "e", "--small", "--extras", "trl_best", "ours_bfloat16",
+         "--out", str(out)],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.with_suffix(".json").read_text())
+    (workload,) = found["workloads"]
+    sides = [side["side"] for side in workload["sides"]]
+    best = "TRL, chunked log-probs, bfloat16"
+    assert sides == ["reason_llm", "TRL", best, "reason_llm, bfloat16"]
+    assert {side["tokens"] for side in workload["sides"]} == {4 * 64}
+    assert all(side["speed_ratio"] > 0 for side in workload["sides"])
+    assert all(0 < share < 1 for share in workload["limit"].values())
+    assert "of matmul's peak" in out.read_text()
+
+
+def test_useful_work_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of 2 tokens with answers of 1 and 3, one layer: queries 128, keys 64 wide."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import cpu_limit, cpu_workloads
+
+    shape = {"hidden": 128, "layers": 1, "intermediate": 256}
+    cpu_workloads.make_model(tmp_path, 1000, **shape)
+    workload = cpu_workloads.Workload(
+        title="", model=str(tmp_path), steps=((Prompt("p", "ab", (1, 2), ""),),),
+        completions_per_prompt=2, max_new_tokens=3, lengths=(1, 3), learner_only=False,
+        reward=None, learning_rate=0.0, trl_rows=2, trl_rows_small=None, rank=4,
+    )  # fmt: skip
+    weights = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 256
+    adapter = 4 * (256 + 192 + 192 + 256 + 3 * 384)
+    pairs = 2 * 2 / 2 + (2 * 1 + 1 / 2) + (2 * 3 + 9 / 2)
+    attention = 4 * 128 * pairs
+    found = cpu_limit.useful(workload)
+    assert found.sampling == 2 * (weights + adapter) * 6 + 2 * 128_000 * 4 + attention
+    assert found.learning == (4 * weights + 6 * adapter) * 6 + 4 * 128_000 * 4 + 3 * attention

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ import orjson
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import cpu_rows, cpu_workloads
+from benchmarks.cpu_limit import matmul_peak, useful
 from benchmarks.cpu_rows import RowsWorkload
 from benchmarks.cpu_workloads import ROOT, Workload
 from reason_llm.files import read_text
@@ -38,7 +40,11 @@ TITLES = {
     "trl": "TRL",
     "trl_small": "TRL, least memory",
     "trl_chunked": "TRL, chunked log-probs",
+    "trl_bfloat16": "TRL, bfloat16",
+    "trl_best": "TRL, chunked log-probs, bfloat16",
+    "ours_bfloat16": "reason_llm, bfloat16",
 }
+OURS = ("ours", "ours_bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,12 @@ class Side:
 
 
 def run(
-    names: list[str], repeats: int, small: bool, threads: int, trl_rows: int | None, extras: bool
+    names: list[str],
+    repeats: int,
+    small: bool,
+    threads: int,
+    trl_rows: int | None,
+    extras: Collection[str],
 ) -> dict[str, Any]:
     """Measure the workloads called ``names``; everything as JSON-ready values.
 
@@ -122,11 +133,16 @@ def run(
         repeats: optimizer steps that count.
         small: the smallest form, which shows that all of it runs and nothing else.
         trl_rows: rows of TRL's passes, in place of those found best.
-        extras: also TRL with its least memory and with chunked log-probs, where the workload has
+        extras: of ``TITLES``, the settings to measure beside TRL's main one, where the workload has
             them.
     """
     disable_progress_bar()
-    found: dict[str, Any] = {"threads": threads, "repeats": repeats, "workloads": []}
+    found: dict[str, Any] = {
+        "threads": threads,
+        "repeats": repeats,
+        "matmul_flops": matmul_peak(threads),
+        "workloads": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             place = Path(folder) / name
@@ -140,6 +156,7 @@ def run(
                     "name": name,
                     "title": workload.title,
                     "sides": [_summary(r, results[0]) for r in results],
+                    "limit": _limit(workload, results[0], found["matmul_flops"]),
                 }
             )
         if "c" in names:
@@ -150,28 +167,46 @@ def run(
     return found
 
 
+def _limit(workload: Workload | RowsWorkload, ours: Result, peak: float) -> dict[str, float] | None:
+    """Useful operations of our phases as fractions of matmul's peak; None where lengths are not
+    given."""
+    if not isinstance(workload, Workload) or workload.lengths is None:
+        return None
+    work = useful(workload)
+    learning = work.learning / ours.seconds("learning") / peak
+    if workload.learner_only:
+        return {"learning": learning}
+    return {"sampling": work.sampling / ours.seconds("sampling") / peak, "learning": learning}
+
+
 def _measure(
-    workload: Workload | RowsWorkload, place: Path, threads: int, extras: bool
+    workload: Workload | RowsWorkload, place: Path, threads: int, extras: Collection[str]
 ) -> list[Result]:
     """All sides, a step each in turn."""
     variants: dict[str, tuple[Workload | RowsWorkload, list[str]]] = {
         "ours": (workload, []),
         "trl": (workload, []),
     }
-    if extras and workload.trl_rows_small is not None:
+    if workload.trl_rows_small is not None:
         fewer = replace(workload, trl_rows=workload.trl_rows_small)
-        variants["trl_small"] = (fewer, [])
-        variants["trl_chunked"] = (workload, ["chunked"])
+        more: dict[str, tuple[Workload | RowsWorkload, list[str]]] = {
+            "trl_small": (fewer, []),
+            "trl_chunked": (workload, ["chunked"]),
+            "trl_bfloat16": (workload, ["bfloat16"]),
+            "trl_best": (workload, ["chunked", "bfloat16"]),
+            "ours_bfloat16": (workload, ["bfloat16"]),
+        }
+        variants |= {name: variant for name, variant in more.items() if name in extras}
     place.mkdir(parents=True, exist_ok=True)
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     results = []
     with ExitStack() as stack:
         sides: dict[str, Side] = {}
-        for name, (variant, more) in variants.items():
+        for name, (variant, options) in variants.items():
             file = place / f"{name}.json"
             file.write_bytes(orjson.dumps(variant.to_json()))
-            module = workload.modules[name != "ours"]
-            arguments = [str(file), str(place / name), *more]
+            module = workload.modules[name not in OURS]
+            arguments = [str(file), str(place / name), *options]
             sides[name] = stack.enter_context(Side(module, arguments, place / name, threads))
         for number in range(len(workload.steps)):
             for name, side in sides.items():
@@ -179,7 +214,7 @@ def _measure(
                 if number > 0:
                     steps[name].append(step)
         for name, side in sides.items():
-            rows = None if name == "ours" else variants[name][0].trl_rows
+            rows = None if name in OURS else variants[name][0].trl_rows
             results.append(Result(name, rows, steps[name], **side.ask()))
     return results
 
@@ -216,7 +251,7 @@ def table(found: dict[str, Any]) -> str:
             rows = "" if side["rows"] is None else f", {side['rows']} rows a pass"
             ratios = (
                 "| | |"
-                if side["rows"] is None
+                if side["side"] == TITLES["ours"]
                 else f"{side['speed_ratio']:.2f}x | {side['peak_ratio']:.2f} | "
                 f"{side['own_ratio']:.2f} |"
             )
@@ -226,6 +261,11 @@ def table(found: dict[str, Any]) -> str:
                 f"{side['step_seconds']:.2f} | {side['peak_mib']:.0f} | {side['own_mib']:.0f} | "
                 f"{ratios}"
             )
+    for workload in found["workloads"]:
+        if workload["limit"] is not None:
+            parts = ", ".join(f"{k} {v:.0%}" for k, v in workload["limit"].items())
+            lines += ["", f"Useful work of ours, {workload['title']}: {parts} of matmul's peak, "
+                      f"{found['matmul_flops'] / 1e9:.0f} GFLOP/s."]  # fmt: skip
     if "logprobs" in found:
         logprobs = found["logprobs"]
         lines += [

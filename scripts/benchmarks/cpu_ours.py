@@ -4,7 +4,7 @@ Sizes come from the memory plan, as in a run. Lengths are forced by the random n
 sampler draws with: the end token is the last of the vocabulary, so the largest number below 1 draws
 it, and numbers below 0.999 never do. That costs nothing, and nothing else is changed.
 
-Arguments: workload.json folder
+Arguments: workload.json folder [bfloat16]
 """
 
 import sys
@@ -48,7 +48,7 @@ def main() -> None:
     """Take as many steps as the workload has."""
     turns = Turns()
     workload, folder = read_workload(), Path(sys.argv[2])
-    config = _config(workload)
+    config = _config(workload, "bfloat16" if "bfloat16" in sys.argv[3:] else "float32")
     tokenizer = base.load_tokenizer(workload.model)
     plan = _plan(config, workload)
     run = RunIdentity("benchmark", "benchmark", config.model_dump(mode="json"))
@@ -63,13 +63,13 @@ def main() -> None:
         turns.finish()
 
 
-def _config(workload: Workload) -> Config:
+def _config(workload: Workload, dtype: str = "float32") -> Config:
     return Config.model_validate(
         {
             "run": {"seed": SEED, "steps": len(workload.steps)},
             "model": {
                 "path": workload.model,
-                "dtype": "float32",
+                "dtype": dtype,
                 "adapter": {"rank": workload.rank, "alpha": workload.alpha},
             },
             "data": {"train": "given"},

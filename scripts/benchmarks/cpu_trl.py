@@ -9,8 +9,9 @@ returned in generation's place.
 
 TRL has one memory saver for the log-probs, which comes with ``use_liger_kernel`` and therefore
 needs Triton; with ``chunked`` the trainer's switch is set after its construction, which runs the
-same chunked log-probs without Liger's kernels.
-Arguments: workload.json folder [chunked]
+same chunked log-probs without Liger's kernels. With ``bfloat16`` it learns under autocast, which is
+what TRL's ``bf16`` means.
+Arguments: workload.json folder [chunked] [bfloat16]
 """
 
 import functools
@@ -167,7 +168,7 @@ def _config(workload: Workload, folder: str) -> GRPOConfig:
         temperature=1.0,
         shuffle_dataset=False,
         gradient_checkpointing=False,
-        bf16=False,
+        bf16="bfloat16" in sys.argv[3:],
         use_cpu=True,
         dataloader_pin_memory=False,
         report_to=[],

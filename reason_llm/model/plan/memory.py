@@ -34,6 +34,9 @@ RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 """CUDA's context, kernels and workspaces; on a CPU Python and its libraries."""
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
 """What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
+KERNELS_BYTES = int(0.25 * GIB)
+"""oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs, of which some
+stay for good: 0.24 GiB after 40 steps of the quick start."""
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}
 """Two moments of each trained parameter, with the scales of blocks of 256."""
 HOST_BYTES = 5 * GIB
@@ -307,6 +310,8 @@ class _Draft:
             if self.machine.kind == "cuda":
                 runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
         both["libraries, contexts, graphs"] = int(runtime)
+        if self.machine.kind == "cpu" and self.element_bytes == 2:
+            both["compiled kernels"] = KERNELS_BYTES
         return [Line(name, size, size) for name, size in both.items()]
 
     def _other_roles(self) -> dict[str, int]:

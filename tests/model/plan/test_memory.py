@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -322,6 +322,31 @@ def card_config(folder: Path, **changes: Any) -> tuple[Config, Shape]:
 
 def card(gib: float, host: float = 64) -> Machine:
     return Machine("cuda", int(gib * GIB), int(host * GIB))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "planned"),
+    [
+        ("cpu", {"dtype": "bfloat16"}, True),
+        ("cpu", {"quantize": "nf4"}, True),
+        ("cpu", {"dtype": "float32"}, False),
+        ("cuda", {"dtype": "bfloat16"}, False),
+    ],
+)
+def test_kernels_of_bfloat16_on_a_cpu_are_planned(
+    kind: Literal["cpu", "cuda"], changes: dict[str, Any], planned: bool
+) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": str(TINY), **changes},
+            "data": {"train": "some.jsonl"},
+            "sample": {"engine": "transformers"},
+        }
+    )
+    shape = Shape.of(meta_model(config.model))
+    made = memory.plan(config, shape, Machine(kind, 8 * GIB, 8 * GIB), limit=512)
+    found = [line for line in made.lines if line.name == "compiled kernels"]
+    assert [(line.sampling, line.learning) for line in found] == planned * [(2**28, 2**28)]
 
 
 def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> None:
