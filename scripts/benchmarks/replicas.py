@@ -149,5 +149,6 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"({', '.join(f'{ratio:.2f}' for ratio in speed['ratios'])})",
         f"sampling ahead hides {hidden['median']:.0%} of the shorter phase "
         f"({', '.join(f'{share:.0%}' for share in hidden['hidden'])}), "
-        f"at {hidden['passes']} passes of learning; a step takes {hidden['median_ratio']:.2f} of the time of one in turn",
+        f"with {hidden['passes']} passes of learning, and a step takes "
+        f"{hidden['median_ratio']:.2f} of the time of one in turn",
     ]
