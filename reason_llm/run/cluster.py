@@ -246,7 +246,8 @@ class Cluster:
         address = self._config.run.ray
         given = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is reported to Ray's makers
         if address is not None:
-            with _environment(given):
+            # Without it Ray does not send the token that the environment names.
+            with _environment(given | {"RAY_AUTH_MODE": "token"}):
                 self._join(address)
             return
         # A short path: sockets lie in it.

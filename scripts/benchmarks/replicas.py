@@ -6,8 +6,9 @@ falls on both; the first steps of each are a warm-up. A step is its record's who
 
 - ``speed``: a step by N replicas, as a part of a step by one process with the same shards.
 - ``overlap``: of the shorter phase, the share that is hidden when a sampler does the next step
-  while one is learned: (sampling + learning - step) / min(sampling, learning), where the phases are
-  those of the run in turn.
+  while one is learned: (sampling - waiting) / min(sampling, learning), all of that run. Passes over
+  the rollouts are chosen so that learning takes about as long as sampling. What the two cost each
+  other on one machine is in the ratio of the steps, ahead to in turn.
 """
 
 import os
@@ -45,29 +46,42 @@ def run(repeats: int, steps: int, replicas: int, small: bool) -> dict[str, Any]:
             "ahead": {"shards": 4, "max_staleness": 1, "samplers": 1},
         }
         found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+        tried = _seconds(_run(folder / "tried", folder / "model", kinds["in turn"], 1, small, 1))
+        passes = max(1, round(tried["sampling"] / tried["learning"]))
         for number in range(repeats):
             for kind, options in kinds.items():
                 place = folder / f"{kind.replace(' ', '-')}-{number}"
-                found[kind].append(_seconds(_run(place, folder / "model", options, steps, small)))
+                epochs = passes if "max_staleness" in options else 1
+                records = _run(place, folder / "model", options, steps, small, epochs)
+                found[kind].append(_seconds(records))
     speed = [
         several["step"] / one["step"]
         for one, several in zip(found["one"], found["replicas"], strict=True)
     ]
     hidden = [
-        (turn["sampling"] + turn["learning"] + turn["rest"] - ahead["step"])
-        / min(turn["sampling"], turn["learning"])
-        for turn, ahead in zip(found["in turn"], found["ahead"], strict=True)
+        (each["ahead_sampling"] - each["waiting"]) / min(each["ahead_sampling"], each["learning"])
+        for each in found["ahead"]
+    ]
+    ahead = [
+        beside["step"] / turn["step"]
+        for turn, beside in zip(found["in turn"], found["ahead"], strict=True)
     ]
     return {
         "replicas": replicas,
         "seconds": found,
         "speed": {"ratios": speed, "median": median(speed)},
-        "overlap": {"hidden": hidden, "median": median(hidden)},
+        "overlap": {
+            "hidden": hidden,
+            "median": median(hidden),
+            "ratios": ahead,
+            "median_ratio": median(ahead),
+            "passes": passes,
+        },
     }
 
 
 def _run(
-    place: Path, model: Path, options: dict[str, Any], steps: int, small: bool
+    place: Path, model: Path, options: dict[str, Any], steps: int, small: bool, epochs: int
 ) -> list[dict[str, float]]:
     """The records of a run of ``scripts/train.py``, without the warm-up."""
     place.mkdir()
@@ -80,7 +94,7 @@ def _run(
                    "max_new_tokens": 16 if small else 64},
         "score": {"rewards": [{"name": "regex", "options": {"pattern": "[a-m]"}}]},
         "algorithm": {"name": "grpo", "kl": "none"},
-        "train": {"learning_rate": 1e-5, "gradient_checkpointing": False},
+        "train": {"learning_rate": 1e-5, "gradient_checkpointing": False, "epochs": epochs},
         "log": {"console": "plain"},
     }  # fmt: skip
     config = place / "config.yaml"
@@ -106,18 +120,12 @@ def _seconds(records: list[dict[str, float]]) -> dict[str, float]:
     def of(key: str) -> float:
         return median(record.get(f"time/{key}_seconds", 0.0) for record in records)
 
-    rest = [
-        record["time/total_seconds"]
-        - record.get("time/sampling_seconds", 0.0)
-        - record["time/learning_seconds"]
-        for record in records
-    ]
     return {
         "step": of("total"),
         "sampling": of("sampling"),
         "learning": of("learning"),
+        "ahead_sampling": of("ahead_sampling"),
         "waiting": of("waiting"),
-        "rest": median(rest),
     }
 
 
@@ -128,8 +136,10 @@ def lines(found: dict[str, Any]) -> list[str]:
         return float(median(each[key] for each in found["seconds"][kind]))
 
     told = [
-        f"{kind}: {of(kind, 'step'):.2f} s a step ({of(kind, 'sampling'):.2f} s sampling, "
-        f"{of(kind, 'learning'):.2f} s learning, {of(kind, 'waiting'):.2f} s waiting)"
+        f"{kind}: {of(kind, 'step'):.2f} s a step "
+        f"({of(kind, 'sampling') + of(kind, 'ahead_sampling'):.2f} s sampling, "
+        f"{of(kind, 'ahead_sampling'):.2f} s of it ahead, {of(kind, 'learning'):.2f} s learning, "
+        f"{of(kind, 'waiting'):.2f} s waiting)"
         for kind in found["seconds"]
     ]
     speed, hidden = found["speed"], found["overlap"]
@@ -138,5 +148,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{found['replicas']} replicas take {speed['median']:.2f} of the time of one process "
         f"({', '.join(f'{ratio:.2f}' for ratio in speed['ratios'])})",
         f"sampling ahead hides {hidden['median']:.0%} of the shorter phase "
-        f"({', '.join(f'{share:.0%}' for share in hidden['hidden'])})",
+        f"({', '.join(f'{share:.0%}' for share in hidden['hidden'])}), "
+        f"with {hidden['passes']} passes of learning, and a step takes "
+        f"{hidden['median_ratio']:.2f} of the time of one in turn",
     ]

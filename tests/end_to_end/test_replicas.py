@@ -323,8 +323,7 @@ def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Pa
     folder = tempfile.mkdtemp(prefix="ray-")
     start = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port,
-        "--num-cpus", "1", "--include-dashboard", "false", "--node-ip-address", "127.0.0.1",
-        "--temp-dir", folder,
+        "--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", folder,
     ]  # fmt: skip
     cluster = subprocess.Popen(
         start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

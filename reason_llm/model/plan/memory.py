@@ -436,7 +436,8 @@ class _Draft:
         config = self.config
         evaluates = bool(config.evaluation_sets) or config.eval.rows is not None
         keeps_best = config.run.keep_best and config.learns and evaluates
-        return held + keeps_best * 4 * self.learned["policy"]
+        adapters = keeps_best + config.run.max_staleness
+        return held + adapters * 4 * self.learned["policy"]
 
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":
@@ -447,6 +448,8 @@ class _Draft:
         paths = self.config.outside_reward_models.values() if self.learns else ()
         if self.config.run.replicas != 1:  # what a step is learned again from
             parked += self._checkpoint_bytes
+        if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
+            parked += (1 + staleness) * 4 * self.learned["policy"]
         parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
         return HOST_BYTES + max(micro_batch_tokens, self.unit_tokens) * kept + parked
 
