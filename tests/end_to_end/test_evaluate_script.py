@@ -129,8 +129,8 @@ def test_the_base_is_what_transformers_generates(
     ("place", "count"),
     [
         ("reason_llm.sample.transformers_sampler:_Batch.extend", 60),
-        ("reason_llm.score:Scorer.score", 6),
-        ("reason_llm.evaluate.evaluation:answer_of", 20),
+        pytest.param("reason_llm.score:Scorer.score", 6, marks=pytest.mark.faults),
+        pytest.param("reason_llm.evaluate.evaluation:answer_of", 20, marks=pytest.mark.faults),
     ],
     ids=["sampling", "judging", "writing"],
 )

@@ -128,6 +128,7 @@ def test_the_quick_start_runs_in_an_empty_folder(
     assert str(ROOT) not in config
 
 
+@pytest.mark.long
 def test_an_example_of_the_python_api_runs_in_an_empty_folder(
     installed: Path, tmp_path: Path
 ) -> None:

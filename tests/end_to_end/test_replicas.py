@@ -74,6 +74,7 @@ def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> Non
     assert run.replicas() == []
 
 
+@pytest.mark.faults
 def test_a_sampler_is_killed_while_it_samples_ahead(tmp_path: Path) -> None:
     """The same adapter and the same metrics as of one process at the same staleness."""
     alone, killed = tmp_path / "alone", tmp_path / "killed"

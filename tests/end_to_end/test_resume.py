@@ -104,6 +104,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
     return result
 
 
+@pytest.mark.faults
 def test_killed_in_the_middle_of_sampling(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     config = write_config(tmp_path)
     die(config, SAMPLING, 80)
@@ -150,7 +151,9 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> No
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before
 
 
-@pytest.mark.parametrize(("place", "count"), [(SAMPLING, 80), (LEARNING, 1)])
+@pytest.mark.parametrize(
+    ("place", "count"), [pytest.param(SAMPLING, 80, marks=pytest.mark.faults), (LEARNING, 1)]
+)
 def test_the_buffer_of_the_first_step_is_enough_to_go_on(
     place: str, count: int, tmp_path: Path, uninterrupted: dict[str, object]
 ) -> None:

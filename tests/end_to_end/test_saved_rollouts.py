@@ -342,6 +342,7 @@ def test_rollouts_that_do_not_fit(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # 25 s on a machine that has nothing else to do
 def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     folder: Path, call: Callable[..., tuple[int, str]]

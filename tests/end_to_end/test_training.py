@@ -34,6 +34,7 @@ def folder_of(config: Config) -> Path:
     return config.run.directory / str(config.run.name)
 
 
+@pytest.mark.long
 def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> None:
     """A shortened quick start: held-out accuracy rises well beyond its 95 % interval, and the
     report raises no alarm."""
@@ -219,9 +220,9 @@ def test_evaluation_is_greedy_and_limited(
     asked: list[tuple[int, float]] = []
     original = TransformersSampler.sample
 
-    def sample(self: Any, prompts: Any, params: SamplingParams, **rest: Any) -> Any:
+    def sample(self: Any, prompts: Any, params: SamplingParams, *rest: Any, **named: Any) -> Any:
         asked.append((len(prompts), params.temperature))
-        return original(self, prompts, params, **rest)
+        return original(self, prompts, params, *rest, **named)
 
     monkeypatch.setattr(TransformersSampler, "sample", sample)
     data = str(ROOT / "data" / "arithmetic_test.jsonl")

@@ -12,6 +12,7 @@ import torch
 
 from conftest import TINY
 from learners import OF_REWARDS
+from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.errors import TrainingError
@@ -22,6 +23,9 @@ from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
+
+SHORT = ("grpo", "dapo", "gspo", "rloo")
+"""Rows whose forms of loss differ most."""
 
 
 def groups(seed: int = 0, flat: bool = False) -> list[Group]:
@@ -91,7 +95,7 @@ def sampled_groups(model: Model, tokenizer: Any) -> list[Group]:
     ]
 
 
-@pytest.mark.parametrize("name", OF_REWARDS)
+@pytest.mark.parametrize("name", most_are_long(OF_REWARDS, SHORT))
 def test_any_split_gives_the_same_gradient(model: Model, tokenizer: Any, name: str) -> None:
     data, row = sampled_groups(model, tokenizer), ALGORITHMS[name]
     whole, whole_metrics = gradient(model, row, 10**6, data)
@@ -121,6 +125,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_option_changes_the_gradient_and_no_split_does(
     model: Model, tokenizer: Any, options: dict
@@ -173,7 +178,7 @@ def second_gradient(model: Model, row: Algorithm, budget: int, data: list[Group]
     return seen[-1], metrics
 
 
-@pytest.mark.parametrize("name", OF_REWARDS)
+@pytest.mark.parametrize("name", most_are_long(OF_REWARDS, SHORT))
 def test_in_double_precision_the_split_is_exact(tokenizer: Any, name: str) -> None:
     """What is left in float32 is rounding: on rollouts of any shape, in float64, it is gone."""
     section = ModelSection(path=str(TINY), dtype="float32", adapter=AdapterSection(rank=4))

@@ -46,6 +46,7 @@ with warnings.catch_warnings():  # that it is experimental
 
 from chat_templates import END
 from conftest import TINY
+from marks import most_are_long
 from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.preferences import resolve
 from reason_llm.data import load_rows
@@ -305,7 +306,7 @@ DPO = {
 }
 
 
-@pytest.mark.parametrize("reference", ["reference", "start"])
+@pytest.mark.parametrize("reference", most_are_long(["reference", "start"], ["reference"]))
 @pytest.mark.parametrize("name", DPO)
 def test_dpo(
     policy: Model, rows: Rows, reader: Any, tmp_path: Path, name: str, reference: str

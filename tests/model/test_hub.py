@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from conftest import ROOT, TINY
+from marks import most_are_long
 from reason_llm import files
 from reason_llm.app.pipeline import plan_pipeline
 from reason_llm.config import Config, load_pipeline
@@ -101,7 +102,7 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert constants.HF_HUB_OFFLINE is True
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", most_are_long(CONFIGS, CONFIGS[:4]), ids=lambda path: path.stem)
 def test_every_shipped_config_is_planned_without_a_network(
     path: Path, dead: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

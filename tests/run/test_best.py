@@ -124,7 +124,7 @@ def test_the_best_adapter_is_taken_where_it_is_asked_for(
     assert (of_last.label, of_last.adapter) == ("adapter", run / "adapter")
     card = Card("x", "model/tiny", None, None, None, read_config(run), run, own)
     assert f"at step {run_folder.best_step(run)}." in model_card.render(card)
-    with pytest.raises(ConfigError, match="neither last nor best"):
+    with pytest.raises(ConfigError, match="--which first is none of last, best, ema"):
         make_request(replace(line, values={"which": ["first"]}))
     with pytest.raises(ConfigError, match="is of a run, and model/tiny is none"):
         make_request(replace(line, what="model/tiny"))

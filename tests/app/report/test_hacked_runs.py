@@ -39,7 +39,7 @@ def alarms_of(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("paid", "rate", "wanted"),
     [
-        ("long", 8e-3, {"Length or truncation drifts"}),
+        pytest.param("long", 8e-3, {"Length or truncation drifts"}, marks=pytest.mark.long),
         (LONG, 4e-3, {"Reward by form, not by right answers"}),
         ("near_77", 2e-3, {"Held-out accuracy does not follow the reward"}),
     ],

@@ -22,6 +22,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import families
 from allocations import peak_allocated
 from conftest import ROOT, TINY
+from marks import most_are_long
 from reason_llm.config import (
     AdapterSection,
     Config,
@@ -166,7 +167,9 @@ def test_the_chunk_of_log_probs_takes_what_was_planned(
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "phi3", *OLDER])
+@pytest.mark.parametrize(
+    "family", most_are_long(["qwen2", "llama", "gemma2", "phi3", *OLDER], ["qwen2", "gpt2"])
+)
 def test_activations_are_planned_for_and_not_far_beyond(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:
@@ -202,7 +205,7 @@ def test_activations_are_planned_for_and_not_far_beyond(
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["qwen2", "llama", "phi3"])
+@pytest.mark.parametrize("family", most_are_long(["qwen2", "llama", "phi3"], ["qwen2"]))
 def test_activations_of_rows_end_to_end_are_planned_for(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:

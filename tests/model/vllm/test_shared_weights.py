@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
 from families import FAMILIES, SIZES, make_model, quiet, randomize
+from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError, TrainingError
@@ -48,7 +49,10 @@ pytest.importorskip("vllm", reason="the real vLLM is not installed: make test in
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.mark.parametrize(("family", "tied", "dtype"), FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "tied", "dtype"),
+    most_are_long(FAMILIES, [("qwen2", True, "float32"), ("gemma2", True, "bfloat16")]),
+)
 def test_every_family_shares_every_weight(
     family: str, tied: bool, dtype: str, tmp_path: Path
 ) -> None:
@@ -76,15 +80,18 @@ def test_every_family_shares_every_weight(
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("qwen3", "float32"),
-        ("llama", "float32"),
-        ("mistral", "float32"),
-        ("phi3", "float32"),
-        ("gemma2", "float32"),
-        ("gemma3_text", "float32"),
-        ("llama", "bfloat16"),
-    ],
+    most_are_long(
+        [
+            ("qwen3", "float32"),
+            ("llama", "float32"),
+            ("mistral", "float32"),
+            ("phi3", "float32"),
+            ("gemma2", "float32"),
+            ("gemma3_text", "float32"),
+            ("llama", "bfloat16"),
+        ],
+        [("phi3", "float32"), ("llama", "bfloat16")],
+    ),
 )
 def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Path) -> None:
     path = str(make_model(tmp_path / family, family, family.startswith("gemma"), dtype, 320))
@@ -239,6 +246,7 @@ def test_stop_strings_end_a_completion_at_the_token_that_completes_one(
     assert by_string
 
 
+@pytest.mark.long
 def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
     model: Model, prompts: list[Prompt]
 ) -> None:
