@@ -159,7 +159,12 @@ class _Ahead:
             while self.thread.is_alive():
                 self._stop.is_enough = self._next_is_sampled
                 if (part := queue.take()) is not None:
-                    self._sample(part)
+                    try:
+                        self._sample(part)
+                    except ReasonError as error:  # the step that was learned is saved first
+                        self.end()
+                        self._error = error
+                        break
                 self.thread.join(POLL_SECONDS)
         if isinstance(self._error, ReasonError):
             logger.warning(

@@ -286,6 +286,7 @@ class RolloutBuffer:
     def finish(self) -> None:
         """Mark the run as over, so that another run may set its rollouts aside. A step that was
         sampled in part, before ``run.steps`` was lowered, stays so."""
+        self._current = None
         if self._document is not None and not self._document.trained:
             self._write(replace(self._document, trained=True))
         for step in list(self._ahead):
@@ -296,7 +297,7 @@ class RolloutBuffer:
         return self._folder / _ahead_name(step)
 
     def _drop_ahead(self, step: int) -> None:
-        del self._ahead[step]
+        self._ahead.pop(step, None)
         self._path_ahead(step).unlink(missing_ok=True)
 
     def _begin(self, step: int) -> None:
@@ -341,6 +342,9 @@ class RolloutBuffer:
             # Another run's, or sampled by later weights than the checkpoint's.
             if not self._gives_way:
                 move_aside(self.path)
+                if self._document is not None and self._document.run.id == self.run.id:
+                    for step in list(self._ahead):  # sampled by such weights, too
+                        self._drop_ahead(step)
             self._gives_way = False
         self._document = document
         write_atomically(self.path, to_bytes(document))

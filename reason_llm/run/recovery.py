@@ -166,6 +166,10 @@ def _replay_command(path: Path, document: Document, runs: Path) -> str:
     short = document.run.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
     name = _unused(runs / f"{short}_replay").name
     own = ["--run.name", name, "--from-buffer", str(scored)]
+    section = document.run.config.get("run")
+    for option in ("max_staleness", "samplers"):  # of runs that sample
+        if isinstance(section, dict) and section.get(option):
+            own += [f"--run.{option}", "0"]
     commands.append([*train, *given, *own])
     return " && ".join(map(shlex.join, commands))
 

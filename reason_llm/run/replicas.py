@@ -16,6 +16,7 @@ With ``run.replicas: 1`` and no samplers there is no cluster, and Ray is not imp
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -89,6 +90,8 @@ class Replicas:
         without staleness."""
         self._sampled_by: int | None = None
         """Version that the head samples by in ``at``; None: its own."""
+        self._adapter_lock = threading.Lock()
+        """Held while the head's state is copied, and while ``_sampled_by`` changes."""
         self._sent: tuple[int, Any] | None = None
         """The version that was given last, as the cluster holds it."""
         self._record: Record = {}
@@ -175,13 +178,14 @@ class Replicas:
             yield
             return
         model = self._own.policy.model
-        model.load_adapter("policy", self._adapters[version])
-        self._sampled_by = version
+        with self._adapter_lock:
+            self._sampled_by = version
         try:
+            model.load_adapter("policy", self._adapters[version])
             yield
         finally:
-            self._sampled_by = None
             model.load_adapter("policy", self._adapters[self._version])
+            self._sampled_by = None
 
     def take_record(self) -> Record:
         """What was done by whom since this was asked last."""
@@ -436,13 +440,16 @@ class Replicas:
             return
 
     def _ready(self) -> list[Member]:
-        """Replicas beside the head that live and have its adapter; they are given it here."""
+        """Replicas beside the head that live and have its adapter. Those that have not are given it
+        here, unless the head samples by an earlier one at this moment."""
         if self._cluster is None:
             return []
         ready = self._alive(samplers=False)
         behind = [member for member in ready if member.version != self._version]
-        if behind:
-            state = self._cluster.shared(self._own.state())
+        with self._adapter_lock:
+            own = self._own.state() if behind and self._sampled_by is None else None
+        if own is not None:
+            state = self._cluster.shared(own)
             tokens = self._own.policy.micro_batches.tokens
             calls = [self._cluster.call(member, "load", state, tokens) for member in behind]
             for call in calls:

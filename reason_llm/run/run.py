@@ -328,7 +328,7 @@ class Run:
         with replacing_folder(folder / "adapter") as beside:
             self._write_adapter(beside)
         learner = self.learners.policy
-        if learner.keeps_average and self.state.step:
+        if optim.averaged_steps(learner.optimizer):
             told = f"An exponential moving average (train.ema={self.config.train.ema})."
             with (
                 optim.averaged(learner.optimizer),

@@ -82,7 +82,10 @@ class VllmSampler:
             stop_token_ids=self.model.end_token_ids,
             stop=list(params.stop),
             logprobs=0,  # of the sampled token alone
-            detokenize=bool(params.stop),  # vLLM looks for the strings in the text
+            # vLLM looks for the strings in the text, which here has all tokens.
+            detokenize=bool(params.stop),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
         )
 
     def _completion(self, choice: Any) -> Completion:

@@ -478,8 +478,8 @@ class Learner:
         self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
         with ending_out_of_memory("taking the optimizer's step"):
             self.optimizer.step()
-        if self.keeps_average:
-            optim.update_average(self.optimizer, settings.train.ema or 0.0, optimizer_step + 1)
+        if settings.train.ema is not None and self.keeps_average:
+            optim.update_average(self.optimizer, settings.train.ema)
         return norm, rate
 
     def _together(

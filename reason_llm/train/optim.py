@@ -15,6 +15,8 @@ from reason_llm.errors import ConfigError, one_line
 
 AVERAGE = "average"
 """Name of the parameters' average in the optimizer's state."""
+AVERAGED_STEPS = "averaged_steps"
+"""How many optimizer steps are in it."""
 
 
 def make_optimizer(
@@ -60,21 +62,29 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 def allocate_average(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the average of the parameters, which is kept and saved beside the moments."""
     for parameter in _parameters(optimizer):
-        optimizer.state[parameter][AVERAGE] = torch.zeros_like(parameter, requires_grad=False)
+        state = optimizer.state[parameter]
+        state[AVERAGE] = torch.zeros_like(parameter, requires_grad=False)
+        state[AVERAGED_STEPS] = torch.zeros((), dtype=torch.float32)
 
 
 @torch.no_grad()
-def update_average(optimizer: torch.optim.Optimizer, decay: float, steps: int) -> None:
-    """Take the parameters into their exponential moving average.
-
-    Args:
-        steps: optimizer steps so far, this one included; with it the start from zero is corrected.
+def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Take the parameters into their exponential moving average, whose start from zero is
+    corrected.
 
     Source: arXiv:1412.6980 section 7.2.
     """
-    weight = (1 - decay) / (1 - decay**steps)
     for parameter in _parameters(optimizer):
-        optimizer.state[parameter][AVERAGE].lerp_(parameter, weight)
+        state = optimizer.state[parameter]
+        state[AVERAGED_STEPS] += 1
+        weight = (1 - decay) / (1 - decay ** float(state[AVERAGED_STEPS]))
+        state[AVERAGE].lerp_(parameter, weight)
+
+
+def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
+    """Optimizer steps in the average; 0 without one."""
+    states = (optimizer.state[parameter] for parameter in _parameters(optimizer))
+    return max((int(state.get(AVERAGED_STEPS, 0)) for state in states), default=0)
 
 
 @contextmanager
@@ -183,10 +193,11 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
             raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
-        if name == AVERAGE and AVERAGE not in optimizer.state[parameters[int(index)]]:
+        is_average = name in (AVERAGE, AVERAGED_STEPS)
+        if is_average and name not in optimizer.state[parameters[int(index)]]:
             continue
-        shape = torch.Size() if name == "step" else parameters[int(index)].shape
-        is_moment = name in ("step", "exp_avg", "exp_avg_sq", AVERAGE)
+        shape = torch.Size() if name in ("step", AVERAGED_STEPS) else parameters[int(index)].shape
+        is_moment = is_average or name in ("step", "exp_avg", "exp_avg_sq")
         if isinstance(optimizer, torch.optim.AdamW) and (not is_moment or value.shape != shape):
             raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of AdamW")
         parameter = parameters[int(index)]

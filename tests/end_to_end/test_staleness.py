@@ -1,9 +1,11 @@
 """Steps that are sampled by an earlier policy (run.max_staleness), and ahead by samplers: the same
 adapter whoever samples and whatever happens."""
 
+import contextlib
 import itertools
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from peer_processes import file_digest
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
+from reason_llm.run import ahead
 from reason_llm.run.buffer import RolloutBuffer, read_document
 from reason_llm.run.stopping import StopSignal
 from reason_llm.sample import TransformersSampler
@@ -344,3 +347,62 @@ def test_a_signal_while_samplers_sample(
     train(make("stopped"))
     assert adapter(stopped) == adapter(whole)
     assert records(stopped) == records(whole)
+
+
+def test_a_replica_that_comes_back_is_given_the_newest_adapter(
+    make: Make, local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the head, as it comes back, holds the earlier one to sample by it."""
+    learned, loaded, starts = [], [], []
+    original, three = Learner.learn, threading.Event()
+
+    def learn(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        learned.append(self.model.adapter_of("policy"))
+        if len(learned) == 3:
+            three.set()
+        return found
+
+    def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "open":
+            starts.append(number)
+            if len(starts) == 2:
+                assert three.wait(60)
+        if method == "sample" and len(starts) == 1:
+            raise PeersLost("died")
+        if method == "load" and learned:
+            loaded.append((len(learned), arguments[0]))
+        if method == "learn":
+            raise Killed  # threads cannot learn together
+
+    monkeypatch.setattr(Learner, "learn", learn)
+    monkeypatch.setattr(local_cluster, "before", before)
+    with contextlib.suppress(BaseException):
+        train(make("back", run__replicas=2))
+    assert loaded
+    for count, state in loaded:
+        newest = [each.tobytes() for each in map(_array, learned[count - 1].values())]
+        given = [
+            _array(each).tobytes()
+            for key, each in state.items()
+            if key.startswith("policy/") and "." not in key
+        ]
+        assert sorted(given) == sorted(newest)
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.numpy()
+
+
+def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
+    make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    whole, failing = alone(), make("head", run__samplers=1)
+    with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
+        kill_at(struck, ahead._Ahead, "_sample", 1, TrainingError("the head is broken"))
+        slow = lambda number, method, arguments: time.sleep(0.3 * (method == "sample"))  # noqa: E731
+        struck.setattr(local_cluster, "before", slow)
+        train(failing)
+    assert "ended (the head is broken); it goes on when it is its turn" in caplog.text
+    assert adapter(failing) == adapter(whole)

@@ -132,6 +132,14 @@ def test_the_average_of_the_adapter(small_run: Callable[..., Config]) -> None:
         expected = (weights.view(-1, 1, 1) * values).sum(0) / weights.sum()
         torch.testing.assert_close(averages[0][name], expected, rtol=1e-4, atol=1e-7)
         assert not torch.equal(averages[0][name], last)
+    later = small_run(
+        run__name="later", run__steps=4, train__ema=0.9, train__learning_rate=0.0,
+        run__resume=str(folders[0] / "checkpoints" / "step-00000003"),
+    )  # fmt: skip
+    run(later)  # from a checkpoint without an average
+    for folder in ("adapter", "adapter_ema"):
+        found = load_file(folder_of(later) / folder / file)
+        assert all(torch.equal(found[name], last) for name, last in adapters[0].items())
     assert not (folders[0] / "adapter_ema").exists()
     assert "train.ema=0.8" in (folders[1] / "adapter_ema" / "README.md").read_text()
     assert run_folder.find_adapter(folders[1], "ema") == folders[1] / "adapter_ema"

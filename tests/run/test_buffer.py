@@ -322,3 +322,17 @@ def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WriteError, match="cannot be written"):
         RolloutBuffer(tmp_path / "file" / "buffer.json", identity()).__enter__()
+
+
+@pytest.mark.parametrize("ahead", [None, "ahead"])
+def test_a_run_that_ends_early_marks_what_it_holds(tmp_path: Path, ahead: str | None) -> None:
+    """Rollouts of a later step, from before run.steps was lowered."""
+    path, folder = tmp_path / "b.json", None if ahead is None else tmp_path / ahead
+    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
+        buffer.read(8)
+        buffer.write(8, [group("a")])
+    saved = lambda step: read_document(path)  # noqa: E731
+    with RolloutBuffer(path, identity(), ahead=folder, elsewhere=saved) as buffer:
+        assert buffer.read(6) is not None
+        buffer.finish()
+    assert read_document(path).trained
