@@ -14,7 +14,7 @@ from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
 from reason_llm.run.ahead import sampling_ahead
-from reason_llm.run.collect import collect, with_reward_models
+from reason_llm.run.collect import collect, collected_before, with_reward_models
 from reason_llm.run.prepare import prepare
 from reason_llm.run.run import Run, open_run
 
@@ -49,7 +49,8 @@ def rollouts(run: Run, step: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
     run.take_sampled_ahead(step)
     if (groups := run.buffer.read(step)) is None:  # a killed run goes on between the phases
-        with run.sampling(step) as sampler:  # GPU: weights + KV cache
-            groups = collect(run, sampler, step)
+        if (groups := collected_before(run, step)) is None:
+            with run.sampling(step) as sampler:  # GPU: weights + KV cache
+                groups = collect(run, sampler, step)
         groups = with_reward_models(run, step, groups)  # GPU: weights, one model after another
     return groups

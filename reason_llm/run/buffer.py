@@ -179,11 +179,6 @@ class RolloutBuffer:
         )
         if document.run.id != self.run.id and document.trained:
             return document
-        if document.run.id == self.run.id and document.complete and not document.groups:
-            raise RolloutBufferError(
-                f"{self.path} is damaged: a whole step without rollouts; restore it, or start with "
-                "--run.resume never, which moves it aside"
-            )
         ways_on = (
             f"go on with that run, give this one --run.buffer of its own, "
             f"or start with --run.resume never, which moves {self.path} aside"
@@ -303,7 +298,9 @@ class RolloutBuffer:
     def _begin(self, step: int) -> None:
         """Take over what was sampled ahead for this step, whose turn it is."""
         self._current = step
-        for before in [each for each in self._ahead if each < step]:
+        if learned := [each for each in self._ahead if each < step]:
+            self._settle()
+        for before in learned:
             self._drop_ahead(before)
         if (found := self._ahead.get(step)) is None:
             return
@@ -356,7 +353,7 @@ def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]
         try:
             document = read_document(path, "it is sampled again")
         except RolloutBufferError as error:
-            logger.warning("%s", error)
+            _warn_once(str(error))
             continue
         if document.run.id == run.id and path.name == _ahead_name(document.step):
             yield path, document
@@ -444,18 +441,17 @@ def read_document(
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RolloutBufferError(f"{path} is damaged: {error!r:.300}; {way_on}") from error
     if not has_digest:
-        _warn_without_digest(path)
+        _warn_once(
+            f"{path} is of format {FORMAT_WITHOUT_DIGEST}, which has no SHA-256: a number that was "
+            "changed in it is not noticed"
+        )
     return document
 
 
 @cache
-def _warn_without_digest(path: Path) -> None:
-    """Say, once, that damage in this document could not be told."""
-    logger.warning(
-        "%s is of format %d, which has no SHA-256: a number that was changed in it is not noticed",
-        path,
-        FORMAT_WITHOUT_DIGEST,
-    )
+def _warn_once(text: str) -> None:
+    """A document is read by the checks before a run and by the run."""
+    logger.warning("%s", text)
 
 
 def _read(path: Path, way_on: str) -> bytes:
@@ -490,6 +486,8 @@ def _document(value: dict[str, Any], *, has_digest: bool) -> Document:
     )
     if not isinstance(document.checkpoint, str | None):
         raise ValueError(f"checkpoint is {document.checkpoint!r:.60}, not a path")
+    if document.complete and not document.groups:
+        raise ValueError("a whole step without rollouts")
     completions = [c for group in document.groups for c in group.completions]
     if document.complete and any(c.reward is None or c.advantage is None for c in completions):
         raise ValueError("a completion without reward or advantage")

@@ -102,6 +102,14 @@ def collect(run: Collects, sampler: Sampler, step: int) -> list[Group]:
     return _finished(run, step, scored, state.drawn, state.counts)
 
 
+def collected_before(run: Run, step: int) -> list[Group] | None:
+    """The groups of a step that wait for reward models alone, sampled ahead or before a kill; None
+    if some are still to be sampled."""
+    state, sample = _Collected.of(run.buffer, step), run.config.sample
+    is_full = not state.waiting and len(state.groups) >= sample.prompts_per_step
+    return state.groups if run.job.reward_models and is_full else None
+
+
 def with_reward_models(run: Run, step: int, groups: list[Group]) -> list[Group]:
     """The collected groups with the rewards of models and with their advantages; all of them are in
     the buffer on return. After each model the buffer is saved, so that a run that is killed here

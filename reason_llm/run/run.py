@@ -218,7 +218,8 @@ class Run:
                 prompts = self.job.data.prompts
                 self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
             yield sampler
-        self.record["memory/sampling_peak_gib"] = peak.gib
+        name = "memory/sampling_peak_gib"  # a step may be sampled in several phases
+        self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
     def dealing(self, sampler: Sampler, dealer: Dealer) -> Sampler:
         """The sampler, with what it is asked dealt in the run's shards."""

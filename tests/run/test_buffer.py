@@ -18,7 +18,13 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document, with_digest
+from reason_llm.run.buffer import (
+    RolloutBuffer,
+    RunIdentity,
+    read_ahead,
+    read_document,
+    with_digest,
+)
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -166,6 +172,7 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
         lambda v: v["groups"][0]["completions"][1].update(advantage=None),
         lambda v: v["run"].update(config=None),
         lambda v: v.update(step="three"),
+        lambda v: v.update(groups=[]),
     ],
 )
 def test_a_damaged_document_is_one_line(spoil: Any, tmp_path: Path) -> None:
@@ -336,3 +343,35 @@ def test_a_run_that_ends_early_marks_what_it_holds(tmp_path: Path, ahead: str | 
         assert buffer.read(6) is not None
         buffer.finish()
     assert read_document(path).trained
+
+
+def test_a_step_learned_from_where_it_lies_is_archived_before_it_goes(tmp_path: Path) -> None:
+    path, folder = tmp_path / "b.json", tmp_path / "ahead"
+    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
+        buffer.read(8)
+        buffer.write(8, [group("a")])
+    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
+        buffer.read(5)
+        buffer.write(6, [group("b")])
+    settled: list[list[str]] = []
+
+    def settle() -> None:
+        settled.append([each.name for each in folder.iterdir()])
+
+    with RolloutBuffer(path, identity(), ahead=folder, settle=settle) as buffer:
+        assert buffer.read(6) == [group("b")]
+        assert settled == []
+        buffer.read(7)
+    assert settled == [["step-00000006.json"]]
+    assert not list(folder.iterdir())
+
+
+def test_damage_of_a_step_ahead_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path / "b.json")
+    (folder := tmp_path / "ahead").mkdir()
+    (folder / "step-00000004.json").write_bytes(b"{")
+    for _ in range(2):
+        assert list(read_ahead(folder, identity())) == []
+    assert caplog.text.count("it is sampled again") == 1

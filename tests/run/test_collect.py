@@ -14,7 +14,7 @@ from reason_llm.data.render import order
 from reason_llm.errors import Stopped
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.collect import collect, is_kept
+from reason_llm.run.collect import collect, collected_before, is_kept
 from reason_llm.run.prepare import Job, prepare
 from reason_llm.run.run import Run
 from reason_llm.run.stopping import StopSignal
@@ -157,6 +157,17 @@ def test_a_killed_step_draws_on_as_if_it_had_not_been(job: Job, stop_after: int)
     resumed = Scripted(flat)
     assert collected(job, resumed) == (whole, drawn)
     assert sum(count for count, _ in resumed.asked) < drawn
+
+
+def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:
+    job = replace(job, reward_models=["a model"])  # type: ignore[list-item]
+    groups, _ = collected(job, Scripted(lambda number: False))
+    with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
+        run = run_of(job, buffer, StopSignal(), 32)
+        assert collected_before(run, 2) == groups
+        assert collected_before(run, 3) is None
+        buffer.write_part(2, groups[1:])
+        assert collected_before(run, 2) is None
 
 
 def test_no_prompt_is_passed_over_between_steps(job: Job) -> None:
