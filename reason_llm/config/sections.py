@@ -765,6 +765,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             "train.gradient_checkpointing",
             *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
             *("run.shards", "run.sum"),
+            "data.columns_sha256",  # what the rewards read beside the answer
         ),
         "warn",
     ),

@@ -253,6 +253,9 @@ def _identity(
     """The config with the digests of what it names, so that a run goes on only with the same."""
     identity = config.model_dump(mode="json")
     identity["data"]["prompts_sha256"] = _digest(data, rows)
+    if any(prompt.extra for prompt in data.prompts):
+        columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
+        identity["data"]["columns_sha256"] = _sha256(columns)
     if models:
         identity["score"]["reward_models_sha256"] = {each.key: each.digest for each in models}
     for section, names in adapter_digests.items():
@@ -495,4 +498,8 @@ def _digest(data: Data, rows: TokenRows | None) -> str:
         content = [
             [(row.ids, sum(row.trained), row.value) for row in each.rows] for each in rows.training
         ]
+    return _sha256(content)
+
+
+def _sha256(content: Any) -> str:
     return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

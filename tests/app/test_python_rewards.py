@@ -90,6 +90,19 @@ def test_a_run_with_functions_and_rows_goes_on_with_them(
         reason_llm.train(config, watch=Notes())
 
 
+def test_a_changed_column_is_told(tree: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    def near(completion: str, total: int) -> float:
+        return float(str(total) in completion)
+
+    rows = [dict(row) for row in ROWS]
+    reason_llm.train(tree, rewards=[near], rows=rows)
+    assert "another experiment" not in capsys.readouterr().out
+    more = {**tree, "run": {**tree["run"], "steps": 2}}
+    rows[-1]["total"] = 4
+    reason_llm.train(more, rewards=[near], rows=rows)
+    assert "data.columns_sha256" in capsys.readouterr().out
+
+
 def test_a_changed_function_is_told_and_another_refused(
     tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
