@@ -29,9 +29,10 @@ FUZZ_SECONDS ?= 600
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
-# Every fault of tests/fixtures/fault_table.py, and what it came to; a quarter of an hour.
+# Every fault of tests/fixtures/fault_table.py, and of replicas; dealt test by test, as one file
+# holds most of them.
 faults: $(INSTALLED)
-	$(PYTEST) $(THREE) -m faults tests/end_to_end
+	$(PYTEST) -n 3 --dist worksteal -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

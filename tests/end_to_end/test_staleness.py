@@ -349,6 +349,7 @@ def test_a_signal_while_samplers_sample(
     assert records(stopped) == records(whole)
 
 
+@pytest.mark.faults
 def test_a_replica_that_comes_back_is_given_the_newest_adapter(
     make: Make, local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
