@@ -529,7 +529,7 @@ class Config(Section):
         data, stage = values.get("data"), values.get("stage", "rl")
         preference = values.get("preference")
         row = preference.get("name") if isinstance(preference, dict) else None
-        if isinstance(data, dict) and "form" not in data and stage in FORMS:
+        if isinstance(data, dict) and "form" not in data and stage in [*FORMS]:  # may be a list
             form = "labels" if (stage, row) == ("preference", "kto") else FORMS[stage][0]
             return {**values, "data": {**data, "form": form}}
         return values

@@ -55,6 +55,9 @@ MAX_RANK = 4096
 POLICY = "default"
 """PEFT's name of the policy's adapter."""
 LARGEST_ALPHA = 1e6
+_BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
+               RecursionError)  # fmt: skip
+"""What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
@@ -384,7 +387,7 @@ def read_config(folder: Path) -> LoraConfig:
         if not _has_plain_targets(config):
             config.target_modules = set(_adapted_modules(folder))
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+    except _BAD_CONFIG as error:
         raise ModelError(
             f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
             "that holds a LoRA adapter in PEFT's form"

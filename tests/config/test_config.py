@@ -150,6 +150,8 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             ["data.max_prompt_tokens=9", "data.max_tokens"],
         ),
         ("data: {train: x}\nrun: {steps: 5}\ntrain: {warmup_steps: 5}\n", ["warmup_steps=5"]),
+        ("data: {train: x}\nstage: [rl]\n", ["stage=['rl']", "rl"]),
+        ("stage:", ["stage=", "rl"]),
         ("data: [\n", ["not valid YAML", "my_run.yaml"]),
         ("- 1\n", ["holds list"]),
         ("", ["holds NoneType"]),
