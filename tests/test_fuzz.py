@@ -60,7 +60,7 @@ LEARNED: list[tuple[str, dict[str, Any]]] = [
     ("preferences", {"prompt": "p", "chosen": "a", "rejected": "c"}),
     ("preferences", {"chosen": TALK, "rejected": [*TALK[:3], TALK[1]], "margin": 1}),
     ("labels", {"prompt": "p", "completion": "c", "label": True}),
-    ("labels", {"prompt": "p", "completion": "c", "label": "-0.5"}),
+    ("labels", {"prompt": "p", "completion": "c", "label": "-1"}),
 ]
 ROWS: list[dict[str, Any]] = [
     {"question": "What is 1 + 2?", "answer": "so 3\n#### 3"},

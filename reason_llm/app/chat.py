@@ -48,7 +48,7 @@ class Subject:
     """As ``data.template``."""
     system_prompt: str
     """As ``data.system_prompt``."""
-    first_reward: str
+    prompting_reward: str
     """Which decides what ``system_prompt: auto`` is; empty for none."""
     options: dict[str, Any]
     """The run's own; ``Options`` checks them."""
@@ -105,10 +105,9 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     run_folder.check_writes(config, "chat")
     sample = config.sample.model_dump()
     options = {name: sample[name] for name in Options.model_fields if name in sample}
-    first_reward = config.score.rewards[0].kind
     data = config.data
     return Subject(
-        config.model, adapter, data.template, data.system_prompt, first_reward, options,
+        config.model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
         data.template_arguments, tuple(config.sample.stop),
     )  # fmt: skip
 
@@ -135,7 +134,7 @@ class Chat:
                 tokenizer.chat_template is not None,
                 subject.template_arguments,
             ),
-            system_prompt(subject.system_prompt, subject.first_reward),
+            system_prompt(subject.system_prompt, subject.prompting_reward),
         )
         if self.adapter is not None:
             adapter_section = adapters.section_of(self.adapter)

@@ -181,7 +181,7 @@ class _Maker:
         return replace(completion, token_ids=ids)
 
     def _is_right(self, value: float) -> bool:
-        return value >= self.section.threshold
+        return selection.reaches(value, self.section.threshold)
 
     def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
         """The sides of each row, and their rewards."""

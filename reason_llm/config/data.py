@@ -121,8 +121,9 @@ class DataSection(Section):
     they are dropped and counted, and the first ones are shown. In a held-out set they are always an
     error."""
     system_prompt: str = "auto"
-    """auto (by the first reward), a name in reason_llm/data/templates.yaml (boxed,
-    think_answer_tags, think_boxed, code), none, or any other text, which is taken as it is."""
+    """auto (by the first reward; none where no completion is judged), a name in
+    reason_llm/data/templates.yaml (boxed, think_answer_tags, think_boxed, code), none, or any other
+    text, which is taken as it is."""
     template: str = "auto"
     """Chat template. auto: the model's own. A name in reason_llm/data/templates.yaml (plain_chat,
     r1_zero, question_only), for models that have none. Or a .jinja file."""

@@ -468,6 +468,23 @@ class Config(Section):
         return self.samples or bool(self.evaluation_sets)
 
     @property
+    def prompting_reward(self) -> str:
+        """Reward whose system prompt ``data.system_prompt=auto`` takes: the first one; empty where
+        no completion is judged."""
+        return self.score.rewards[0].kind if self.judges_answers else ""
+
+    @property
+    def first_policy_step(self) -> int:
+        """Steps before the first one in which the policy learns: the critic's alone."""
+        return self.critic.warmup_steps if self.samples and self.algorithm.row().critic else 0
+
+    @property
+    def policy_optimizer_steps(self) -> int:
+        """Optimizer steps of the policy in the whole run."""
+        steps = self.run.steps - self.first_policy_step
+        return steps * self.train.epochs * self.train.optimizer_steps
+
+    @property
     def compares_with_start(self) -> bool:
         """Whether the reference is a frozen copy of the adapter that the run begins from."""
         if self.model.start is None:
@@ -645,6 +662,13 @@ class Config(Section):
                 f"train.optimizer_steps={train.optimizer_steps} contradicts {option} = {rows} "
                 f"{what}; set it to {rows} or less"
             )
+        usual = TrainSection.model_fields["rows_per_step"].default
+        if self.samples and train.rows_per_step != usual:
+            raise ValueError(
+                f"train.rows_per_step={train.rows_per_step} contradicts stage={self.stage}, which "
+                "learns from rollouts; set sample.prompts_per_step and "
+                "sample.completions_per_prompt"
+            )
         has_completions = self.samples or bool(self.evaluation_sets)
         if has_completions and context is not None and self.sample.max_new_tokens >= context:
             raise ValueError(
@@ -652,11 +676,11 @@ class Config(Section):
                 f"model.context_tokens={context}: "
                 f"no prompt would fit; set it below {context}"
             )
-        total = self.run.steps * train.epochs * train.optimizer_steps
+        total = self.policy_optimizer_steps
         if self.run.epochs is None and 0 < total <= train.warmup_steps:
             raise ValueError(
-                f"train.warmup_steps={train.warmup_steps} contradicts the run's {total} optimizer "
-                f"steps: "
+                f"train.warmup_steps={train.warmup_steps} contradicts the policy's {total} "
+                f"optimizer steps: "
                 f"the learning rate would never be reached; set it below {total}"
             )
         if not self.evaluation_sets and self.eval.rows is None and self.eval != EvalSection():

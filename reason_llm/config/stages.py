@@ -59,7 +59,8 @@ class SupervisedSection(Section):
     row does."""
     condition: Literal["none", "reward", "bins"] = "none"
     """Conditional SFT: the row's ``score`` is written into its prompt, so that the best can be
-    asked for. reward: as a z-score over the set; bins: as the number of its quantile."""
+    asked for. reward: as a z-score over the set; bins: as the number of its quantile (of the
+    distinct scores, where so many are equal that a bin would be empty)."""
     condition_bins: Annotated[int, Field(ge=2, le=100, strict=True)] = 5
     """Quantiles, for condition: bins."""
     condition_text: str = "{input} <rm_score>: {reward} "

@@ -173,6 +173,10 @@ def fit(scores: Sequence[float], condition: Condition) -> Conditioning:
         )
     if condition.num_bins is not None:
         edges = quantile_edges(scores, condition.num_bins)
+        distinct = sorted(set(scores))
+        occupied = {bin_of(score, edges) for score in distinct}
+        if len(occupied) < min(condition.num_bins, len(distinct)):
+            edges = quantile_edges(distinct, condition.num_bins)
         best = str(condition.num_bins - 1)
         return Conditioning(condition.template, 0.0, 1.0, edges, condition.target or best)
     target = condition.target or BEST_SCORE

@@ -213,7 +213,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Preference
 
 
 def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Labelled:
-    """A row with one judged completion, for KTO and for regression on scores.
+    """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
+    does not say where good begins.
 
     Raises:
         DataError: as ``read_problem``.
@@ -229,7 +230,11 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Labelled:
     word = str(label).casefold() if isinstance(label, bool | str) else ""
     value = {"true": 1.0, "false": -1.0}.get(word)
     if value is None:
-        value = _number(where, row, "label", "true, false or a number")
+        expected = "true or false, for which 1 and 0 or -1 may stand"
+        number = _number(where, row, "label", expected)
+        value = {1.0: 1.0, 0.0: -1.0, -1.0: -1.0}.get(number)
+    if value is None:
+        raise DataError(f"{where}: 'label' is {_shown(label)}; expected {expected}; fix the row")
     return Labelled(where, messages, completion, value, is_text and is_also, sampled)
 
 

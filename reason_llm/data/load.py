@@ -191,7 +191,7 @@ def _loader(
             tokenizer.chat_template is not None,
             section.template_arguments,
         ),
-        system_prompt(section.system_prompt, first_reward),
+        system_prompt(section.system_prompt, config.prompting_reward),
     )
     with_tests = first_reward in CODE_REWARDS
     columns, hint = tuple(sorted(extra_columns)), config.teacher.prompt

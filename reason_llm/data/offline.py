@@ -85,8 +85,14 @@ class TokenRows:
         return [unit[0] for unit in self.units if form != "labels" or unit[0].value >= 0]
 
     def notes(self) -> list[str]:
-        """Lines for each training set from which rows were dropped."""
-        return [line for each in self.training for line in each.notes]
+        """Lines for each training set from which rows were dropped, and of labels all alike."""
+        found = [line for each in self.training for line in each.notes]
+        for value, kind in {1.0: "good", -1.0: "bad"}.items():
+            if all(len(unit) == 1 and unit[0].value == value for unit in self.units):
+                found.append(
+                    f"all {len(self.units)} rows are labelled {kind}; KTO tells good from bad"
+                )
+        return found
 
     def contamination_warning(self) -> str | None:
         """Warning about held-out questions in the training sets; None without any."""
@@ -188,7 +194,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         return Renderer(
             tokenizer,
             chat_template(section.template, config.model.path, has_one, section.template_arguments),
-            system_prompt(section.system_prompt, config.score.rewards[0].kind),
+            system_prompt(section.system_prompt, config.prompting_reward),
         )
     if section.system_prompt not in ("auto", "none"):
         raise ConfigError(

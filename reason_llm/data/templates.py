@@ -32,7 +32,7 @@ def shipped() -> Templates:
     return Templates(**yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml"))))
 
 
-def system_prompt(name: str, first_reward: str) -> str | None:
+def system_prompt(name: str, reward: str) -> str | None:
     """The text that ``data.system_prompt`` names: a shipped one, ``auto`` by the reward, or the
     text itself; None for none.
 
@@ -41,7 +41,7 @@ def system_prompt(name: str, first_reward: str) -> str | None:
     """
     texts = shipped().system_prompts
     if name == "auto":
-        name = shipped().system_prompt_of_reward.get(first_reward, "none")
+        name = shipped().system_prompt_of_reward.get(reward, "none")
     if name not in texts and len(name.split()) < 2:
         raise ConfigError(
             f"data.system_prompt={name!r} is neither a text of several words nor any of auto, "

@@ -65,7 +65,8 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         temperature=config.sample.temperature if config.samples else 1.0,
         micro_batch_tokens=min(halved, plan.micro_batch_tokens),  # which may be lower by now
         seed=config.run.seed,
-        total_optimizer_steps=config.run.steps * train.epochs * train.optimizer_steps,
+        total_optimizer_steps=config.policy_optimizer_steps,
+        first_step=config.first_policy_step,
         chunk_tokens=plan.chunk_tokens,
         reference="start" if config.compares_with_start else "reference",
     )

@@ -211,10 +211,8 @@ def prepare(config: Config, watch: Watch) -> Job:
     digests = _check_adapters(config, subject, start, folder)
     data, rows = _load(config, subject, scorer, watch)
     config = _with_steps(config, data, rows, watch)
-    check_schedule(
-        config.train, config.run.steps * config.train.epochs * config.train.optimizer_steps
-    )
     config, saved = _with_saved_buffers(_with_buffer(config), folder)
+    check_schedule(config.train, config.policy_optimizer_steps)
     room = subject.context_tokens, subject.vocabulary
     first = saved_rollouts.read(saved[0], config, *room) if saved else None
     check_writable(folder)
@@ -328,6 +326,11 @@ def _check_adapters(
                 f"{start}, the run's copy of model.start, is damaged; restore it, or start with "
                 "--run.resume never, which moves the run aside"
             ) from error
+        if config.samples and run_folder.conditioning_of(start) is not None:
+            logger.warning(
+                "model.start=%s learned from prompts with a score (sft.condition); this run asks "
+                "without one", config.model.start,
+            )  # fmt: skip
         found["model"] = {"start_sha256": sha256(start / adapters.WEIGHTS, adapters.MOST_BYTES)}
     if (teacher := config.teacher.adapter) is not None:
         adapters.check_over(policy, teacher, path)
@@ -447,8 +450,9 @@ def _with_saved_buffers(config: Config, folder: Path) -> tuple[Config, list[Path
             "run.steps=%d does not count: run.from_buffer=%s holds %d steps; for fewer, name a "
             "folder with fewer", run.steps, run.from_buffer, len(files),
         )  # fmt: skip
-    changed = run.model_copy(update={"steps": len(files), "buffer": folder / "buffer.json"})
-    return config.model_copy(update={"run": changed}), files
+    overrides = {"run.steps": len(files), "run.buffer": str(folder / "buffer.json")}
+    place = Path(f"run.from_buffer={run.from_buffer}")
+    return config_file.build(config.model_dump(mode="json"), place, overrides), files
 
 
 def _state(config: Config, folder: Path, identity: dict[str, Any]) -> RunState:

@@ -3,7 +3,7 @@
 import gzip
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -327,7 +327,7 @@ class Run:
         folder = self.job.folder
         self.writer.wait()
         with replacing_folder(folder / "adapter") as beside:
-            self._write_adapter(beside)
+            self._write_adapter(beside, self.log.records())
         learner = self.learners.policy
         if optim.averaged_steps(learner.optimizer):
             told = f"An exponential moving average (train.ema={self.config.train.ema})."
@@ -335,7 +335,7 @@ class Run:
                 optim.averaged(learner.optimizer),
                 replacing_folder(folder / run_folder.EMA) as beside,
             ):
-                self._write_adapter(beside, told)
+                self._write_adapter(beside, [self._judge_rows()], told)
         if self._buffer is not None:
             self._buffer.finish()
         records, since = self.log.records(), self.log.seconds_since()
@@ -433,11 +433,16 @@ class Run:
         with timed(self.record, "evaluation"):
             if self.job.data.held_out:
                 self._evaluate_answers()
-            if self.job.rows is not None and self.job.rows.held_out is not None:
-                with learning(self.learners.policy):
-                    self.record |= held_out.judge(self.learners.policy, self._held_out_rows())
+            self.record |= self._judge_rows()
         if self.config.learns:
             self._take_best()
+
+    def _judge_rows(self) -> Record:
+        """Loss and metrics of the held-out rows; empty without any."""
+        if self.job.rows is None or self.job.rows.held_out is None:
+            return {}
+        with learning(self.learners.policy):
+            return held_out.judge(self.learners.policy, self._held_out_rows())
 
     def _take_best(self) -> None:
         """Note whether this evaluation is the best one, and its adapter."""
@@ -489,9 +494,9 @@ class Run:
         conditioning = None if rows is None else rows.conditioning
         self.writer.submit(lambda: best_adapter.write(folder, source, found, conditioning, others))
 
-    def _write_adapter(self, folder: Path, told: str = "") -> None:
+    def _write_adapter(self, folder: Path, records: Sequence[Record], told: str = "") -> None:
         """The policy's adapter, with a README that says ``told`` of it, a reward model's head and
-        scale, and how scores are written into prompts."""
+        its scale by the last of the records, and how scores are written into prompts."""
         adapters.save(self.model.policy, folder)
         (folder / adapter_readme.NAME).write_bytes(
             adapter_readme.readme(self.config, self.state.step, told)
@@ -500,7 +505,7 @@ class Run:
             self.job.rows.conditioning.write(folder)
         if (head := self.model.heads.get("policy")) is not None:
             score_head.save(score_head.state(head), folder)
-            described = reward_models.describe(self.log.records(), *self.job.digests)
+            described = reward_models.describe(records, *self.job.digests)
             content = orjson.dumps(described, option=orjson.OPT_INDENT_2)
             write_atomically(folder / reward_models.SCALE, content)
 

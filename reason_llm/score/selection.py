@@ -47,6 +47,12 @@ def best_of_n(group: Group, count: int = 1, reward: str | None = None) -> list[i
     return _best_first(rewards_of(group, reward))[:count]
 
 
+def reaches(reward: float, minimum: float) -> bool:
+    """Whether a reward is ``minimum`` or more, but for the rounding of a weighted sum: 0.6 + 0.3 +
+    0.1 is below 1."""
+    return reward >= minimum or math.isclose(reward, minimum, rel_tol=1e-9)
+
+
 def at_least(
     group: Group, minimum: float, limit: int | None = None, reward: str | None = None
 ) -> list[int]:
@@ -62,7 +68,7 @@ def at_least(
     first = {
         group.completions[i].token_ids: i
         for i in reversed(rewards)
-        if rewards[i] >= minimum
+        if reaches(rewards[i], minimum)
     }  # fmt: skip
     distinct = {i: rewards[i] for i in sorted(first.values())}
     return sorted(_best_first(distinct)[:limit])
@@ -93,8 +99,8 @@ def right_wrong_pairs(
         minimum: the reward from which on a completion is right.
     """
     rewards = rewards_of(group, reward)
-    right = [i for i, value in rewards.items() if value >= minimum]
-    wrong = [i for i, value in rewards.items() if value < minimum]
+    right = [i for i, value in rewards.items() if reaches(value, minimum)]
+    wrong = [i for i in rewards if i not in right]
     pairs = [(i, j) for i in right for j in wrong]
     return [pair for pair in pairs if _teaches(group, rewards, pair, min_margin)]
 

@@ -147,7 +147,7 @@ class Learners:
             return found | policy.update(step, rows, progress)
         progress(len(rows))
         policy.pass_over(rows)
-        return found | policy.settings.objective.describe(rows)
+        return found | policy.settings.objective.describe(rows, range(len(rows)))
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -63,6 +63,8 @@ class LearningSettings:
     total_optimizer_steps: int
     chunk_tokens: int | None = None
     """Tokens whose logits exist at once; None as for ``logprobs``."""
+    first_step: int = 0
+    """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
     """Whose adapter is trained."""
     reference: Role = "reference"
@@ -77,8 +79,9 @@ class LearningSettings:
             total: its optimizer steps.
         """
         return replace(
-            self, objective=objective, train=train, total_optimizer_steps=total, role="critic"
-        )
+            self, objective=objective, train=train, total_optimizer_steps=total, first_step=0,
+            role="critic",
+        )  # fmt: skip
 
     def with_teacher(self, role: Role) -> Self:
         """With another role as the teacher."""
@@ -199,12 +202,13 @@ class Learner:
                 progress(len(batch) - len(passed))
                 tallies.append(self._accumulate(step, data, passed, counts, gradient, progress))
                 names = [data[i].name for i in passed]
-                moved.append(self._update(step, step * updates + update, tallies[-1], names))
+                before = (step - settings.first_step) * updates
+                moved.append(self._update(step, before + update, tallies[-1], names))
         tally = self._together(step, tallies, moved)
         found = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
             "train/counted_fraction": len(counted) / len(data),
-            **objective.describe([data[i] for i in counted]),
+            **objective.describe(data, counted),
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
             "train/out_of_memory": float(self._replays),
         }

@@ -136,8 +136,8 @@ class Objective(Protocol):
         """Masked sum of a micro-batch, with its metrics."""
         ...
 
-    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
-        """Metrics of a step's counted rows."""
+    def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
+        """Metrics of a step's rows, of which some are counted."""
         ...
 
 
@@ -169,7 +169,7 @@ class AllRows:
         """None."""
         return []
 
-    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
+    def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
         """Nothing."""
         return {}
 
@@ -293,16 +293,17 @@ class PolicyGradient:
             total = total - row.entropy_coefficient * bonus * counts.denominator
         return Loss(total, measured, masked_out)
 
-    def describe(self, data: Sequence[Datum]) -> dict[str, float]:
-        """The standard deviation of the advantages; the KL of a whole completion, in nats, where
-        it is off the reward; the reverse KL to the teacher, of a token."""
-        found = torch.tensor([mean_advantage(datum) for datum in data], dtype=torch.float64)
-        described = {"train/advantage_std": float(found.std()) if len(data) > 1 else 0.0}
-        if self.row.needs_whole_step and self.row.kl != "none" and data:
+    def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
+        """The standard deviation of the counted rows' advantages; the KL of a whole completion, of
+        all rows, in nats, where it is off the reward; the reverse KL to the teacher, of a token of
+        the counted rows."""
+        found = torch.tensor([mean_advantage(data[i]) for i in counted], dtype=torch.float64)
+        described = {"train/advantage_std": float(found.std()) if len(counted) > 1 else 0.0}
+        if self.row.needs_whole_step and self.row.kl != "none":
             kl = sum(float(_log_ratio(datum, "ref_logprobs").sum()) for datum in data)
             described["train/kl_per_completion"] = kl / len(data)
-        if self.row.teacher and data:
-            ratios = torch.cat([_log_ratio(datum, "teacher_logprobs") for datum in data])
+        if self.row.teacher and counted:
+            ratios = torch.cat([_log_ratio(data[i], "teacher_logprobs") for i in counted])
             described["train/teacher_kl"] = float(ratios.mean())
         return described
 

@@ -40,6 +40,7 @@ PREFERENCE = OF_FORM["preferences"]
             PREFERENCE | {"preference": {"name": "rdpo", "label_smoothing": 0.5}},
             "must be below 0.5 for rdpo",
         ),
+        ({"train": {"rows_per_step": 63}}, "train.rows_per_step=63 contradicts stage=rl"),
         ({"stage": "sft", "sft": {"condition_bins": 3}}, "sft.condition_bins=3 would be ignored"),
         (
             {"stage": "sft", "sft": {"condition": "reward", "condition_bins": 3}},
@@ -55,6 +56,17 @@ def test_contradictions_are_refused(options: dict[str, Any], problem: str) -> No
     with pytest.raises(ValidationError) as caught:
         Config.model_validate({"data": {"train": "x"}, **options})
     assert problem in str(caught.value)
+
+
+def test_only_what_is_judged_is_asked_for_a_reward_s_form() -> None:
+    def asked(**options: Any) -> str:
+        return Config.model_validate({"data": {"train": "x"}, **options}).prompting_reward
+
+    judged = {"data": {"train": "x", "eval": "y"}}
+    assert asked() == asked(stage="sample") == "boxed"
+    assert asked(stage="sft") == asked(stage="reward") == asked(stage="pretrain") == ""
+    assert asked(stage="sft", **judged) == "boxed"
+    assert asked(score={"rewards": [{"name": "think_answer_tags"}]}) == "think_answer_tags"
 
 
 def test_the_form_follows_from_the_stage_and_the_reference_from_the_start() -> None:

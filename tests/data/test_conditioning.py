@@ -44,10 +44,16 @@ def test_bins_are_between_linear_quantiles() -> None:
     assert [bin_of(s, (1.0, 2.0)) for s in (-5, 1, 1.9, 2, 99)] == [0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("right", [1, 200, 396, 700, 1200, 1999])
+@pytest.mark.parametrize("num_bins", [2, 5])
+def test_many_equal_scores_are_told_from_the_others(right: int, num_bins: int) -> None:
+    found = fit([1.0] * right + [0.0] * (2000 - right), Condition(num_bins=num_bins))
+    assert found.reward_text(0.0) != found.reward_text(1.0) == found.target == str(num_bins - 1)
+
+
 def test_ties_are_in_one_bin() -> None:
-    found = fit([0.0, 0.0, 0.0, 1.0], Condition(num_bins=2))
-    assert found.edges == (0.0,)
-    assert {found.reward_text(score) for score in (0.0, 1.0)} == {"1"}
+    found = fit([3.0, 3.0, 1.0, 2.0, 3.0, 4.0], Condition(num_bins=3))
+    assert [found.reward_text(score) for score in (1.0, 2.0, 3.0, 4.0)] == ["0", "1", "2", "2"]
 
 
 def test_the_score_stands_in_the_last_message_of_the_user() -> None:

@@ -68,6 +68,25 @@ def test_the_rule_of_form_is_learned_from_log_2_on(form: Path) -> None:
     assert examine(read_run(form, "form")).findings[ALARM].state == "clear"
 
 
+def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
+    """After one step the average is the adapter; after three it is not."""
+    scales = []
+    for steps in (1, 3):
+        config = reward_config(tmp_path, f"of{steps}", by_form, steps)
+        averaged = config.train.model_copy(update={"ema": 0.9})
+        train(config.model_copy(update={"train": averaged}))
+        folder = tmp_path / "runs" / f"of{steps}"
+        scales.append(
+            [
+                orjson.loads((folder / name / "reward.json").read_bytes())
+                for name in ("adapter", "adapter_ema")
+            ]
+        )
+    (last, average), (later, later_average) = scales
+    assert average["std"] == pytest.approx(last["std"], rel=1e-4)
+    assert 0 < later_average["std"] < 0.9 * later["std"]
+
+
 def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
     train(reward_config(tmp_path, "long", by_length, 6))
     folder = tmp_path / "runs" / "long"

@@ -1,11 +1,15 @@
 """The critic of a run: how many optimizer steps it takes."""
 
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from reason_llm.config import Config
-from reason_llm.loop import rollouts
+from reason_llm.errors import ConfigError
+from reason_llm.loop import rollouts, train
 from reason_llm.model import to_data
-from reason_llm.run import SILENT
+from reason_llm.run import SILENT, metrics
 from reason_llm.run.prepare import prepare
 from reason_llm.run.run import open_run
 
@@ -24,3 +28,46 @@ def test_it_takes_its_updates_in_the_warm_up(small_run: Callable[..., Config]) -
         assert learners.critic.settings.total_optimizer_steps == 3 * 2
         assert "train/loss" not in found  # the warm-up
         assert found["critic/loss"] > 0
+
+
+def test_the_policy_s_schedule_begins_when_it_learns(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    options = {"algorithm": {"name": "ppo", "kl": "none"}, "critic": {"warmup_steps": 2}}
+    train(small_run(**options, run__steps=4, train__warmup_steps=1, train__schedule="linear"))
+    records = metrics.read_all(tmp_path / "runs" / "small")[1:]
+    assert ["train/learning_rate" in record for record in records] == [False, False, True, True]
+    assert [r["train/learning_rate"] for r in records[2:]] == pytest.approx([1e-3, 1e-3])
+    assert [r["critic/learning_rate"] for r in records] == pytest.approx(
+        [1e-4, 7.5e-5, 5e-5, 2.5e-5]
+    )
+    with pytest.raises(ValueError, match=r"train\.warmup_steps=2 contradicts the policy's 2"):
+        small_run(**options, run__steps=4, train__warmup_steps=2)
+
+
+def test_saved_rollouts_that_are_fewer_than_the_warm_up_are_refused(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    train(small_run(run__steps=1))
+    ppo = {"algorithm": {"name": "ppo", "kl": "none"}, "critic": {"warmup_steps": 1}}
+    saved = tmp_path / "runs" / "small"
+    with pytest.raises(ConfigError, match=r"critic\.warmup_steps=1 contradicts run\.steps=1"):
+        train(small_run(**ppo, run__name="again", run__from_buffer=str(saved), run__steps=3))
+    assert not (tmp_path / "runs" / "again").exists()
+
+
+def test_the_kl_adapts_where_no_row_counts(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    """Completions of one token are all cut off, and those are left out."""
+    row = {"name": "ppo", "kl": "k1", "kl_target": 0.01, "truncated": "leave_out"}
+    config = small_run(
+        algorithm=row, critic={"warmup_steps": 0}, run__steps=2, sample__max_new_tokens=1
+    )
+    train(config)
+    found = metrics.read_all(tmp_path / "runs" / "small")[1:]
+    assert [record["train/counted_fraction"] for record in found] == [0.0, 0.0]
+    assert [record["train/kl_per_completion"] for record in found] == pytest.approx(
+        [0, 0], abs=1e-6
+    )
+    assert found[1]["train/kl_coefficient"] < found[0]["train/kl_coefficient"]

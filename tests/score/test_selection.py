@@ -40,6 +40,13 @@ def test_best_of_n_takes_the_highest_and_the_earlier_of_equals() -> None:
     assert selection.best_of_n(some, reward="exact") == [0]
 
 
+def test_a_weighted_sum_that_rounding_left_below_reaches_the_threshold() -> None:
+    some = group(0.6 + 0.3 + 0.1, 0.999, 1.0)
+    assert some.completions[0].reward != 1.0
+    assert selection.at_least(some, 1.0) == [0, 2]
+    assert selection.right_wrong_pairs(some, 1.0) == [(0, 1), (2, 1)]
+
+
 def test_no_reward_is_never_chosen() -> None:
     some = group(None, 0.1, NAN, -0.2)
     assert selection.best_of_n(some, 9) == [1, 3]

@@ -456,7 +456,9 @@ def test_the_teacher_s_advantage_is_how_much_likelier_it_finds_a_token() -> None
     assert "teacher_logprobs" in objective.measured(rows, 1)[1]
     prepared = objective.prepared(rows)
     assert prepared[0].on_trained("advantages").tolist() == pytest.approx([1.0, 0.0, -4.0])
-    assert objective.describe(prepared)["train/teacher_kl"] == pytest.approx((-0.5 + 2 - 1) / 4)
+    assert objective.describe(prepared, [0, 1])["train/teacher_kl"] == pytest.approx(
+        (-0.5 + 2 - 1) / 4
+    )
 
 
 def test_a_teacher_s_prompt_stands_in_the_prompt_s_place(model: Model) -> None:
