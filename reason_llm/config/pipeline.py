@@ -265,8 +265,8 @@ class _Builder:
         has_one_step = run.steps == 1 and run.epochs is None and run.from_buffer is None
         if self.only is None and kept != 1 and (kept == "none" or not has_one_step):
             raise ConfigError(
-                f"{self.place}: data.train.{PAIRS_OF}={source} reads the rollouts of all steps, and "
-                f"stage {source} has run.keep_buffers={run.keep_buffers}; set it to all there"
+                f"{self.place}: data.train.{PAIRS_OF}={source} reads the rollouts of all steps, "
+                f"and stage {source} has run.keep_buffers={run.keep_buffers}; set it to all there"
             )
 
     def _check_from(self, start: Any, own: Tree) -> None:
