@@ -93,9 +93,7 @@ def planned(pipeline: Pipeline, stage: PipelineStage) -> Config:
         return stage.config
     source = pipeline.stage(stage.start)
     changed: dict[str, Any] = {"adapter": planned(pipeline, source).model.adapter}
-    if (
-        pipeline.only in (None, source.name) and source.begins_anew
-    ):  # the adapter there is moved aside
+    if source.begins_anew and pipeline.only is None:  # the adapter there will be moved aside
         changed["start"] = source.folder / "adapter to come"
     model = stage.config.model.model_copy(update=changed)
     return stage.config.model_copy(update={"model": model})

@@ -233,3 +233,6 @@ def test_a_prolonged_stage_has_ended_until_more_is_asked(tmp_path: Path, capsys:
     assert "stage second needs first, which has not ended" in told
     train(capsys, config)
     assert steps(tmp_path, "first") == 3
+    # Planned anew, the second begins from an adapter to come, not from the one that is there.
+    anew = ["--run.resume", "never", "--model.adapter.rank", "8", "--plan"]
+    assert train(capsys, config, *anew).count("base weights") == 2
