@@ -13,6 +13,7 @@ one at a time.
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +28,14 @@ from reason_llm.errors import ConfigError, DataError, RolloutBufferError
 from reason_llm.files import write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import Document, buffer_files, read_document
+from reason_llm.run import Document, buffer_files, missing_steps, read_document
 from reason_llm.score import selection
 from reason_llm.score.math import extract_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Sides = tuple[Completion, ...]
 """What a row is made of: chosen and rejected, or one completion."""
@@ -82,7 +85,16 @@ def write_pairs(
         WriteError: ``target`` cannot be written.
     """
     way = section.way(form)
-    paths = [path for source in sources for path in buffer_files(source)]
+    paths = []
+    for source in sources:
+        files = buffer_files(source)
+        if source.is_dir() and (missing := missing_steps(files)):
+            logger.warning(
+                "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to "
+                "keep all, set run.keep_buffers to all and raise run.keep_buffers_gib",
+                source, len(missing), len(missing) + len(files), missing[0],
+            )  # fmt: skip
+        paths += files
     quiet_libraries()
     maker: _Maker | None = None
     written, found = Written(form, target), []

@@ -1,26 +1,27 @@
 """The stages of a pipeline, one after the other, each as a run of its own.
 
-Nothing is kept but the runs: a stage that has ended is passed over, one that was killed goes on,
-and rows that are made of rollouts are written anew, to the same bytes, as long as their stage has
-not ended. Before anything is learned, data, rewards and memory of all stages to come are checked,
-as far as they do not depend on what earlier ones make.
+A stage that has ended is passed over, and one that was killed goes on. Rows that are made of
+rollouts, <pipeline>/<stage>.jsonl, are written anew where <stage>.rows.json beside them, what they
+were made of, does not hold any more: of the same rollouts and options they have the same bytes, and
+a run that has begun with others refuses them. Before anything is learned, data, rewards and memory
+of all stages to come are checked, as far as they do not depend on what earlier ones make.
 """
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from reason_llm.app import lines
 from reason_llm.app.console import Console
 from reason_llm.app.data_check import check_data
-from reason_llm.app.pairs import write_pairs
+from reason_llm.app.rows_of_rollouts import update_rows
 from reason_llm.app.training import run_training
 from reason_llm.config import Config, Pipeline, PipelineStage, command
 from reason_llm.errors import CheckpointError, DataError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
-from reason_llm.run import folder, metrics
+from reason_llm.run import checkpoint, folder, metrics
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +34,15 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
         Stopped: Ctrl-C or SIGTERM; everything is saved.
     """
     _check(pipeline)
-    summaries = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for stage in pipeline.selected:
         console.line(f"stage {stage.name} of {pipeline.path}: {stage.config.stage}")
-        _check_needs(pipeline, stage)
+        _check_needs(pipeline, stage, ended=summaries)
         _warn_of_another_start(pipeline, stage)
-        was_finished = is_finished(stage)
-        if stage.rows is not None and not (was_finished and stage.rows.path.exists()):
-            sources = [pipeline.stage(name).folder / "buffers" for name in stage.rows.sources]
-            written = write_pairs(sources, stage.rows.path, stage.rows.form, stage.rows.section)
-            console.line(written.line)
+        is_passed_over = not is_to_come(stage)
+        _update_rows(pipeline, stage, console)
         summaries[stage.name] = run_training(stage.config, console)
-        if was_finished:
+        if is_passed_over:
             records = metrics.read_all(stage.folder)
             judged = [told for each in records if (told := lines.judged(each))]
             console.line(f"  {', '.join(judged[-1])}" if judged else "  nothing was held out")
@@ -77,16 +75,27 @@ def check_pipeline(pipeline: Pipeline) -> tuple[list[str], int]:
 
 
 def is_finished(stage: PipelineStage) -> bool:
-    """Whether the run has ended at its last step."""
-    return folder.finished_steps(stage.folder) == stage.config.run.steps
+    """Whether the run that is there has ended where its config asks."""
+    run = stage.config.run
+    is_counted = run.epochs is None and run.from_buffer is None
+    steps = run.steps if is_counted else None
+    return folder.has_ended(stage.folder, steps, stage.config.eval.patience)
+
+
+def is_to_come(stage: PipelineStage) -> bool:
+    """Whether there is something to learn."""
+    return stage.begins_anew or not is_finished(stage)
 
 
 def planned(pipeline: Pipeline, stage: PipelineStage) -> Config:
     """The stage's config with the adapter section of the stage that it begins from."""
     if stage.start is None:
         return stage.config
-    section = planned(pipeline, pipeline.stage(stage.start)).model.adapter
-    model = stage.config.model.model_copy(update={"adapter": section})
+    source = pipeline.stage(stage.start)
+    changed: dict[str, Any] = {"adapter": planned(pipeline, source).model.adapter}
+    if source.begins_anew and pipeline.only is None:  # the adapter there will be moved aside
+        changed["start"] = source.folder / "adapter to come"
+    model = stage.config.model.model_copy(update=changed)
     return stage.config.model_copy(update={"model": model})
 
 
@@ -106,7 +115,7 @@ def _check(pipeline: Pipeline) -> None:
     Raises:
         ReasonError: the first problem, with its stage.
     """
-    for stage in [stage for stage in pipeline.selected if not is_finished(stage)][1:]:
+    for stage in [stage for stage in pipeline.selected if is_to_come(stage)][1:]:
         check_writable(stage.folder)
         plan_only(planned(pipeline, stage))
         if stage.rows is not None:
@@ -118,14 +127,17 @@ def _check(pipeline: Pipeline) -> None:
             raise DataError(f"stage {stage.name}: {problem}")
 
 
-def _check_needs(pipeline: Pipeline, stage: PipelineStage) -> None:
+def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str] = ()) -> None:
     """Whether the stages that this one reads have ended.
+
+    Args:
+        ended: those that this call has run to their end.
 
     Raises:
         CheckpointError: one has not.
     """
     for name in stage.needs:
-        if not is_finished(pipeline.stage(name)):
+        if name not in ended and not is_finished(pipeline.stage(name)):
             raise CheckpointError(
                 f"stage {stage.name} needs {name}, which has not ended in "
                 f"{pipeline.stage(name).folder}; run {command('train')} {pipeline.path} --stage "
@@ -136,7 +148,7 @@ def _check_needs(pipeline: Pipeline, stage: PipelineStage) -> None:
 def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
     """Say so, if a run began from another adapter than the earlier stage has now."""
     begun = stage.folder / "start"
-    if stage.start is None or not begun.is_dir():
+    if stage.start is None or stage.begins_anew or not begun.is_dir():
         return
     now = pipeline.stage(stage.start).folder / "adapter"
     base = stage.folder  # the same for both
@@ -144,4 +156,22 @@ def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
         logger.warning(
             "stage %s began from an earlier adapter of %s; to begin anew: --stage %s --run.resume "
             "never", stage.name, stage.start, stage.name,
+        )  # fmt: skip
+
+
+def _update_rows(pipeline: Pipeline, stage: PipelineStage, console: Console) -> None:
+    """Write the stage's rows where they are not those of its sources' rollouts, and say so."""
+    if stage.rows is None:
+        return
+    archives = {name: pipeline.stage(name).folder / "buffers" for name in stage.rows.sources}
+    update = update_rows(stage.rows, archives, anew=stage.begins_anew)
+    if update is None:
+        return
+    console.line(update.written.line)
+    has_begun = bool(checkpoint.listing(stage.folder))
+    if update.others_before and has_begun and not stage.begins_anew:
+        logger.warning(
+            "stage %s began with other rows: the rollouts of %s or the options of pairs_of were "
+            "others; to begin anew: --stage %s --run.resume never",
+            stage.name, ", ".join(archives), stage.name,
         )  # fmt: skip

@@ -29,6 +29,7 @@ from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.pipeline import (
     Pipeline,
     PipelineStage,
+    RowsOfRollouts,
     load_pipeline,
     parse_training_line,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "RewardModelOptions",
     "RewardSpec",
     "Rows",
+    "RowsOfRollouts",
     "Scale",
     "ScoreSection",
     "Section",

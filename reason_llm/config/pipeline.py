@@ -69,6 +69,11 @@ class PipelineStage:
         """The run's."""
         return self.config.run.directory / self.name
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a run that is there is moved aside (``run.resume: never``)."""
+        return self.config.run.resume == "never"
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -113,7 +118,8 @@ def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
 
     Args:
         overrides: dotted options for all stages that read them. ``stage`` names the only stage that
-            is run, ``run.name`` the pipeline.
+            is run, which alone takes the others; but for ``run.name``, the pipeline's, and
+            ``run.directory``.
 
     Raises:
         ConfigError: one line with stage, key, value, fix.
@@ -127,11 +133,17 @@ def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
     only = options.pop(STAGE, None)
     if only is not None and only not in trees:
         raise ConfigError(f"--stage {only!r:.60} is none of {path}; {_nearest(str(only), trees)}")
-    name = options.pop("run.name", None) or _section(shared, "run").pop("name", None) or path.stem
+    run = _section(shared, "run")
+    name = options.pop("run.name", None) or run.pop("name", None) or path.stem
+    directory = options.pop("run.directory", None) or run.pop("directory", None) or "runs"
+    if not isinstance(directory, str | Path):
+        raise ConfigError(f"{path}: run.directory={directory!r:.60} is no path; name a folder")
+    folder = Path(directory) / str(name)
     _check_overrides(path, options, trees, only)
     made: dict[str, PipelineStage] = {}
     for stage, tree in trees.items():
-        made[stage] = _Builder(path, str(name), stage, made, options).build(shared, tree)
+        its_own = options if only in (None, stage) else {}
+        made[stage] = _Builder(path, folder, stage, only, made, its_own).build(shared, tree)
     return Pipeline(path, tuple(made.values()), only)
 
 
@@ -144,10 +156,10 @@ def _check_overrides(path: Path, options: Tree, trees: Mapping[str, Tree], only:
                 f"--{key} acts on no stage of {path}; it is read by stages of the kind "
                 f"{' or '.join(readers)}"
             )
-    if options.get("run.resume", "auto") not in ("auto", "never"):
+    if only is None and options.get("run.resume", "auto") not in ("auto", "never"):
         raise ConfigError(
             f"--run.resume {options['run.resume']} is a checkpoint of one run and {path} has "
-            f"{len(trees)}; write it into run.resume of a stage"
+            f"{len(trees)}; name its stage with --stage, or write it into run.resume of a stage"
         )
 
 
@@ -156,10 +168,14 @@ class _Builder:
     """What is known while a stage is built."""
 
     path: Path
-    pipeline: str
+    folder: Path
+    """Of the pipeline's runs."""
     name: str
+    only: str | None
+    """As in the pipeline."""
     earlier: Mapping[str, PipelineStage]
     overrides: Tree
+    """Options of the command line for this stage."""
 
     @property
     def place(self) -> Path:
@@ -173,6 +189,7 @@ class _Builder:
             ConfigError: as ``load_pipeline``.
         """
         own = dict(own)
+        self._check_run(own.get("run"))
         kind = own.get(STAGE, "rl")
         start = own.pop(FROM, None)
         base = {k: v for k, v in deepcopy(shared).items() if kind in READ_BY.get(k, (kind,))}
@@ -181,23 +198,24 @@ class _Builder:
             _section(base, "model").pop("adapter", None)
         tree = _merged(base, own)
         run, model = _section(tree, "run"), _section(tree, "model")
-        directory = Path(self.overrides.get("run.directory") or run.get("directory") or "runs")
-        folder = directory / self.pipeline
         if start is not None:
             model["start"] = {STAGE: start}
-        needs = [*self._resolved(tree, folder)]
-        rows = self._rows(tree, folder)
-        run |= {"name": self.name, "directory": str(folder)}
-        run.setdefault("buffer", str(folder / self.name / "buffer.json"))
+        needs = [*self._resolved(tree)]
+        rows = self._rows(tree)
+        run |= {"name": self.name, "directory": str(self.folder)}
+        run.setdefault("buffer", str(self.folder / self.name / "buffer.json"))
         config = build(tree, self.place, self._options(tree, kind, start is not None))
+        self._check_reward_models(config)
         return PipelineStage(self.name, config, start, tuple(dict.fromkeys(needs)), rows)
 
     def _options(self, tree: Tree, kind: str, has_start: bool) -> Tree:
-        """The overrides that this stage reads."""
+        """The overrides that this stage reads; all of them, if they are for it alone."""
+        if self.only is not None:
+            return self.overrides
         section, data = _section(tree, "eval"), _section(tree, "data")
         judged_by = (data.get("eval"), section.get("sets"), section.get("rows"))
         sets_one = {"data.eval", "eval.sets", "eval.rows"} & self.overrides.keys()
-        dropped = ["run.directory"]
+        dropped = []
         if has_start:
             dropped.append("model.adapter")
         if not any(judged_by) and not sets_one:
@@ -208,6 +226,48 @@ class _Builder:
             if kind in READ_BY.get(key.partition(".")[0], (kind,))
             and not any(f"{key}.".startswith(f"{name}.") for name in dropped)
         }
+
+    def _check_run(self, run: Any) -> None:
+        """Whether the stage's own section ``run`` leaves its folder to the pipeline."""
+        for key in ("name", "directory"):
+            value = run.get(key) if isinstance(run, dict) else None
+            if value is not None:
+                raise ConfigError(
+                    f"{self.place}: run.{key}={value!s:.60} contradicts the stage, whose run is in "
+                    f"{self.folder / self.name}; set run.{key} beside the stages, for all of them"
+                )
+
+    def _check_reward_models(self, config: Config) -> None:
+        """Whether reward models of earlier stages will have what their rewards need. A stage that
+        is run alone finds their files."""
+        made = {stage.folder / "adapter": stage for stage in self.earlier.values()}
+        for key, options in config.reward_models.items():
+            stage = made.get(options.path)
+            if stage is None or self.only is not None:
+                continue
+            if stage.config.stage != "reward":
+                raise ConfigError(
+                    f"{self.place}: the reward {key} names stage {stage.name}, which is no reward "
+                    "model; name one with stage: reward"
+                )
+            if options.normalize == "fixed" and stage.config.eval.rows is None:
+                raise ConfigError(
+                    f"{self.place}: normalize=fixed of the reward {key} needs the mean and std of "
+                    f"held-out rewards, and stage {stage.name} has no eval.rows; set its "
+                    "eval.rows, or the reward's option normalize to none"
+                )
+
+    def _check_kept(self, source: str) -> None:
+        """Whether a stage keeps the rollouts of all its steps. One that has ended says so by its
+        files."""
+        run = self.earlier[source].config.run
+        kept = 1 if run.keep_buffers == "all" else run.keep_buffers
+        has_one_step = run.steps == 1 and run.epochs is None and run.from_buffer is None
+        if self.only is None and kept != 1 and (kept == "none" or not has_one_step):
+            raise ConfigError(
+                f"{self.place}: data.train.{PAIRS_OF}={source} reads the rollouts of all steps, "
+                f"and stage {source} has run.keep_buffers={run.keep_buffers}; set it to all there"
+            )
 
     def _check_from(self, start: Any, own: Tree) -> None:
         self._check_stage(FROM, start)
@@ -228,17 +288,17 @@ class _Builder:
                 f"{_nearest(str(name), self.earlier)}"
             )
 
-    def _resolved(self, tree: Tree, folder: Path) -> Iterator[str]:
+    def _resolved(self, tree: Tree) -> Iterator[str]:
         """Put paths in the place of ``{stage: NAME}``, and tell the names."""
         for key, value in _mappings(tree):
             for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, dict) and set(inner) == {STAGE}:
                     stage = inner[STAGE]
                     self._check_stage(f"{key}{name}", stage)
-                    value[name] = str(folder / stage / "adapter")
+                    value[name] = str(self.folder / stage / "adapter")
                     yield stage
 
-    def _rows(self, tree: Tree, folder: Path) -> RowsOfRollouts | None:
+    def _rows(self, tree: Tree) -> RowsOfRollouts | None:
         """Rows of ``data.train: {pairs_of: ...}``, whose place is put there."""
         data = _section(tree, "data")
         train = data.get("train")
@@ -254,6 +314,7 @@ class _Builder:
                     f"{self.place}: data.train.{PAIRS_OF}={source} is a stage without rollouts; "
                     "name one of the kind rl or sample"
                 )
+            self._check_kept(source)
         form = self._form(tree)
         try:
             section = PairsSection.model_validate(options)
@@ -268,7 +329,7 @@ class _Builder:
             ) from error
         except ConfigError as error:
             raise ConfigError(f"{self.place}: data.train: {error}") from error
-        path = folder / f"{self.name}.jsonl"
+        path = self.folder / f"{self.name}.jsonl"
         data["train"] = str(path)
         return RowsOfRollouts(tuple(sources), form, section, path)
 

@@ -11,7 +11,7 @@ from reason_llm.run.buffer import (
 )
 from reason_llm.run.folder import ANSWERS
 from reason_llm.run.metrics import Record, accuracies
-from reason_llm.run.saved_rollouts import buffer_files, default_target
+from reason_llm.run.saved_rollouts import buffer_files, default_target, missing_steps
 from reason_llm.run.watch import SILENT, Begun, Progress, Silent, Watch
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "buffer_files",
     "default_target",
     "lock",
+    "missing_steps",
     "read_document",
     "to_bytes",
 ]

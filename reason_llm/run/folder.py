@@ -8,6 +8,7 @@ from reason_llm.config import Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
 from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.files import open_regular, read_object
+from reason_llm.run.best import Best, ends_early
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -110,8 +111,7 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
             f"{run} holds no {EMA}/: it had no train.ema, or has not ended; leave --which ema out "
             "for its last adapter"
         )
-    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
-    newest = found[-1] if found and is_adapter(found[-1]) else None
+    newest = _newest_checkpoint(run)
     final = run / "adapter"
     if is_adapter(final) and (newest is None or _step_of(newest) <= (finished_steps(run) or 0)):
         return final
@@ -164,6 +164,45 @@ def finished_steps(run: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return steps if type(steps) is int else None
+
+
+def has_ended(run: Path, steps: int | None, patience: int) -> bool:
+    """Whether the run has ended where its config asks, and has taken no step since.
+
+    Args:
+        steps: ``run.steps`` of the config; None: the steps that the run made of ``run.epochs`` or
+            ``run.from_buffer`` when it last began.
+        patience: ``eval.patience`` of the config.
+
+    Raises:
+        ConfigError: the run's own config is damaged.
+    """
+    learned, newest = finished_steps(run), _newest_checkpoint(run)
+    if learned is None or (newest is not None and _step_of(newest) > learned):
+        return False
+    if steps is None:
+        steps = _resolved_steps(run)
+    return learned >= steps or ends_early(_best_of_summary(run), patience)
+
+
+def _best_of_summary(run: Path) -> Best | None:
+    try:
+        return Best.from_json(read_object(run / "summary.json").get("best"))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _resolved_steps(run: Path) -> int:
+    """``run.steps`` in the run's own config; 0 if it says nothing, as its summary is all there
+    is."""
+    section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
+    steps = section.get("steps") if isinstance(section, dict) else None
+    return steps if type(steps) is int else 0
+
+
+def _newest_checkpoint(run: Path) -> Path | None:
+    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+    return found[-1] if found and is_adapter(found[-1]) else None
 
 
 def weights_digest(model: Path, adapter: Path | None) -> str:

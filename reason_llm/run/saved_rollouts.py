@@ -7,6 +7,7 @@ auto`` weighs their tokens by importance (``Config.learned_row``).
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from reason_llm.config import Config, command
@@ -67,6 +68,12 @@ def buffer_files(source: Path, option: str = "") -> list[Path]:
             f"{option}{source} holds no {FILES}; name a run's folder 'buffers', or a saved buffer"
         )
     return found
+
+
+def missing_steps(paths: Sequence[Path]) -> list[int]:
+    """Steps before the last that none of these files of one archive is named after."""
+    steps = {step for path in paths if (step := _step_of(path)) is not None}
+    return sorted({*range(max(steps, default=0))} - steps)
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -236,6 +236,20 @@ def test_buffers_of_two_models_are_told_apart(tmp_path: Path) -> None:
     assert (named.rows, named.left_out["that stand there already"]) == (1, 1)
 
 
+def test_steps_that_are_not_there_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save(tmp_path, [MIXED], [MIXED], [MIXED], [MIXED])
+    written(source, "preferences")
+    written(source / "step-00000002.json.gz", "preferences")
+    assert not caplog.messages
+    (source / "step-00000000.json.gz").unlink()
+    (source / "step-00000002.json.gz").unlink()
+    written(source, "preferences")
+    [told] = caplog.messages
+    assert told.startswith(f"{source} lacks 2 of its 4 steps, the first is step 0: no rows are")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = save(tmp_path, [MIXED]), tmp_path / "d.jsonl"
     arguments = ["pairs", str(source), "--out", str(target), "--as", "demonstrations"]

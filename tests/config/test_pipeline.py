@@ -99,6 +99,61 @@ def test_overrides_go_to_the_stages_that_read_them(tmp_path: Path) -> None:
     assert one.selected[0].config.reward.centering == 0.5
 
 
+def test_options_with_a_stage_go_to_it_alone(tmp_path: Path) -> None:
+    """But for the folder of all runs."""
+    overrides = {"stage": "again", "run.steps": 7, "run.resume": "never", "run.directory": "r"}
+    before = load_pipeline(write(tmp_path, TREE), {"run.directory": "r"})
+    pipeline = load_pipeline(write(tmp_path, TREE), overrides)
+    for old, stage in zip(before.stages, pipeline.stages, strict=True):
+        assert stage.folder == Path("r/mine") / stage.name
+        assert (stage.name == "again") or stage == old
+    run = pipeline.stage("again").config.run
+    assert (run.steps, run.resume) == (7, "never")
+    assert [stage.name for stage in pipeline.stages if stage.begins_anew] == ["again"]
+    begun = load_pipeline(write(tmp_path, TREE), {"stage": "ppo", "run.resume": "runs/x"})
+    assert begun.selected[0].config.run.resume == "runs/x"
+
+
+def test_options_that_a_stage_would_ignore_are_refused_with_it(tmp_path: Path) -> None:
+    plain = changed(rm={"stage": "reward", "data": {"train": "p", "eval": None}, "eval": None})
+    with pytest.raises(ConfigError, match="nothing is evaluated"):
+        load_pipeline(write(tmp_path, plain), {"stage": "rm", "eval.limit": 2})
+
+
+def test_the_folder_of_all_runs_is_not_a_stage_s(tmp_path: Path) -> None:
+    """A stage whose section run begins anew is there, too."""
+    tree = changed(ppo=TREE["stages"]["ppo"] | {"run": None}) | {"run": {"directory": "r"}}
+    assert load_pipeline(write(tmp_path, tree), {}).stage("ppo").folder == Path("r/mine/ppo")
+
+
+def paid_by(stage: str, **options: Any) -> dict[str, Any]:
+    rewards = [
+        {"name": "boxed"},
+        {"name": "reward_model", "options": {"path": {"stage": stage}, **options}},
+    ]
+    return TREE["stages"]["ppo"] | {"score": {"rewards": rewards}}
+
+
+UNMEASURED = {"stage": "reward", "data": {"train": "p.jsonl", "eval": None}, "eval": None}
+
+
+def drawn(**run: Any) -> dict[str, Any]:
+    return {"stage": "sample", "data": {"train": "t.jsonl"}, "run": run}
+
+
+def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
+    """A stage alone reads what is there, whatever the config says of how it is made."""
+    for tree in (
+        changed(drawn=drawn(keep_buffers=2, steps=1)),
+        changed(drawn=drawn(keep_buffers=1)),
+        changed(ppo=paid_by("rm")),
+        changed(rm=UNMEASURED, ppo=paid_by("rm", normalize="none")),
+    ):
+        assert load_pipeline(write(tmp_path, tree), {}).stages
+    for tree in (changed(drawn=drawn(keep_buffers=2)), changed(rm=UNMEASURED, ppo=paid_by("rm"))):
+        assert load_pipeline(write(tmp_path, tree), {"stage": "ppo"}).stages
+
+
 @pytest.mark.parametrize(
     ("tree", "overrides", "told"),
     [
@@ -125,6 +180,18 @@ def test_overrides_go_to_the_stages_that_read_them(tmp_path: Path) -> None:
          "pairs_of contradicts stage=rl"),
         (changed(**{"a/b": {"data": {"train": "t"}}}), {}, "run.name='a/b' must be one plain"),
         (changed(ppo={"data": {"train": "t"}, "run": {"stesp": 2}}), {}, "did you mean run.steps?"),
+        (changed(ppo={"data": {"train": "t"}, "run": {"name": "x"}}), {},
+         "stage ppo: run.name=x contradicts the stage, whose run is in runs/mine/ppo; set"),
+        (changed(ppo={"data": {"train": "t"}, "run": {"directory": "x"}}), {},
+         "stage ppo: run.directory=x contradicts the stage"),
+        (changed(), {"run.directory": 5}, "run.directory=5 is no path"),
+        (changed(drawn=drawn(keep_buffers="none")), {}, "stage again: data.train.pairs_of=drawn "
+         "reads the rollouts of all steps, and stage drawn has run.keep_buffers=none; set it to"),
+        (changed(drawn=drawn(keep_buffers=2)), {}, "stage drawn has run.keep_buffers=2"),
+        (changed(drawn=drawn(keep_buffers=2, steps=1, epochs=1)), {}, "run.keep_buffers=2"),
+        (changed(rm=UNMEASURED, ppo=paid_by("rm")), {}, "stage ppo: normalize=fixed of the reward "
+         "reward_model needs the mean and std of held-out rewards, and stage rm has no eval.rows"),
+        (changed(ppo=paid_by("sft")), {}, "names stage sft, which is no reward model"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_with_its_stage(

@@ -49,11 +49,12 @@ def _train(program: str, arguments: Sequence[str]) -> int:
 
 
 def begun_console(config: "Config | Pipeline", is_quiet: bool = False) -> "Console":
-    """The console, of a pipeline as its first stage says; it sets up what libraries may say."""
+    """The console, of a pipeline as its first stage to run says; it sets up what libraries may
+    say."""
     from reason_llm.app.console import Console
     from reason_llm.config import Config
 
-    log = config.log if isinstance(config, Config) else config.stages[0].config.log
+    log = config.log if isinstance(config, Config) else config.selected[0].config.log
     return Console("quiet" if is_quiet else log.console)
 
 

@@ -1,0 +1,106 @@
+"""Rows that a pipeline's stage learns from, made of the rollouts of earlier ones.
+
+    <pipeline>/<stage>.jsonl        the rows
+    <pipeline>/<stage>.rows.json    {"form", "pairs", "rollouts": {stage: sha256}, "rows_sha256"}
+
+The second file is the origin of the first: form and options of the rows, a digest of the archive of
+each source, and of the rows themselves. Where it says something else than what is there now, the
+rows are written anew. The same rollouts and options give the same bytes.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from reason_llm.app.pairs import Written, write_pairs
+from reason_llm.config import RowsOfRollouts
+from reason_llm.errors import RolloutBufferError
+from reason_llm.files import read_object, sha256, write_atomically
+from reason_llm.run import buffer_files
+
+MOST_BYTES = 1 << 40
+"""Of a file of rows, and of an archived buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Rows that were written."""
+
+    written: Written
+    others_before: bool
+    """Other rows were there."""
+
+
+def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: bool) -> Update | None:
+    """Write the rows, unless those that are there have the same origin; then None.
+
+    Args:
+        archives: folder of the archived rollouts of each source. Of one that was deleted, the
+            rows that are there count as made.
+        anew: write them in any case.
+
+    Raises:
+        ReasonError: as ``write_pairs``.
+    """
+    before, known = _sha256(rows.path), _origin_of(rows)
+    rollouts = {name: _digest(archive) for name, archive in archives.items()}
+    origin = {
+        "form": rows.form,
+        "pairs": rows.section.model_dump(mode="json"),
+        "rollouts": rollouts,
+    }
+    if before is not None and not anew:
+        if known is None and None in rollouts.values():
+            return None  # rows of an earlier version, which noted no origin
+        if known is not None and _is_same(known, {**origin, "rows_sha256": before}):
+            return None
+    written = write_pairs([*archives.values()], rows.path, rows.form, rows.section)
+    after = _sha256(rows.path)
+    content = orjson.dumps({**origin, "rows_sha256": after}, option=orjson.OPT_INDENT_2)
+    write_atomically(_record(rows), content)
+    return Update(written, before not in (None, after))
+
+
+def _record(rows: RowsOfRollouts) -> Path:
+    return rows.path.with_suffix(".rows.json")
+
+
+def _origin_of(rows: RowsOfRollouts) -> dict[str, Any] | None:
+    """What the rows that are there were made of; None if nothing was noted."""
+    try:
+        return read_object(_record(rows))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether both origins are the same, as far as the rollouts are still there."""
+    before = known.get("rollouts")
+    if not isinstance(before, dict):
+        return False
+    rollouts = {name: digest or before.get(name) for name, digest in now["rollouts"].items()}
+    return known == {**now, "rollouts": rollouts}
+
+
+def _digest(archive: Path) -> str | None:
+    """Of the names and contents of all archived rollouts; None without any."""
+    try:
+        files = buffer_files(archive)
+    except RolloutBufferError:
+        return None
+    lines = [f"{file.name} {_sha256(file)}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str | None:
+    """None for a file that is not there or cannot be read."""
+    try:
+        return sha256(file, MOST_BYTES)
+    except OSError:
+        return None

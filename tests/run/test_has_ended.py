@@ -1,0 +1,56 @@
+"""Whether a run has ended where its config asks, from its files alone."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from reason_llm.errors import ConfigError
+from reason_llm.run import folder
+from reason_llm.run.best import Best
+
+BEST = asdict(Best(3, "eval/accuracy", 0.5, "digest", evaluations_since=2))
+
+
+def make(run: Path, resolved: int, newest: int, **summary: Any) -> Path:
+    checkpoint = run / "checkpoints" / f"step-{newest:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / folder.ADAPTER_CONFIG).write_text("{}")
+    (run / folder.CONFIG).write_text(f"run:\n  steps: {resolved}\n")
+    if summary:
+        (run / "summary.json").write_bytes(orjson.dumps(summary))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "asked", "patience", "expected"),
+    [
+        ({"resolved": 5, "newest": 5, "steps": 5}, 5, 0, True),
+        ({"resolved": 5, "newest": 5, "steps": 5}, 6, 0, False),
+        ({"resolved": 9, "newest": 9, "steps": 9}, 5, 0, True),  # prolonged
+        ({"resolved": 9, "newest": 7, "steps": 5}, 5, 0, False),  # prolonged and killed
+        ({"resolved": 9, "newest": 5, "steps": 5}, 5, 0, True),  # killed before it took a step
+        ({"resolved": 5, "newest": 5}, 5, 0, False),
+        ({"resolved": 7, "newest": 7, "steps": 7}, None, 0, True),
+        ({"resolved": 9, "newest": 7, "steps": 7}, None, 0, False),  # of more epochs
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 2, True),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 3, False),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 0, False),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": {"step": "?"}}, 9, 2, False),
+    ],
+    ids=str,
+)
+def test_a_run_ends_where_its_config_asks(
+    run: dict[str, Any], asked: int | None, patience: int, expected: bool, tmp_path: Path
+) -> None:
+    assert folder.has_ended(make(tmp_path / "run", **run), asked, patience) is expected
+
+
+def test_a_damaged_config_is_told(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", 5, 5, steps=5)
+    (run / folder.CONFIG).write_text("run: [")
+    assert folder.has_ended(run, 5, 0)
+    with pytest.raises(ConfigError, match=r"resolved_config\.yaml is not valid YAML"):
+        folder.has_ended(run, None, 0)
