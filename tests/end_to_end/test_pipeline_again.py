@@ -117,6 +117,7 @@ def test_anew_it_learns_from_the_new_rollouts(
     assert made(now) == other_seed
 
 
+@pytest.mark.faults
 def test_killed_anew_it_goes_on_to_the_same_bits(
     now: Path, other_seed: list[bytes], capsys: Capture
 ) -> None:
