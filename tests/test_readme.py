@@ -53,7 +53,9 @@ def test_every_preference_loss_has_its_values() -> None:
 
 def test_what_may_change_when_a_run_goes_on_is_the_table() -> None:
     resuming = page("resuming.md")
-    rows = dict(re.findall(r"^\| (freely|freely, if .*?|with a warning) \| (.*) \|$", resuming, re.M))
+    rows = dict(
+        re.findall(r"^\| (freely|freely, if .*?|with a warning) \| (.*) \|$", resuming, re.M)
+    )
     found = {how: set(re.findall(r"`([\w.]+)\*?`", text)) for how, text in rows.items()}
     warned = found.pop("with a warning")
     assert len(found) == 2

@@ -194,7 +194,10 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--max-completion-length=9"], "TRL is --sample.max_new_tokens here"),
         (["--vllm_gpu_memory_utilization", "0.9"], "is not needed here: leave it out; memory"),
         (["--warmup_ratio", "0.1"], "is --train.warmup_steps here (optimizer steps: the ratio"),
-        (["--per_device_train_batch_size", "8"], "is --sample.prompts_per_step here (prompts: per_device_train"),
+        (
+            ["--per_device_train_batch_size", "8"],
+            "is --sample.prompts_per_step here (prompts: per_device_train",
+        ),
         (["--logging_steps", "1"], "logging_steps of TRL is not needed here: every step is logged"),
         (["actor_rollout_ref.rollout.n=8"], "rollout.n of verl is --sample.completions_per_prompt"),
         (["train.learning_rate=1e-5"], "is no config file; write --train.learning_rate 1e-5"),
