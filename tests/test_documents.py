@@ -27,7 +27,12 @@ YAML, PYTHON, ROWS = (
     [block for path in DOCUMENTS for block in blocks(path) if block.language == language]
     for language in ("yaml", "python", "json")
 )
-OWN_REWARDS = [block.text for block in PYTHON if "reason_llm" not in block.text]
+OWN_REWARDS = [
+    block.text
+    for block in PYTHON
+    if block.where.startswith("rewards.md") and "reason_llm" not in block.text
+]
+OF_DATA = [block.text for block in PYTHON if block.where.startswith("data.md")]
 
 
 @pytest.fixture
@@ -90,6 +95,35 @@ def test_the_other_python_of_the_docs_runs() -> None:
     assert (
         shown.getvalue() == "[{'boxed': 1.0, 'is_brief': 1.0}, {'boxed': 0.0, 'is_brief': 0.0}]\n"
     )
+
+
+def test_the_python_of_the_page_on_data_makes_the_files_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problems = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(20)]
+    lines = [json.dumps(row) + "\n" for row in problems]
+    (tmp_path / "my_problems.jsonl").write_text("".join(lines))
+    judged = tmp_path / "evaluations" / "base_on_train"
+    judged.mkdir(parents=True)
+    outcomes = [
+        {"id": f"my_problems.jsonl:{n}", "samples": [{"reward": 1.0}, {"reward": n % 2}]}
+        for n in range(1, 21)
+    ]
+    (judged / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outcomes))
+    assert len(OF_DATA) == 2
+    for text in OF_DATA:
+        exec(compile(text, "data.md", "exec"), {})
+
+    def read(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    train, held_out = read("my_train.jsonl"), read("my_held_out.jsonl")
+    assert (len(train), len(held_out)) == (18, 2)
+    assert sorted(map(str, train + held_out)) == sorted(map(str, problems))
+    rated = read("my_rated_problems.jsonl")
+    assert [row.pop("solved") for row in rated] == [1.0, 0.5] * 10
+    assert rated == problems
 
 
 def test_the_rows_of_the_docs_are_read() -> None:

@@ -7,8 +7,9 @@ from conftest import ROOT
 from house import PACKAGE
 from reason_llm.app.report.alarms import CHECKS
 from reason_llm.config import Stage
-from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.config.algorithms import ALGORITHMS, SURROGATES
 from reason_llm.config.preferences import PREFERENCES
+from reason_llm.config.sections import CHANGES
 from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.score.table import REWARDS
 
@@ -24,6 +25,42 @@ def test_every_algorithm_has_its_row() -> None:
     for name, row in ALGORITHMS.items():
         assert f"| `{name}` | {row.idea} | {row.source} |" in algorithms, name
     assert f"GRPO, DAPO and {len(ALGORITHMS) - 2} relatives" in README
+
+
+def test_every_algorithm_has_its_values() -> None:
+    algorithms = page("algorithms.md")
+    for name, row in ALGORITHMS.items():
+        reads_clips = "clip_low" in SURROGATES[row.surrogate].columns
+        clips = f"{row.clip_low:g}, {row.clip_high:g}" if reads_clips else "–"
+        kl = f"{row.kl}, {row.kl_coefficient:g}, {row.kl_place}, {row.kl_reference}"
+        cells = [row.baseline, row.scale, row.surrogate, clips, row.aggregation,
+                 "none" if row.kl == "none" else kl]  # fmt: skip
+        assert f"| `{name}` | {' | '.join(cells)} |\n" in algorithms, name
+    # What the table leaves out differs where the text below it says so.
+    assert {name for name, row in ALGORITHMS.items() if row.dynamic_sampling > 1} == {"dapo"}
+    assert {name for name, row in ALGORITHMS.items() if row.normalization != "total"} == {"gdpo"}
+    ratios = {name: row.ratio for name, row in ALGORITHMS.items() if row.ratio != "token"}
+    sequence = dict.fromkeys(("gspo", "luspo"), "sequence")
+    assert ratios == sequence | {"gspo_token": "sequence_token"}
+
+
+def test_every_preference_loss_has_its_values() -> None:
+    algorithms = page("algorithms.md")
+    for name, row in PREFERENCES.items():
+        numbers = (row.beta, row.label_smoothing, row.margin, row.nll_coefficient)
+        assert f"| `{name}` | {' | '.join(f'{n:g}' for n in numbers)} |\n" in algorithms, name
+
+
+def test_what_may_change_when_a_run_goes_on_is_the_table() -> None:
+    resuming = page("resuming.md")
+    rows = dict(
+        re.findall(r"^\| (freely|freely, if .*?|with a warning) \| (.*) \|$", resuming, re.M)
+    )
+    found = {how: set(re.findall(r"`([\w.]+)\*?`", text)) for how, text in rows.items()}
+    warned = found.pop("with a warning")
+    assert len(found) == 2
+    assert set.union(*found.values()) == {key for key, how in CHANGES.items() if how == "free"}
+    assert warned == {key for key, how in CHANGES.items() if how == "warn"}
 
 
 def test_every_preference_loss_has_its_row() -> None:
@@ -63,7 +100,7 @@ def test_the_tree_names_every_folder_and_module() -> None:
 
 
 def beside_other_trainers() -> list[list[str]]:
-    """The README's first table: what is compared, ours, TRL, Unsloth, verl."""
+    """The README's first table: what is compared, ours, TRL."""
     table = README[README.index("| | reason_llm |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
@@ -79,6 +116,6 @@ def test_every_number_beside_other_trainers_is_in_the_log() -> None:
 def test_what_was_not_measured_is_said() -> None:
     rows = beside_other_trainers()
     assert len(rows) > 5
-    assert {cell for row in rows for cell in row[3:]} == {"not measured"}
+    assert "Unsloth and verl were not measured." in README
     (on_a_gpu,) = (row for row in rows if "on a GPU" in row[0])
     assert set(on_a_gpu[1:]) == {"not measured"}

@@ -27,6 +27,7 @@ from shapes import write_config
 EXEMPT = {
     "make": "CI's own (.ci/run); here it is asked what it would do",
     "pip": "make test has installed it; here it is asked whether it knows what is named",
+    "-m venv": "of python: make test has made one",
     "pytest": "tests/gpu needs a GPU; make test collects it",
     "scripts/benchmark.py gpu": "needs a GPU and hours; tests/test_benchmark.py runs it dry",
     "scripts/benchmark.py gpu-check": "tests/test_benchmark.py runs it, in a process of its own",

@@ -325,7 +325,7 @@ OF_ROLLOUTS: dict[str, Check] = dead_runs.OF_ROLLOUTS | {
     "Length or truncation drifts": length_drift,
     "Completions repeat themselves": repeating,
     "Near-identical completions": alike,
-    "Groups without variance": no_variance,
+    "Groups without signal": no_variance,
     "KL or mismatch jumps": jump,
     "Scoring errors": scoring_errors,
 }

@@ -1,6 +1,6 @@
 """Checks for a run that cannot learn: pure functions of a run's records, told within three steps.
 
-Cut off completions are in ``stage_alarms``, groups without variance in ``alarms``.
+Cut off completions are in ``stage_alarms``, groups without signal in ``alarms``.
 """
 
 from reason_llm.app.report.evidence import MOST_GROUPS, Check, Evidence, Finding

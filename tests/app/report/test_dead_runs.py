@@ -101,7 +101,7 @@ def test_a_run_whose_answers_are_cut_off_and_wrong(
     assert found == {
         "Most completions have no end": 0,  # of the evaluation before the first step
         "No right answer": 3,
-        "Groups without variance": 3,
+        "Groups without signal": 3,
         "Nothing is learned": 3,
     }
 

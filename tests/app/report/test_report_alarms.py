@@ -355,6 +355,6 @@ def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
     groups = [facts(step, parts={"another": [0.0] * 4}, rewards=[0.0] * 4) for step in range(9)]
     key = "score/groups_without_signal_fraction"
     found = alarms.judge(seen([record(step, **{key: 0.9}) for step in range(9)], groups))
-    silent = found["Groups without variance"]
+    silent = found["Groups without signal"]
     assert raised(silent)
     assert "all right" not in silent.text
