@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from reason_llm.config.command_line import WITHOUT_CONFIG, config_of_line, read_command_line
 from reason_llm.config.file import build, read_yaml
 from reason_llm.config.pairs import PairForm, PairsSection
-from reason_llm.config.sections import READ_BY, Config
+from reason_llm.config.sections import READ_BY, SAMPLING, Config
 from reason_llm.config.wrong_values import wrong
 from reason_llm.errors import ConfigError
 
@@ -196,6 +196,8 @@ class _Builder:
         if start is not None:
             self._check_from(start, own)
             _section(base, "model").pop("adapter", None)
+        if kind in SAMPLING:
+            _section(base, "train").pop("rows_per_step", None)
         tree = _merged(base, own)
         run, model = _section(tree, "run"), _section(tree, "model")
         if start is not None:
@@ -220,6 +222,8 @@ class _Builder:
             dropped.append("model.adapter")
         if not any(judged_by) and not sets_one:
             dropped.append("eval")
+        if kind in SAMPLING:
+            dropped.append("train.rows_per_step")
         return {
             key: value
             for key, value in self.overrides.items()

@@ -455,7 +455,7 @@ class Config(Section):
     @property
     def samples(self) -> bool:
         """Whether the stage draws rollouts."""
-        return self.stage in ("rl", "sample")
+        return self.stage in SAMPLING
 
     @property
     def learns(self) -> bool:
@@ -739,6 +739,8 @@ class Config(Section):
             )
 
 
+SAMPLING = ("rl", "sample")
+"""Stages that draw rollouts; the others learn from a set of rows."""
 FORMS: dict[str, tuple[str, ...]] = {
     "rl": ("problems", "prompts"),
     "sample": ("problems", "prompts"),

@@ -120,6 +120,16 @@ def test_options_that_a_stage_would_ignore_are_refused_with_it(tmp_path: Path) -
         load_pipeline(write(tmp_path, plain), {"stage": "rm", "eval.limit": 2})
 
 
+def test_rows_of_a_step_are_for_the_stages_that_read_them(tmp_path: Path) -> None:
+    tree = changed() | {"train": TREE.get("train", {}) | {"rows_per_step": 8}}
+    for overrides, expected in (({}, 8), ({"train.rows_per_step": 4}, 4)):
+        pipeline = load_pipeline(write(tmp_path, tree), overrides)
+        assert pipeline.stage("sft").config.train.rows_per_step == expected
+    of_ppo = changed(ppo=TREE["stages"]["ppo"] | {"train": {"rows_per_step": 8}})
+    with pytest.raises(ConfigError, match=r"stage ppo: train\.rows_per_step=8 contradicts"):
+        load_pipeline(write(tmp_path, of_ppo), {})
+
+
 def test_the_folder_of_all_runs_is_not_a_stage_s(tmp_path: Path) -> None:
     """A stage whose section run begins anew is there, too."""
     tree = changed(ppo=TREE["stages"]["ppo"] | {"run": None}) | {"run": {"directory": "r"}}
