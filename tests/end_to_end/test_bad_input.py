@@ -100,7 +100,7 @@ def own_config(folder: Path, text: str) -> list[str]:
 
 def buffer_of_another_run(folder: Path, keep: int | None = None) -> list[str]:
     with RolloutBuffer(folder / "buffer.json", RunIdentity("other-id", "other", {})) as buffer:
-        buffer.write(0, [])
+        buffer.write_part(0, [])
     content = (folder / "buffer.json").read_bytes()
     (folder / "buffer.json").write_bytes(content[:keep])
     return []
