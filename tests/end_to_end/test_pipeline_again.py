@@ -131,6 +131,7 @@ def test_killed_anew_it_goes_on_to_the_same_bits(
     assert made(now) == other_seed
 
 
+@pytest.mark.long
 def test_a_source_that_ran_again_gives_other_rows(now: Path, capsys: Capture) -> None:
     """Of the same rollouts the same, which the stage goes on with."""
     before = made(now)
@@ -220,6 +221,7 @@ def test_a_stage_ends_where_its_run_does(
     assert "is finished" in train(capsys, config, "--stage", "second")
 
 
+@pytest.mark.long
 def test_a_prolonged_stage_has_ended_until_more_is_asked(tmp_path: Path, capsys: Capture) -> None:
     stages: dict[str, Any] = {
         "first": {"stage": "sft", "data": DEMONSTRATIONS, "run": {"steps": 1}},
