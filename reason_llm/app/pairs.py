@@ -88,11 +88,12 @@ def write_pairs(
     paths = []
     for source in sources:
         files = buffer_files(source)
-        if source.is_dir() and (missing := missing_steps(files)):
+        missing, first = missing_steps(files)
+        if source.is_dir() and missing:
             logger.warning(
                 "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to "
                 "keep all, set run.keep_buffers to all and raise run.keep_buffers_gib",
-                source, len(missing), len(missing) + len(files), missing[0],
+                source, missing, missing + len(files), first,
             )  # fmt: skip
         paths += files
     quiet_libraries()

@@ -70,10 +70,12 @@ def buffer_files(source: Path, option: str = "") -> list[Path]:
     return found
 
 
-def missing_steps(paths: Sequence[Path]) -> list[int]:
-    """Steps before the last that none of these files of one archive is named after."""
+def missing_steps(paths: Sequence[Path]) -> tuple[int, int]:
+    """How many steps before the last none of these files of one archive is named after, and the
+    first of them. A name may claim any step, so they are not listed."""
     steps = {step for path in paths if (step := _step_of(path)) is not None}
-    return sorted({*range(max(steps, default=0))} - steps)
+    first = next(n for n in range(len(steps) + 1) if n not in steps)
+    return max(steps, default=-1) + 1 - len(steps), first
 
 
 def _steps(folder: Path) -> list[Path]:
