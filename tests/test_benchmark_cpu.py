@@ -56,6 +56,43 @@ def test_other_settings_and_the_distance_from_the_limit(tmp_path: Path) -> None:
     assert "of matmul's peak" in out.read_text()
 
 
+@pytest.mark.long
+def test_time_to_an_accuracy(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), "cpu", "--repeats", "5"]
+    out = tmp_path / "t.md"
+    done = subprocess.run(
+        [*command, "--workload", "t1", "--small", "--out", str(out)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(out.with_suffix(".json").read_text())["workloads"]
+    for side in workload["sides"]:
+        judged = [step.get("accuracy") for step in side["steps"]]
+        assert [value is None for value in judged] == [False, True, False, True, False]
+        assert all(0.1 < value < 0.8 for value in judged if value is not None)
+    assert "To 80%: reason_llm did not come there; TRL did not come there." in out.read_text()
+
+
+def test_the_target_is_reached_by_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import cpu
+
+    seen = [0.9, None, 0.6, None, 0.7, None, 0.8, None, 0.95, None]
+    steps = [{"total": 2.0} | ({} if a is None else {"accuracy": a}) for a in seen]
+    result = cpu.Result("ours", None, steps, 5.0, 0, 0)
+    assert result.to_target == (5.0 + 2.0 * 9, 10)
+    assert cpu.Result("ours", None, steps[:8], 5.0, 0, 0).to_target is None
+    sides = [
+        {"side": "reason_llm", "to_target": (10.0, 5)},
+        {"side": "TRL", "to_target": (25.0, 5)},
+    ]
+    assert (
+        cpu._to_target(sides)
+        == "reason_llm 10.0 s in 5 steps; TRL 25.0 s in 5 steps, 2.50 times ours"
+    )
+
+
 def test_useful_work_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One prompt of 2 tokens with answers of 1 and 3, one layer: queries 128, keys 64 wide."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))

@@ -38,8 +38,9 @@ from transformers.utils import cached_file
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.files import Panic, without_panics
-from reason_llm.model import adapters, decoding, folder, nf4, score_head
-from reason_llm.model.attention import Segments
+from reason_llm.model import adapted_linear, adapters, decoding, folder, nf4, score_head
+from reason_llm.model.attention import FAMILIES, Segments
+from reason_llm.model.decode_attention import SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -255,6 +256,7 @@ class Model:
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         segments: Segments | None = None,
+        shared: SharedPrompts | None = None,
     ) -> Tensor:
         """The decoder's last hidden states (B, T, D), after the final norm.
 
@@ -264,11 +266,16 @@ class Model:
             position_ids: (B, T); None for 0 .. T.
             cache: extended in place by these tokens; None to keep none.
             segments: of the one row that ids_BT then is, with position_ids and without a mask.
+            shared: the prompts of the rows where they are not in the cache, for one token a row,
+                with position_ids and without a mask.
         """
-        packed: dict[str, Any] = {}
-        if segments is not None:  # Transformers passes on a mask of four dimensions as it is
+        options: dict[str, Any] = {}
+        if segments is not None:
+            options["segments"] = segments
+        if shared is not None:
+            options["shared"] = shared
+        if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
-            packed["segments"] = segments
         with self._autocast():
             output = self.decoder(
                 input_ids=ids_BT,
@@ -276,10 +283,24 @@ class Model:
                 position_ids=position_ids,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                **packed,
+                **options,
             )
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
+
+    @property
+    def takes_shared_prompts(self) -> bool:
+        """Whether ``hidden_states`` takes ``shared``: on a CPU, where the attention hands it on, as
+        that of Transformers' own classes does. Mistral and Phi-3 take a window from the config,
+        whatever the types of the layers are."""
+        text = self.text_config
+        is_windowed = text.model_type in ("mistral", "phi3") and text.sliding_window is not None
+        return (
+            self.device.type == "cpu"
+            and text.model_type in FAMILIES
+            and type(self.decoder).__module__.startswith("transformers.")
+            and not is_windowed
+        )
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits (N, V) of N positions, in the base's dtype, capped where the model caps them."""
@@ -295,6 +316,10 @@ class Model:
         once; the role must not change within it."""
         with decoding.lean(self.policy, self.head):
             yield
+
+    def fused_adapters(self) -> AbstractContextManager[None]:
+        """Context in which an adapted layer is one step of autograd; roles may change within it."""
+        return adapted_linear.fused(self.policy)
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
         """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N

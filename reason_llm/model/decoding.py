@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as AdaptedLinear
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from reason_llm.model.adapted_linear import parts
 
 LARGE_WEIGHT = 2**17
 """Elements from which a weight is read from memory for each token: no core's cache holds them
@@ -63,23 +64,26 @@ def _of_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
     """The sums of PEFT's layer with one adapter that is on; None for any other layer."""
-    if type(layer) is not AdaptedLinear or type(layer.base_layer) is not nn.Linear:
+    found = parts(layer)
+    if found is None:
         return None
-    names = [name for name in layer.active_adapters if name in layer.lora_A]
-    if layer.disable_adapters or layer.merged or len(names) != 1 or layer.lora_variant:
-        return None
-    low, up, dropout = (part[names[0]] for part in (layer.lora_A, layer.lora_B, layer.lora_dropout))
-    drops = dropout.training and type(dropout) is not nn.Identity
-    if drops or low.bias is not None or up.bias is not None:
-        return None
-    base, scaling = layer.base_layer, layer.scaling[names[0]]
+    base, low, up, scaling = found
     weight, bias = base.weight, base.bias
     # Autocast would convert the adapter to the base's type once a token.
-    low_RI, up_OR = (part.weight.detach().to(weight.dtype) for part in (low, up))
+    low_RI = (low.detach() * scaling).to(weight.dtype)
+    up_OR = up.detach().to(weight.dtype)
 
     def forward(inputs: Tensor) -> Tensor:
-        added = linear(linear(inputs, low_RI), up_OR).mul_(scaling)
-        return product(inputs, weight, bias).add_(added)
+        between = linear(inputs, low_RI)
+        if _is_from_left(inputs, weight):
+            added = linear(between, up_OR)
+            added.view(-1, len(up_OR)).add_(_from_left(inputs, weight, bias))
+            return added
+        outputs = product(inputs, weight, bias)
+        if outputs.dtype != up_OR.dtype:  # under autocast a weight of another type
+            return outputs.add_(linear(between, up_OR))
+        outputs.view(-1, len(up_OR)).addmm_(between.view(-1, len(low_RI)), up_OR.t())
+        return outputs
 
     return forward
 
@@ -90,19 +94,35 @@ def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     A large float32 weight on a CPU is read in the order that suits the number of rows; with more
     than ``FEW_ROWS`` rows the bits are those of ``linear``.
     """
-    outputs, size = weight_OI.shape
-    plain = weight_OI.numel() < LARGE_WEIGHT or weight_OI.device.type != "cpu"
-    if plain or weight_OI.dtype != torch.float32 or inputs.dtype != torch.float32:
-        return linear(inputs, weight_OI, bias_O)
-    rows = inputs.numel() // size
-    if rows <= 2 or (rows <= FEW_ROWS and size <= FEW_INPUTS):
-        inputs_NI = inputs.reshape(rows, size)
-        if rows == 1:  # a product with two columns is faster than one with a vector
-            inputs_NI = torch.cat([inputs_NI, inputs_NI])
-        result_NO = (weight_OI @ inputs_NI.t())[:, :rows].t()
-        if bias_O is not None:
-            result_NO = result_NO + bias_O
+    outputs = len(weight_OI)
+    if _is_from_left(inputs, weight_OI):
+        result_NO = _from_left(inputs, weight_OI, bias_O)
         return result_NO.contiguous().view(*inputs.shape[:-1], outputs)
-    if outputs < 4 * BLOCK_LINES or bias_O is not None:
+    is_large = _is_large(inputs, weight_OI)
+    if not is_large or outputs < 4 * BLOCK_LINES or bias_O is not None:
         return linear(inputs, weight_OI, bias_O)
     return torch.cat([linear(inputs, lines) for lines in weight_OI.split(BLOCK_LINES)], dim=-1)
+
+
+def _is_large(inputs: Tensor, weight_OI: Tensor) -> bool:
+    """Whether this is a large float32 weight on a CPU."""
+    is_float32 = weight_OI.dtype == inputs.dtype == torch.float32
+    return is_float32 and weight_OI.numel() >= LARGE_WEIGHT and weight_OI.device.type == "cpu"
+
+
+def _is_from_left(inputs: Tensor, weight_OI: Tensor) -> bool:
+    """Whether the rows are so few that they are multiplied from the left."""
+    size = weight_OI.shape[1]
+    rows = inputs.numel() // size
+    is_few = rows <= 2 or (rows <= FEW_ROWS and size <= FEW_INPUTS)
+    return is_few and _is_large(inputs, weight_OI)
+
+
+def _from_left(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """The product (N, O), whose rows do not lie one after the other."""
+    inputs_NI = inputs.reshape(-1, weight_OI.shape[1])
+    rows = len(inputs_NI)
+    if rows == 1:  # a product with two columns is faster than one with a vector
+        inputs_NI = torch.cat([inputs_NI, inputs_NI])
+    result_NO = (weight_OI @ inputs_NI.t())[:, :rows].t()
+    return result_NO if bias_O is None else result_NO + bias_O

@@ -31,6 +31,7 @@ def target_logprobs(
     softcap: float | None = None,
     entropy_gradient: bool = False,
     adapter: tuple[Tensor, Tensor] | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs in nats of tokens under ``softmax(logits / temperature)``, and that distribution's
     entropy.
@@ -45,6 +46,7 @@ def target_logprobs(
         entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
         adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
             logits; gradients flow into both, for which each chunk is computed once more.
+        fused: whether a chunk's passes are one Triton kernel; not with an adapter on the head.
 
     Returns:
         logprobs_N with gradient, and entropy_N, float32.
@@ -63,7 +65,7 @@ def target_logprobs(
             *adapter,
         )
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
+        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient, fused
     )
     return logprobs_N, entropy_N
 
@@ -88,21 +90,34 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk: int,
         softcap: float | None,
         entropy_gradient: bool,
+        fused: bool,
     ) -> tuple[Tensor, Tensor]:
+        chunk_of = _fused_chunk if fused else _chunk
         wants_gradient = ctx.needs_input_grad[0]
         accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
         logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=accumulate)
         entropy_N = torch.empty_like(logprobs_N)
         wanted = (wants_gradient, wants_gradient and entropy_gradient)
         gradients = [torch.empty_like(hidden_ND) if want else None for want in wanted]
+        room = (min(chunk, len(targets_N)), len(head_VD))
+        kept = hidden_ND.dtype if fused else accumulate
+        has_second = wanted[1] or not fused
+        logits = hidden_ND.new_empty(room, dtype=kept)
+        second = hidden_ND.new_empty(room if has_second else (0, 0), dtype=kept)
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
-            logits_CV = torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate)
+            logits_CV = logits[: len(targets_N[part])]
+            _write_logits(logits_CV, hidden_ND[part], head_VD, bias_V)
             here = [None if gradient is None else gradient[part] for gradient in gradients]
-            logprobs_N[part], entropy_N[part] = _chunk(
-                logits_CV, targets_N[part, None], head_VD, temperature, softcap, *here
+            logprobs_N[part], entropy_N[part] = chunk_of(
+                logits_CV,
+                second[: len(logits_CV)],
+                targets_N[part],
+                head_VD,
+                temperature,
+                softcap,
+                *here,
             )
-            del logits_CV  # before the next ones are made
         ctx.save_for_backward(*gradients)
         if not wanted[1]:
             ctx.mark_non_differentiable(entropy_N)
@@ -117,23 +132,39 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradient = grad_logprobs_N[:, None].to(of_logprobs_ND.dtype) * of_logprobs_ND
         if of_entropy_ND is not None:
             gradient += grad_entropy_N[:, None].to(of_entropy_ND.dtype) * of_entropy_ND
-        return gradient, None, None, None, None, None, None, None
+        return gradient, *(None,) * 8
+
+
+def _write_logits(
+    logits_CV: Tensor, hidden_CD: Tensor, head_VD: Tensor, bias_V: Tensor | None
+) -> None:
+    """The head's output, without new memory where it has the precision that is wanted: to touch
+    32 MiB for the first time takes ten times as long as to write them again."""
+    if hidden_CD.dtype != logits_CV.dtype:
+        logits_CV.copy_(torch.nn.functional.linear(hidden_CD, head_VD, bias_V))
+    elif bias_V is None:
+        torch.mm(hidden_CD, head_VD.T, out=logits_CV)
+    else:
+        torch.addmm(bias_V, hidden_CD, head_VD.T, out=logits_CV)
 
 
 def _chunk(
     logits_CV: Tensor,
-    targets_C1: Tensor,
+    probs_CV: Tensor,
+    targets_C: Tensor,
     head_VD: Tensor,
     temperature: float,
     softcap: float | None,
     logprob_gradient_CD: Tensor | None,
     entropy_gradient_CD: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (C,) of a chunk; their gradients in h are written to the last two.
+    """Log-probs and entropies (C,) of a chunk; their gradients in h are written to the last two,
+    and nothing of use to the first two.
 
     Two tensors of the chunk's size at once, three with a softcap. The softmax is the library's;
     its normaliser is found again from its largest probability and its sum, which is not quite 1.
     """
+    targets_C1 = targets_C[:, None]
     slope_CV = None
     if softcap is not None:
         slope_CV = logits_CV.div_(softcap).tanh_()
@@ -141,7 +172,7 @@ def _chunk(
         slope_CV.square_().neg_().add_(1)  # of softcap * tanh(x / softcap)
     if temperature != 1:
         logits_CV.div_(temperature)
-    probs_CV = logits_CV.softmax(-1)
+    torch.softmax(logits_CV, -1, out=probs_CV)
     sums_C1 = probs_CV.sum(-1, keepdim=True) / probs_CV.amax(-1, keepdim=True)
     normaliser_C1 = logits_CV.amax(-1, keepdim=True) + sums_C1.log_()
     logprobs_C1 = logits_CV.gather(-1, targets_C1) - normaliser_C1
@@ -158,6 +189,32 @@ def _chunk(
             weights_CV.mul_(slope_CV)
         logprob_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / -temperature)
     return logprobs_C1[:, 0], entropy_C1[:, 0]
+
+
+def _fused_chunk(
+    logits_CV: Tensor,
+    second_CV: Tensor,
+    targets_C: Tensor,
+    head_VD: Tensor,
+    temperature: float,
+    softcap: float | None,
+    logprob_gradient_CD: Tensor | None,
+    entropy_gradient_CD: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The same in one kernel, with one tensor of the chunk's size in the head's type, two with the
+    entropy's gradient."""
+    from reason_llm.model.fused_logprobs import weights_in_place  # which needs Triton
+
+    wants_gradient = logprob_gradient_CD is not None
+    second = None if entropy_gradient_CD is None else second_CV
+    found = weights_in_place(logits_CV, targets_C, temperature, softcap, wants_gradient, second)
+    for gradient_CD, weights_CV in (
+        (logprob_gradient_CD, logits_CV),
+        (entropy_gradient_CD, second_CV),
+    ):
+        if gradient_CD is not None:
+            gradient_CD.copy_((weights_CV @ head_VD) / temperature)
+    return found
 
 
 def _adapted_logprobs(
@@ -196,15 +253,20 @@ def _adapted_logprobs(
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
-def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
+def chunk_bytes(
+    vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False, fused: bool = False
+) -> int:
     """Peak memory of a chunk in bytes per token: the logits and their temporaries.
 
     Args:
         element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
         adapted: there is an adapter on the head.
+        fused: as ``target_logprobs`` takes it; the gradient of the entropy is counted.
     """
     if adapted:  # autograd's, the entropy's gradient included
         return vocabulary * 4 * (6 if softcap else 5)
+    if fused:
+        return vocabulary * 2 * element_bytes
     return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
 
 
@@ -216,12 +278,13 @@ def policy_logprobs(
     entropy_gradient: bool = False,
     layout: Layout | None = None,
     chunk_tokens: int | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (B, T) of the masked tokens under the model as it is now.
 
     Args:
         layout: of the same rollouts; with it the model sees them end to end in one row.
-        chunk_tokens: as ``target_logprobs`` takes it.
+        chunk_tokens, fused: as ``target_logprobs`` takes them.
     """
     hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
     logprobs_N, entropies_N = target_logprobs(
@@ -234,6 +297,7 @@ def policy_logprobs(
         softcap=model.softcap,
         entropy_gradient=entropy_gradient,
         adapter=model.head_adapter(hidden_ND),
+        fused=fused,
     )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return (

@@ -1,9 +1,9 @@
 """Sampling with the Transformers model itself, on any machine, without a second engine.
 
-Each prompt is read once and its KV cache copied to its completions (``kv_cache``); finished
-completions leave the batch, so a wave costs what its tokens cost. Every token is drawn by inverting
-the cumulative distribution at a number that depends only on the seed, the row and the position, so
-the batch's make-up does not change the draw.
+Each prompt is read once and its KV cache copied to its completions, or kept once for all of them
+(``kv_cache``); finished completions leave the batch, so a wave costs what its tokens cost. Every
+token is drawn by inverting the cumulative distribution at a number that depends only on the seed,
+the row and the position, so the batch's make-up does not change the draw.
 
 Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from reason_llm.errors import TrainingError
 from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
-from reason_llm.sample.kv_cache import ReservedCache, filling
+from reason_llm.sample.kv_cache import SHARED_ROWS, SHARED_TOKENS, ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
 from reason_llm.sample.stop_strings import stop_strings
 
@@ -134,13 +134,13 @@ class _Batch:
     positions_B: torch.Tensor
     """(B,) tokens of each row so far, padding not counted."""
     mask_BT: torch.Tensor | None
-    """(B, T) which cache entries are real; None if all are."""
+    """(B, T) which cache entries are real; None if all are, or if the prompts are kept once."""
 
     @classmethod
     def prefill(
         cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int], new_tokens: int
     ) -> "_Batch":
-        """Read each prompt once, padded on the left, and copy its cache to each of its rows, with
+        """Read each prompt once, padded on the left, and hand its cache to each of its rows, with
         room for ``new_tokens`` more."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         longest = max(lengths)
@@ -159,14 +159,18 @@ class _Batch:
             cache=cache,
         )
         index = torch.tensor(of_prompt, device=model.device)
-        cache.reserve(index, new_tokens)
+        is_shared = _shares(model, cache, lengths, len(of_prompt))
+        if is_shared:
+            cache.share(index, lengths, new_tokens)
+        else:
+            cache.reserve(index, new_tokens)
         return cls(
             model=model,
             rows=torch.arange(len(of_prompt), device=model.device),
             cache=cache,
             hidden_BD=hidden_PTD[:, -1][index],
             positions_B=torch.tensor(lengths, device=model.device)[index],
-            mask_BT=mask_PT[index] if padded else None,
+            mask_BT=mask_PT[index] if padded and not is_shared else None,
         )
 
     def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -195,9 +199,20 @@ class _Batch:
             attention_mask=self.mask_BT,
             position_ids=self.positions_B[:, None],
             cache=self.cache,
+            shared=self.cache.prompts,
         )
         self.hidden_BD = hidden_B1D[:, -1]
         self.positions_B = self.positions_B + 1
+
+
+def _shares(model: Model, cache: ReservedCache, lengths: Sequence[int], rows: int) -> bool:
+    """Whether the prompts are kept once: where that is possible and pays."""
+    return (
+        model.takes_shared_prompts
+        and cache.is_reserved
+        and sum(lengths) >= SHARED_TOKENS * len(lengths)
+        and rows >= SHARED_ROWS * len(lengths)
+    )
 
 
 @torch.inference_mode()

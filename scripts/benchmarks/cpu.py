@@ -30,7 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import cpu_rows, cpu_workloads
 from benchmarks.cpu_limit import matmul_peak, useful
 from benchmarks.cpu_rows import RowsWorkload
-from benchmarks.cpu_workloads import ROOT, Workload
+from benchmarks.cpu_workloads import ROOT, SMOOTHED, TARGET, Workload
 from reason_llm.files import read_text
 
 MIB = 2**20
@@ -55,7 +55,10 @@ class Result:
     rows: int | None
     """Rows of a forward pass of TRL."""
     steps: list[dict[str, float]]
-    """sampling, learning, total (seconds) and tokens of each step but the warm-up."""
+    """sampling, learning, total (seconds) and tokens of each step but the warm-up; of some the
+    held-out accuracy after it."""
+    warm_up: float
+    """Seconds of the first step."""
     peak_bytes: int
     before_bytes: int
     """Resident with the libraries imported and nothing loaded."""
@@ -63,6 +66,19 @@ class Result:
     def seconds(self, part: str) -> float:
         """The median over the steps."""
         return median(step[part] for step in self.steps)
+
+    @property
+    def to_target(self) -> tuple[float, int] | None:
+        """Seconds and number of steps, the first among them, until the mean of the last
+        evaluations reached the target; None if it did not, or nothing was evaluated."""
+        seconds, seen = self.warm_up, []
+        for number, step in enumerate(self.steps, 2):
+            seconds += step["total"]
+            if "accuracy" in step:
+                seen.append(step["accuracy"])
+            if len(seen) >= SMOOTHED and sum(seen[-SMOOTHED:]) >= TARGET * SMOOTHED:
+                return seconds, number
+        return None
 
 
 class Side:
@@ -156,6 +172,7 @@ def run(
                     "name": name,
                     "title": workload.title,
                     "sides": [_summary(r, results[0]) for r in results],
+                    "is_judged": isinstance(workload, Workload) and bool(workload.held_out),
                     "limit": _limit(workload, results[0], found["matmul_flops"]),
                 }
             )
@@ -208,14 +225,13 @@ def _measure(
             module = workload.modules[name not in OURS]
             arguments = [str(file), str(place / name), *options]
             sides[name] = stack.enter_context(Side(module, arguments, place / name, threads))
-        for number in range(len(workload.steps)):
+        for _ in workload.steps:
             for name, side in sides.items():
-                step = side.ask()
-                if number > 0:
-                    steps[name].append(step)
+                steps[name].append(side.ask())
         for name, side in sides.items():
             rows = None if name in OURS else variants[name][0].trl_rows
-            results.append(Result(name, rows, steps[name], **side.ask()))
+            first, *others = steps[name]
+            results.append(Result(name, rows, others, first["total"], **side.ask()))
     return results
 
 
@@ -235,8 +251,23 @@ def _summary(result: Result, ours: Result) -> dict[str, Any]:
         "peak_ratio": ours.peak_bytes / result.peak_bytes,
         "own_ratio": (ours.peak_bytes - ours.before_bytes)
         / (result.peak_bytes - result.before_bytes),
+        "to_target": result.to_target,
         "steps": result.steps,
     }
+
+
+def _to_target(sides: list[dict[str, Any]]) -> str:
+    """Seconds of each side, and how many times as long as ours they are."""
+    ours = sides[0]["to_target"]
+    told = []
+    for side in sides:
+        if side["to_target"] is None:
+            told.append(f"{side['side']} did not come there")
+            continue
+        seconds, steps = side["to_target"]
+        times = "" if side is sides[0] or ours is None else f", {seconds / ours[0]:.2f} times ours"
+        told.append(f"{side['side']} {seconds:.1f} s in {steps} steps{times}")
+    return "; ".join(told)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -266,6 +297,8 @@ def table(found: dict[str, Any]) -> str:
             parts = ", ".join(f"{k} {v:.0%}" for k, v in workload["limit"].items())
             lines += ["", f"Useful work of ours, {workload['title']}: {parts} of matmul's peak, "
                       f"{found['matmul_flops'] / 1e9:.0f} GFLOP/s."]  # fmt: skip
+        if workload["is_judged"]:
+            lines += ["", f"To {TARGET:.0%}: {_to_target(workload['sides'])}."]
     if "logprobs" in found:
         logprobs = found["logprobs"]
         lines += [

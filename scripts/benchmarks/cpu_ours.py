@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cpu_worker import Turns, check_lengths, read_workload
-from benchmarks.cpu_workloads import SEED, Workload
+from benchmarks.cpu_worker import Turns, accuracy, check_lengths, read_workload
+from benchmarks.cpu_workloads import Workload
 from reason_llm.config import Algorithm, Config, RewardSpec, ScoreSection
 from reason_llm.model import Model, base, to_data
 from reason_llm.model.plan import Machine, Plan, Shape, memory
@@ -53,20 +53,23 @@ def main() -> None:
     plan = _plan(config, workload)
     run = RunIdentity("benchmark", "benchmark", config.model_dump(mode="json"))
     with (
-        Model(config.model, tokenizer, SEED, None, checkpointing=False) as model,
+        Model(config.model, tokenizer, workload.seed, None, checkpointing=False) as model,
         RolloutBuffer(folder / "buffer.json", run) as buffer,
     ):
         learner = Learner(model, _settings(config, plan))
         for step in range(len(workload.steps)):
             turns.wait()
-            turns.answer(_step(workload, step, plan, learner, buffer, config.algorithm.row()))
+            taken = _step(workload, step, plan, learner, buffer, config.algorithm.row())
+            if workload.is_evaluated(step):
+                taken["accuracy"] = accuracy(workload, _greedy(workload, model, plan))
+            turns.answer(taken)
         turns.finish()
 
 
 def _config(workload: Workload, dtype: str = "float32") -> Config:
     return Config.model_validate(
         {
-            "run": {"seed": SEED, "steps": len(workload.steps)},
+            "run": {"seed": workload.seed, "steps": len(workload.steps)},
             "model": {
                 "path": workload.model,
                 "dtype": dtype,
@@ -82,6 +85,7 @@ def _config(workload: Workload, dtype: str = "float32") -> Config:
             "algorithm": {"name": "grpo", "kl": "none"},
             "train": {
                 "learning_rate": workload.learning_rate,
+                "schedule": workload.schedule,
                 "gradient_checkpointing": False,
                 "packing": "varlen",
             },
@@ -106,7 +110,7 @@ def _settings(config: Config, plan: Plan) -> LearningSettings:
         train=config.train,
         temperature=config.sample.temperature,
         micro_batch_tokens=plan.micro_batch_tokens,
-        seed=SEED,
+        seed=config.run.seed,
         total_optimizer_steps=config.run.steps,
         chunk_tokens=plan.chunk_tokens,
     )
@@ -155,7 +159,16 @@ def _sample(
         assert isinstance(sampler, TransformersSampler)
         if workload.lengths is not None:
             sampler = ForcedLengths(sampler, workload.lengths)
-        return sampler.sample(prompts, params, step, lambda tokens, ended: None)
+        seed = step + 1_000_000 * workload.seed
+        return sampler.sample(prompts, params, seed, lambda tokens, ended: None)
+
+
+def _greedy(workload: Workload, model: Model, plan: Plan) -> list[str]:
+    """Completions of the held-out prompts."""
+    params = SamplingParams(1, workload.max_new_tokens, temperature=0.0)
+    with sampling(model, plan.cache_tokens) as sampler:
+        groups = sampler.sample(workload.held_out, params, 0, lambda tokens, ended: None)
+    return [group.completions[0].text for group in groups]
 
 
 def _given(

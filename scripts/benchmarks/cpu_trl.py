@@ -26,8 +26,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.cpu_worker import Turns, check_lengths, read_workload
-from benchmarks.cpu_workloads import SEED, Workload
+from benchmarks.cpu_worker import Turns, accuracy, check_lengths, read_workload
+from benchmarks.cpu_workloads import Workload
 from reason_llm.config import RewardSpec, ScoreSection
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
@@ -112,15 +112,36 @@ class Clock(TrainerCallback):
         """Say what the step took."""
         total = time.perf_counter() - self.started
         assert self.trainer is not None
-        skipped = self.trainer.workload.learner_only
-        self.turns.answer(
-            {
-                "sampling": self.trainer.sampling,
-                "learning": total - self.trainer.before_learning,
-                "total": total - (self.trainer.before_learning if skipped else 0.0),
-                "tokens": sum(self.trainer.lengths),
-            }
-        )
+        workload = self.trainer.workload
+        taken = {
+            "sampling": self.trainer.sampling,
+            "learning": total - self.trainer.before_learning,
+            "total": total - (self.trainer.before_learning if workload.learner_only else 0.0),
+            "tokens": sum(self.trainer.lengths),
+        }
+        if workload.is_evaluated(self.trainer.step):
+            taken["accuracy"] = accuracy(workload, _greedy(self.trainer))
+        self.turns.answer(taken)
+
+
+@torch.no_grad()
+def _greedy(trainer: TimedTrainer) -> list[str]:
+    """Completions of the held-out prompts by the trainer's model as it is now."""
+    tokenizer, workload = trainer.processing_class, trainer.workload
+    prompts = [prompt.text for prompt in workload.held_out]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left",
+                      add_special_tokens=False)  # fmt: skip
+    trainer.model.eval()
+    found = trainer.model.generate(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        do_sample=False,
+        max_new_tokens=workload.max_new_tokens,
+    )
+    trainer.model.train()
+    written = found[:, batch["input_ids"].shape[1] :]
+    texts: list[str] = tokenizer.batch_decode(written, skip_special_tokens=True)
+    return texts
 
 
 def main() -> None:
@@ -161,7 +182,7 @@ def _config(workload: Workload, folder: str) -> GRPOConfig:
         max_completion_length=workload.max_new_tokens,
         max_steps=len(workload.steps),
         learning_rate=workload.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type=workload.schedule,
         loss_type="grpo",
         epsilon=0.2,
         beta=0.0,
@@ -174,7 +195,7 @@ def _config(workload: Workload, folder: str) -> GRPOConfig:
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
-        seed=SEED,
+        seed=workload.seed,
     )
 
 

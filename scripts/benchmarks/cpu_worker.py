@@ -7,13 +7,17 @@ memory from its start to its end, and VmRSS once its libraries are imported and 
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import orjson
 
 from benchmarks.cpu_workloads import Workload
+from reason_llm.config import RewardSpec, ScoreSection
 from reason_llm.files import read_object, read_text
+from reason_llm.rollout import Completion, Group
+from reason_llm.score import Scorer
 
 
 class Turns:
@@ -51,6 +55,19 @@ def resident_bytes(field: str) -> int:
 def read_workload() -> Workload:
     """The workload in the file that the command line names first."""
     return Workload.from_json(read_object(Path(sys.argv[1])))
+
+
+def accuracy(workload: Workload, texts: Sequence[str]) -> float:
+    """Share of the held-out prompts whose completion the workload's reward calls right."""
+    assert workload.reward is not None
+    groups = [
+        Group(prompt, (Completion((), text, (), "stop"),))
+        for prompt, text in zip(workload.held_out, texts, strict=True)
+    ]
+    section = ScoreSection(rewards=[RewardSpec(name=workload.reward)])
+    with Scorer(section, workload.max_new_tokens) as scorer:
+        scored = scorer.score(groups, only_first=True)
+    return sum((group.completions[0].reward or 0.0) >= 1 for group in scored) / len(scored)
 
 
 def check_lengths(workload: Workload, lengths: list[int]) -> None:

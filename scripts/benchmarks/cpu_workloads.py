@@ -7,8 +7,9 @@ tokens, the end-of-sequence token included.
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from reason_llm.rollout import Prompt
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "model" / "tiny"
 SEED = 0
+EVALUATED_EVERY = 2
+"""Steps."""
+TARGET = 0.8
+"""Held-out accuracy that counts as learned, """
+SMOOTHED = 3
+"""as the mean of that many evaluations in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,16 @@ class Workload:
     alpha: float = 32.0
     modules: tuple[str, str] = ("cpu_ours", "cpu_trl")
     """Our side and TRL's."""
+    seed: int = SEED
+    schedule: str = "constant"
+    """Of the learning rate, by its name in Transformers."""
+    held_out: tuple[Prompt, ...] = ()
+    """Prompts whose greedy completions are judged every ``EVALUATED_EVERY`` steps, outside the
+    clock; none: nothing is judged."""
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the held-out prompts are completed after this step, counted from 0."""
+        return bool(self.held_out) and (step + 1) % EVALUATED_EVERY == 0
 
     @property
     def rows(self) -> int:
@@ -76,13 +93,17 @@ class Workload:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Workload":
         """The workload that ``to_json`` gave."""
-        steps = tuple(
-            tuple(Prompt(**{**p, "token_ids": tuple(p["token_ids"])}) for p in step)
-            for step in value["steps"]
-        )
-        lengths = None if value["lengths"] is None else tuple(value["lengths"])
-        modules = tuple(value["modules"])
-        return cls(**{**value, "steps": steps, "lengths": lengths, "modules": modules})
+
+        def prompts(found: list[dict[str, Any]]) -> tuple[Prompt, ...]:
+            return tuple(Prompt(**{**p, "token_ids": tuple(p["token_ids"])}) for p in found)
+
+        read = {
+            "steps": tuple(prompts(step) for step in value["steps"]),
+            "held_out": prompts(value["held_out"]),
+            "lengths": None if value["lengths"] is None else tuple(value["lengths"]),
+            "modules": tuple(value["modules"]),
+        }
+        return cls(**{**value, **read})
 
 
 def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
@@ -90,23 +111,22 @@ def make(name: str, num_steps: int, small: bool, folder: Path) -> Workload:
     return WORKLOADS[name](num_steps, small, folder)
 
 
-def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
+def _short_answers(
+    num_steps: int, small: bool, folder: Path, seed: int = SEED, is_judged: bool = False
+) -> Workload:
     """The quick start: its model, prompts, reward and sizes."""
     prompts_per_step = 8 if small else 64
-    config = load(
-        ROOT / "configs" / "quickstart.yaml",
-        {
-            "data.eval": None,
-            "eval.every": 10,
-            "data.train": str(ROOT / "data" / "arithmetic_train.jsonl"),
-        },
+    files = {f"data.{kind}": str(ROOT / "data" / f"arithmetic_{name}.jsonl")
+             for kind, name in (("train", "train"), ("eval", "test"))}  # fmt: skip
+    data = load_data(
+        load(ROOT / "configs" / "quickstart.yaml", files), load_tokenizer(str(TINY)), 1024
     )
-    everything = load_data(config, load_tokenizer(str(TINY)), 1024).prompts
+    everything = data.prompts
     steps = tuple(
         tuple(
             everything[i]
             for i in order(
-                [len(everything)], [1.0], SEED, step * prompts_per_step, prompts_per_step
+                [len(everything)], [1.0], seed, step * prompts_per_step, prompts_per_step
             )
         )
         for step in range(num_steps)
@@ -123,6 +143,9 @@ def _short_answers(num_steps: int, small: bool, folder: Path) -> Workload:
         learning_rate=2e-3,
         trl_rows=prompts_per_step * 4,
         trl_rows_small=None,
+        seed=seed,
+        held_out=tuple(data.held_out_prompts[: 32 if small else None]) if is_judged else (),
+        schedule="linear" if is_judged else "constant",
     )
 
 
@@ -252,16 +275,23 @@ def geometric(rows: int, most: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def _to_accuracy(seed: int, num_steps: int, small: bool, folder: Path) -> Workload:
+    """The quick start until it answers most held-out prompts: what the speed is for."""
+    made = _short_answers(num_steps, small, folder, seed, is_judged=True)
+    return replace(made, title=f"(t{seed}) to {TARGET:.0%}, seed {seed}, {made.title[4:]}")
+
+
 SMALL = {"hidden": 64, "layers": 2, "intermediate": 128}
 MIDDLE = {"hidden": 384, "layers": 8, "intermediate": 1024}
 WIDE = {"hidden": 256, "layers": 4, "intermediate": 768}
 LARGE = {"hidden": 640, "layers": 8, "intermediate": 1792}
-WORKLOADS = {
+WORKLOADS: dict[str, Callable[[int, bool, Path], Workload]] = {
     "a": _short_answers,
     "b": _mixed_lengths,
     "c": _learner_alone,
     "d": _long_prompts,
     "e": _long_answers,
+    **{f"t{seed}": partial(_to_accuracy, seed) for seed in range(3)},
 }
 
 

@@ -76,7 +76,9 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
         timeout=120,
         check=True,
     )
-    assert ended.stdout.startswith("run config begins: 3000 prompts")
+    first, second, *_ = ended.stdout.splitlines()
+    assert first == "run config: loading PyTorch and Transformers"
+    assert second.startswith("run config begins: 3000 prompts")
     assert re.search(r"^step 1/1  reward \d\.\d{3}  sampling", ended.stdout, re.MULTILINE)
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
     assert ended.stderr == ""

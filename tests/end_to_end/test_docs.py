@@ -299,7 +299,9 @@ def test_a_command_that_is_in_no_table_is_told(tmp_path: Path) -> None:
 
 
 def test_the_quick_start_says_what_the_readme_shows(quickstart: Path) -> None:
-    (block,) = (b for b in blocks(ROOT / "README.md") if b.text.startswith("run quickstart begins"))
+    (block,) = (
+        b for b in blocks(ROOT / "README.md") if b.text.startswith("run quickstart: loading")
+    )
 
     said = "\n".join(map(without_numbers, (quickstart / "shown.txt").read_text().splitlines()))
     for line in block.text.splitlines():

@@ -37,6 +37,8 @@ def _train(program: str, arguments: Sequence[str]) -> int:
         return 0
     if "data-check" in given:
         return print_data_check(config)
+    what = f"pipeline {config.path}" if isinstance(config, Pipeline) else f"run {config.run.name}"
+    console.line(f"{what}: loading PyTorch and Transformers")
     if isinstance(config, Pipeline):
         from reason_llm.app.pipeline import run_pipeline
 
