@@ -20,7 +20,9 @@ import torch
 from peft.tuners.lora import Linear as AdaptedLinear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+
+from reason_llm.model import products
+from reason_llm.model.products import linear, matmul
 
 
 class Parts(NamedTuple):
@@ -50,15 +52,15 @@ def parts(layer: Any) -> Parts | None:
 
 @contextmanager
 def fused(policy: nn.Module) -> Iterator[None]:
-    """Context in which the adapted layers are one step each. Adapters may be switched within it; a
-    layer that has no ``parts`` is PEFT's own."""
-    changed = [
-        module
-        for module in policy.modules()
-        if type(module) is AdaptedLinear and "forward" not in vars(module)
-    ]
-    for module in changed:
-        vars(module)["forward"] = _of(module)
+    """Context in which the adapted layers are one step each, and frozen layers take the products of
+    ``products``. Adapters may be switched within it; a layer that has no ``parts`` is PEFT's own.
+    """
+    changed: list[nn.Module] = []
+    for module in policy.modules():
+        forward = _forward_of(module)
+        if forward is not None and "forward" not in vars(module):
+            vars(module)["forward"] = forward
+            changed.append(module)
     try:
         yield
     finally:
@@ -66,7 +68,15 @@ def fused(policy: nn.Module) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def _of(layer: AdaptedLinear) -> Callable[..., Tensor]:
+def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
+    if type(module) is AdaptedLinear:
+        return _of_adapted(module)
+    if type(module) is nn.Linear and products.prefers_onednn():
+        return _of_plain(module)
+    return None
+
+
+def _of_adapted(layer: AdaptedLinear) -> Callable[..., Tensor]:
     theirs: Callable[..., Tensor] = layer.forward
 
     def forward(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -84,6 +94,37 @@ def _of(layer: AdaptedLinear) -> Callable[..., Tensor]:
         return outputs
 
     return forward
+
+
+def _of_plain(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """The base alone, where an adapter is off or there is none."""
+    theirs: Callable[..., Tensor] = layer.forward
+
+    def forward(inputs: Tensor) -> Tensor:
+        weight, bias = layer.weight, layer.bias
+        learns = weight.requires_grad or (bias is not None and bias.requires_grad)
+        if learns or torch.is_autocast_enabled(inputs.device.type):
+            return theirs(inputs)
+        outputs: Tensor = _FrozenProduct.apply(inputs, weight, bias)
+        return outputs
+
+    return forward
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """``x W^T + b``, with a gradient in x."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.weight_OI = weight_OI
+        return linear(inputs, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        outputs, inputs = ctx.weight_OI.shape
+        gradient_NI = matmul(gradient.reshape(-1, outputs), ctx.weight_OI)
+        return gradient_NI.view(*gradient.shape[:-1], inputs), None, None
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -112,16 +153,23 @@ class _AdaptedProduct(torch.autograd.Function):
         inputs, between, low_RI, up_OR = ctx.saved_tensors
         of_inputs, of_low, of_up, *_ = ctx.needs_input_grad
         gradient_NO = gradient.reshape(-1, len(up_OR))
-        between_NR = (gradient_NO @ up_OR).mul_(ctx.scaling)
+        between_NR = matmul(gradient_NO, up_OR).mul_(ctx.scaling)
         inputs_gradient = None
         if of_inputs:
-            inputs_gradient_NI = (gradient_NO @ ctx.weight_OI).addmm_(between_NR, low_RI)
+            inputs_gradient_NI = matmul(gradient_NO, ctx.weight_OI).addmm_(between_NR, low_RI)
             inputs_gradient = inputs_gradient_NI.view(inputs.shape)
         return (
             inputs_gradient,
-            between_NR.t() @ inputs.reshape(-1, low_RI.shape[1]) if of_low else None,
-            gradient_NO.t() @ between.view(-1, len(low_RI)) if of_up else None,
+            matmul(between_NR.t(), inputs.reshape(-1, low_RI.shape[1])) if of_low else None,
+            _of_up(gradient_NO, between.view(-1, len(low_RI))) if of_up else None,
             None,
             None,
             None,
         )
+
+
+def _of_up(gradient_NO: Tensor, between_NR: Tensor) -> Tensor:
+    """The gradient of ``up_OR``; oneDNN is four times as slow with few columns as with few rows."""
+    if products.by_onednn(between_NR.t(), gradient_NO.t()):
+        return linear(between_NR.t(), gradient_NO.t()).t()
+    return gradient_NO.t() @ between_NR

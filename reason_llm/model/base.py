@@ -65,8 +65,9 @@ _BAD_CONFIG = (
 MOST_TOKENS = 1 << 31
 """In a vocabulary."""
 KEPT_KERNELS = 64
-"""Kernels that oneDNN keeps, which computes in bfloat16 on a CPU: it compiles one for each shape
-and keeps 1,024 by default, some hundred MiB. Decoding needs a new shape whenever a row leaves."""
+"""Kernels that oneDNN keeps, which computes in bfloat16 and some float32 on a CPU: it compiles one
+for each shape and keeps 1,024 by default, some hundred MiB. Decoding needs a new shape whenever a
+row leaves."""
 PROBE = "What is 3 + 4?"
 """Which a tokenizer must read."""
 
@@ -117,8 +118,10 @@ class Model:
     ) -> None:
         """Load weights, adapter and head, in a frame of its own that is cleared on failure."""
         dtype = weights_dtype(config, self.device)
-        # Read at its first product; there is no call for it.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
+        for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+            # Read at its first product; there is no call for it. The second is ideep's, which is
+            # torch's layer over oneDNN.
+            os.environ.setdefault(name, str(KEPT_KERNELS))
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
         if sizes is not None and config.backend == "unsloth":

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from reason_llm.model.adapted_linear import parts
+from reason_llm.model.products import by_onednn, linear
 
 LARGE_WEIGHT = 2**17
 """Elements from which a weight is read from memory for each token: no core's cache holds them
@@ -46,7 +46,7 @@ def lean(policy: nn.Module, head: nn.Module) -> Iterator[None]:
     try:
         for module in policy.modules():
             forward = _of_adapted(module)
-            if forward is None and module is head and type(module) is nn.Linear:
+            if forward is None and type(module) is nn.Linear:
                 forward = _of_linear(module)
             if forward is not None and "forward" not in vars(module):
                 vars(module)["forward"] = forward
@@ -98,8 +98,8 @@ def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if _is_from_left(inputs, weight_OI):
         result_NO = _from_left(inputs, weight_OI, bias_O)
         return result_NO.contiguous().view(*inputs.shape[:-1], outputs)
-    is_large = _is_large(inputs, weight_OI)
-    if not is_large or outputs < 4 * BLOCK_LINES or bias_O is not None:
+    is_head = _is_large(inputs, weight_OI) and outputs >= 4 * BLOCK_LINES
+    if not is_head or bias_O is not None or by_onednn(inputs, weight_OI):
         return linear(inputs, weight_OI, bias_O)
     return torch.cat([linear(inputs, lines) for lines in weight_OI.split(BLOCK_LINES)], dim=-1)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from reason_llm.model import products
 from reason_llm.model.base import Model, Role
 from reason_llm.model.layout import Layout
 
@@ -102,16 +103,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         room = (min(chunk, len(targets_N)), len(head_VD))
         kept = hidden_ND.dtype if fused else accumulate
         has_second = wanted[1] or not fused
-        logits = hidden_ND.new_empty(room, dtype=kept)
+        logits = None
+        if not products.by_onednn(hidden_ND[:chunk], head_VD):
+            logits = hidden_ND.new_empty(room, dtype=kept)
         second = hidden_ND.new_empty(room if has_second else (0, 0), dtype=kept)
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
-            logits_CV = logits[: len(targets_N[part])]
-            _write_logits(logits_CV, hidden_ND[part], head_VD, bias_V)
+            size = len(targets_N[part])
             here = [None if gradient is None else gradient[part] for gradient in gradients]
             logprobs_N[part], entropy_N[part] = chunk_of(
-                logits_CV,
-                second[: len(logits_CV)],
+                _logits(
+                    hidden_ND[part], head_VD, bias_V, None if logits is None else logits[:size]
+                ),
+                second[:size],
                 targets_N[part],
                 head_VD,
                 temperature,
@@ -135,17 +139,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return gradient, *(None,) * 8
 
 
-def _write_logits(
-    logits_CV: Tensor, hidden_CD: Tensor, head_VD: Tensor, bias_V: Tensor | None
-) -> None:
-    """The head's output, without new memory where it has the precision that is wanted: to touch
-    32 MiB for the first time takes ten times as long as to write them again."""
-    if hidden_CD.dtype != logits_CV.dtype:
-        logits_CV.copy_(torch.nn.functional.linear(hidden_CD, head_VD, bias_V))
-    elif bias_V is None:
-        torch.mm(hidden_CD, head_VD.T, out=logits_CV)
-    else:
-        torch.addmm(bias_V, hidden_CD, head_VD.T, out=logits_CV)
+def _logits(
+    hidden_CD: Tensor, head_VD: Tensor, bias_V: Tensor | None, room_CV: Tensor | None
+) -> Tensor:
+    """The head's output (C, V), which may be changed in place; in the room that is given, since to
+    touch 32 MiB for the first time takes ten times as long as to write them again."""
+    if room_CV is None:
+        return products.linear(hidden_CD, head_VD, bias_V)
+    if hidden_CD.dtype != room_CV.dtype:
+        return room_CV.copy_(torch.nn.functional.linear(hidden_CD, head_VD, bias_V))
+    if bias_V is None:
+        return torch.mm(hidden_CD, head_VD.T, out=room_CV)
+    return torch.addmm(bias_V, hidden_CD, head_VD.T, out=room_CV)
 
 
 def _chunk(
@@ -182,12 +187,16 @@ def _chunk(
         weights_CV = logits_CV.sub_(normaliser_C1 - entropy_C1).mul_(probs_CV).neg_()
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
-        entropy_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / temperature)
+        entropy_gradient_CD.copy_(
+            products.matmul(weights_CV.to(head_VD.dtype), head_VD) / temperature
+        )
     if logprob_gradient_CD is not None:
         weights_CV = probs_CV.scatter_add_(-1, targets_C1, -torch.ones_like(logprobs_C1))
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
-        logprob_gradient_CD.copy_((weights_CV.to(head_VD.dtype) @ head_VD) / -temperature)
+        logprob_gradient_CD.copy_(
+            products.matmul(weights_CV.to(head_VD.dtype), head_VD) / -temperature
+        )
     return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 

@@ -108,7 +108,8 @@ def reward_model(records: Records) -> None:
 
 def preferences(records: Records) -> None:
     falls(records)
-    assert records[0]["eval/margin"] == 0.0  # the policy begins as the reference
+    # The policy begins as the reference, which may be measured in other micro-batches.
+    assert math.isclose(records[0]["eval/margin"], 0, abs_tol=1e-6)
     assert records[-1]["eval/margin"] > 0.3
     assert records[-1]["eval/pair_accuracy"] >= 0.9
 

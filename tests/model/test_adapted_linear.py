@@ -76,6 +76,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("wants_inputs", [False, True])
 @pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.usefixtures("mkl")
 def test_bits_are_pefts(bias: bool, wants_inputs: bool, recomputed: bool, calls: list[str]) -> None:
     policy = adapted(bias)
     expected = passed(policy, wants_inputs)
@@ -156,6 +157,7 @@ def test_what_it_does_not_know_is_pefts(calls: list[str]) -> None:
         assert torch.equal(policy(inputs), plain[1](plain[0](inputs).tanh()))
 
 
+@pytest.mark.usefixtures("mkl")
 def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:
     ids_BT = torch.arange(30, 60).view(3, 10)
     model.add_role("teacher")

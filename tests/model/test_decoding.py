@@ -24,6 +24,7 @@ from reason_llm.sample import SamplingParams, TransformersSampler
 @pytest.mark.parametrize("shape", [(6000, 128), (400, 400), (256, 1200), (16, 16)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 40])
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.usefixtures("mkl")
 def test_product_is_linear(shape: tuple[int, int], rows: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     weight, inputs = (torch.randn(n, shape[1], generator=generator) for n in (shape[0], rows))
@@ -37,6 +38,7 @@ def test_product_is_linear(shape: tuple[int, int], rows: int, has_bias: bool) ->
             assert torch.equal(found, expected)
 
 
+@pytest.mark.usefixtures("mkl")
 def test_sums_are_pefts_without_its_layers(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ids_BT = torch.arange(30, 60).view(3, 10)
 
@@ -60,6 +62,7 @@ def test_sums_are_pefts_without_its_layers(model: Model, monkeypatch: pytest.Mon
     assert not [m for m in model.policy.modules() if "forward" in vars(m)]
 
 
+@pytest.mark.usefixtures("mkl")
 def test_adapter_that_is_off(model: Model) -> None:
     ids_BT = torch.arange(30, 60).view(3, 10)
     with torch.inference_mode(), adapters.reference(model.policy):
