@@ -1,4 +1,5 @@
-"""Distance from the machine's limit: the products that a step cannot do without, by matmul's peak.
+"""Distance from the machine's limit: the products that a step cannot do without, by matmul's peak,
+which is that of the faster one of torch's two libraries.
 
 Useful floating-point operations of a step: each prompt once, each completion token once; two for
 each weight and token forward, two more backward (the gradient of the inputs; the base's weights
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.cpu_workloads import Workload
+from reason_llm.model import products
 
 PEAK_SIZE = 1024
 PEAK_REPEATS = 50
@@ -27,16 +29,17 @@ class Useful:
 
 
 def matmul_peak(threads: int) -> float:
-    """Operations a second of a large float32 product, the best of some."""
+    """Operations a second of a large float32 product, the best of some and of both libraries."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         one = torch.ones(PEAK_SIZE, PEAK_SIZE)
         seconds = []
-        for _ in range(PEAK_REPEATS):
-            started = time.perf_counter()
-            one @ one
-            seconds.append(time.perf_counter() - started)
+        for product in (torch.matmul, products.matmul):
+            for _ in range(PEAK_REPEATS):
+                started = time.perf_counter()
+                product(one, one)
+                seconds.append(time.perf_counter() - started)
     finally:
         torch.set_num_threads(before)
     return 2 * PEAK_SIZE**3 / min(seconds)
