@@ -71,8 +71,8 @@ def fused(policy: nn.Module) -> Iterator[None]:
 def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
     if type(module) is AdaptedLinear:
         return _of_adapted(module)
-    if type(module) is nn.Linear and products.prefers_onednn():
-        return _of_plain(module)
+    if type(module) is nn.Linear and module.weight.device.type == "cpu":
+        return _of_plain(module) if products.prefers_onednn() else None
     return None
 
 

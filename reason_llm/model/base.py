@@ -317,7 +317,7 @@ class Model:
     def decoding(self) -> Iterator[None]:
         """Context in which hidden states and logits come without gradient, faster for few tokens at
         once; the role must not change within it."""
-        with decoding.lean(self.policy, self.head):
+        with decoding.lean(self.policy):
             yield
 
     def fused_adapters(self) -> AbstractContextManager[None]:

@@ -22,31 +22,31 @@ from torch import Tensor, nn
 from reason_llm.model.adapted_linear import parts
 from reason_llm.model.products import by_onednn, linear
 
-LARGE_WEIGHT = 2**17
+LARGE_WEIGHT = 2**16
 """Elements from which a weight is read from memory for each token: no core's cache holds them
 all."""
 FEW_ROWS = 4
 """Rows that such a weight is multiplied with from the left."""
-FEW_INPUTS = 1000
+FEW_INPUTS = 1536
 """Inputs up to which that is faster for more than 2 rows."""
 BLOCK_LINES = 1024
 """Lines of a large head that are multiplied at once: their copy stays in the cache."""
 
 
 @contextmanager
-def lean(policy: nn.Module, head: nn.Module) -> Iterator[None]:
-    """Context in which the adapted layers and the head compute without gradient and without looking
-    anything up. Adapters must not be switched within it.
+def lean(policy: nn.Module) -> Iterator[None]:
+    """Context in which the linear layers compute without gradient and without looking anything up.
+    Adapters must not be switched within it.
 
     Args:
         policy: its layers that are not plain LoRA over float weights, or that drop out, stay as
-            they are.
+            they are, and so do those without an adapter on a GPU.
     """
     changed: list[nn.Module] = []
     try:
         for module in policy.modules():
             forward = _of_adapted(module)
-            if forward is None and type(module) is nn.Linear:
+            if type(module) is nn.Linear and module.weight.device.type == "cpu":
                 forward = _of_linear(module)
             if forward is not None and "forward" not in vars(module):
                 vars(module)["forward"] = forward
@@ -72,17 +72,18 @@ def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
     # Autocast would convert the adapter to the base's type once a token.
     low_RI = (low.detach() * scaling).to(weight.dtype)
     up_OR = up.detach().to(weight.dtype)
+    size, rank = up_OR.shape
 
     def forward(inputs: Tensor) -> Tensor:
         between = linear(inputs, low_RI)
         if _is_from_left(inputs, weight):
             added = linear(between, up_OR)
-            added.view(-1, len(up_OR)).add_(_from_left(inputs, weight, bias))
+            added.view(-1, size).add_(_from_left(inputs, weight, bias))
             return added
         outputs = product(inputs, weight, bias)
         if outputs.dtype != up_OR.dtype:  # under autocast a weight of another type
             return outputs.add_(linear(between, up_OR))
-        outputs.view(-1, len(up_OR)).addmm_(between.view(-1, len(low_RI)), up_OR.t())
+        outputs.view(-1, size).addmm_(between.view(-1, rank), up_OR.t())
         return outputs
 
     return forward
@@ -94,7 +95,7 @@ def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     A large float32 weight on a CPU is read in the order that suits the number of rows; with more
     than ``FEW_ROWS`` rows the bits are those of ``linear``.
     """
-    outputs = len(weight_OI)
+    outputs = weight_OI.shape[0]
     if _is_from_left(inputs, weight_OI):
         result_NO = _from_left(inputs, weight_OI, bias_O)
         return result_NO.contiguous().view(*inputs.shape[:-1], outputs)
@@ -121,7 +122,7 @@ def _is_from_left(inputs: Tensor, weight_OI: Tensor) -> bool:
 def _from_left(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """The product (N, O), whose rows do not lie one after the other."""
     inputs_NI = inputs.reshape(-1, weight_OI.shape[1])
-    rows = len(inputs_NI)
+    rows = inputs_NI.shape[0]
     if rows == 1:  # a product with two columns is faster than one with a vector
         inputs_NI = torch.cat([inputs_NI, inputs_NI])
     result_NO = (weight_OI @ inputs_NI.t())[:, :rows].t()

@@ -59,7 +59,7 @@ def matmul(left_NI: Tensor, right_IO: Tensor) -> Tensor:
 def by_onednn(inputs: Tensor, weight_OI: Tensor) -> bool:
     """Whether ``linear`` is oneDNN's, which writes to memory of its own."""
     return (
-        inputs.numel() * len(weight_OI) >= SMALL
+        inputs.numel() * weight_OI.shape[0] >= SMALL
         and inputs.dtype == weight_OI.dtype == torch.float32
         and inputs.device.type == weight_OI.device.type == "cpu"
         and prefers_onednn()

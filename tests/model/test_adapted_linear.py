@@ -114,7 +114,7 @@ def test_a_base_of_another_type_under_autocast(calls: list[str]) -> None:
         with adapted_linear.fused(policy):
             assert torch.equal(policy(inputs), expected)
         calls.clear()
-        with decoding.lean(policy, policy.get_base_model().second):
+        with decoding.lean(policy):
             torch.testing.assert_close(policy(inputs), expected, rtol=2e-2, atol=2e-2)
     assert not calls
 
