@@ -9,15 +9,17 @@ from conftest import TINY
 from reason_llm.config import ModelSection
 from reason_llm.model.base import KEPT_KERNELS, Model, load_tokenizer
 
-NAME = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("given", "kept"), [(None, str(KEPT_KERNELS)), ("7", "7")])
 def test_number_of_kept_kernels(
-    given: str | None, kept: str, monkeypatch: pytest.MonkeyPatch
+    name: str, given: str | None, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(NAME, given or "")
-    if given is None:
-        monkeypatch.delenv(NAME)
+    for each in NAMES:
+        monkeypatch.delenv(each, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
     with Model(ModelSection(path=str(TINY)), load_tokenizer(str(TINY)), seed=0):
-        assert os.environ[NAME] == kept
+        assert os.environ[name] == kept
