@@ -56,16 +56,16 @@ def fused(policy: nn.Module) -> Iterator[None]:
     ``products``. Adapters may be switched within it; a layer that has no ``parts`` is PEFT's own.
     """
     changed: list[nn.Module] = []
-    for module in policy.modules():
-        forward = _forward_of(module)
-        if forward is not None and "forward" not in vars(module):
-            vars(module)["forward"] = forward
-            changed.append(module)
     try:
+        for module in policy.modules():
+            forward = _forward_of(module)
+            if forward is not None and "forward" not in vars(module):
+                changed.append(module)
+                vars(module)["forward"] = forward
         yield
     finally:
         for module in changed:
-            del vars(module)["forward"]
+            vars(module).pop("forward", None)
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
@@ -96,16 +96,16 @@ def _of_adapted(layer: AdaptedLinear) -> Callable[..., Tensor]:
     return forward
 
 
-def _of_plain(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+def _of_plain(layer: nn.Linear) -> Callable[..., Tensor]:
     """The base alone, where an adapter is off or there is none."""
     theirs: Callable[..., Tensor] = layer.forward
 
-    def forward(inputs: Tensor) -> Tensor:
+    def forward(input: Tensor) -> Tensor:
         weight, bias = layer.weight, layer.bias
         learns = weight.requires_grad or (bias is not None and bias.requires_grad)
-        if learns or torch.is_autocast_enabled(inputs.device.type):
-            return theirs(inputs)
-        outputs: Tensor = _FrozenProduct.apply(inputs, weight, bias)
+        if learns or torch.is_autocast_enabled(input.device.type):
+            return theirs(input)
+        outputs: Tensor = _FrozenProduct.apply(input, weight, bias)
         return outputs
 
     return forward

@@ -49,17 +49,16 @@ def lean(policy: nn.Module) -> Iterator[None]:
             if type(module) is nn.Linear and module.weight.device.type == "cpu":
                 forward = _of_linear(module)
             if forward is not None and "forward" not in vars(module):
-                vars(module)["forward"] = forward
                 changed.append(module)
+                vars(module)["forward"] = forward
         yield
     finally:
         for module in changed:
-            del vars(module)["forward"]
+            vars(module).pop("forward", None)
 
 
 def _of_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    weight, bias = layer.weight, layer.bias
-    return lambda inputs: product(inputs, weight, bias)
+    return lambda input: product(input, layer.weight, layer.bias)
 
 
 def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
@@ -93,7 +92,7 @@ def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """``linear`` without gradient: inputs (..., I) to outputs (..., O).
 
     A large float32 weight on a CPU is read in the order that suits the number of rows; with more
-    than ``FEW_ROWS`` rows the bits are those of ``linear``.
+    than ``FEW_ROWS`` rows the bits are those of ``products.linear``.
     """
     outputs = weight_OI.shape[0]
     if _is_from_left(inputs, weight_OI):
@@ -114,9 +113,8 @@ def _is_large(inputs: Tensor, weight_OI: Tensor) -> bool:
 def _is_from_left(inputs: Tensor, weight_OI: Tensor) -> bool:
     """Whether the rows are so few that they are multiplied from the left."""
     size = weight_OI.shape[1]
-    rows = inputs.numel() // size
-    is_few = rows <= 2 or (rows <= FEW_ROWS and size <= FEW_INPUTS)
-    return is_few and _is_large(inputs, weight_OI)
+    most = FEW_ROWS if size <= FEW_INPUTS else 2
+    return inputs.numel() <= most * size and _is_large(inputs, weight_OI)
 
 
 def _from_left(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

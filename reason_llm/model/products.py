@@ -35,14 +35,15 @@ def prefers_onednn() -> bool:
     ):
         return False
     try:
-        return "AuthenticAMD" in read_text(CPU_INFO, 16 * MIB)
+        lines = read_text(CPU_INFO, 16 * MIB).splitlines()
     except (OSError, UnicodeDecodeError):  # not Linux
         return False
+    return any(line.startswith("vendor_id") and "AuthenticAMD" in line for line in lines)
 
 
 def linear(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear`` without gradient: inputs (..., I) to outputs (..., O)."""
-    if by_onednn(inputs, weight_OI):
+    if by_onednn(inputs, weight_OI) and (bias_O is None or bias_O.is_contiguous()):
         outputs: Tensor = torch.ops.mkldnn._linear_pointwise(
             inputs, weight_OI, bias_O, "none", [], ""
         )
@@ -57,10 +58,12 @@ def matmul(left_NI: Tensor, right_IO: Tensor) -> Tensor:
 
 
 def by_onednn(inputs: Tensor, weight_OI: Tensor) -> bool:
-    """Whether ``linear`` is oneDNN's, which writes to memory of its own."""
+    """Whether ``linear`` is oneDNN's: its operator knows neither autocast nor gradients."""
     return (
         inputs.numel() * weight_OI.shape[0] >= SMALL
         and inputs.dtype == weight_OI.dtype == torch.float32
         and inputs.device.type == weight_OI.device.type == "cpu"
         and prefers_onednn()
+        and not torch.is_autocast_enabled("cpu")
+        and not (torch.is_grad_enabled() and (inputs.requires_grad or weight_OI.requires_grad))
     )

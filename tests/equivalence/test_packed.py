@@ -183,7 +183,7 @@ def test_the_learner_takes_the_same_step_with_fewer_tokens(model: Model, name: s
     expected, metrics = gradient(model, row, 10**6, data)
     for budget in (1, 60, 10**6):
         found, packed = gradient(model, row, budget, data, packing="varlen")
-        assert (found - expected).norm() / expected.norm() < 5e-6
+        assert (found - expected).norm() / expected.norm() < 1e-5
         assert packed["train/padding_fraction"] == 0
         for key in (
             "train/loss",
@@ -205,7 +205,7 @@ def test_checkpointing_and_several_optimizer_steps_learn_the_same(
     expected, _ = gradient(model, row, 200, data, **options)
     found, _ = gradient(model, row, 200, data, packing="varlen", **options)
     model.policy.gradient_checkpointing_disable()
-    assert (found - expected).norm() / expected.norm() < 5e-6
+    assert (found - expected).norm() / expected.norm() < 1e-5
 
 
 def test_a_prompt_goes_through_once(model: Model) -> None:

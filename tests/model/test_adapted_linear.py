@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model import adapted_linear, decoding
+from reason_llm.model import adapted_linear, decoding, products
 from reason_llm.model.base import Model
 
 
@@ -105,8 +105,13 @@ def test_any_scaling_is_close(dtype: torch.dtype, calls: list[str]) -> None:
         assert error < (1e-6 if dtype == torch.float32 else 2e-2)
 
 
-def test_a_base_of_another_type_under_autocast(calls: list[str]) -> None:
+@pytest.mark.parametrize("is_onednn", [False, True])
+def test_a_base_of_another_type_under_autocast(
+    calls: list[str], is_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as a layer that a model keeps in float32; while decoding, too."""
+    monkeypatch.setattr(products, "prefers_onednn", lambda: is_onednn)
+    monkeypatch.setattr(products, "SMALL", 1)
     policy = adapted()
     inputs = torch.randn(3, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
