@@ -55,10 +55,20 @@ def fused(policy: nn.Module) -> Iterator[None]:
     """Context in which the adapted layers are one step each, and frozen layers take the products of
     ``products``. Adapters may be switched within it; a layer that has no ``parts`` is PEFT's own.
     """
+    with replaced(policy, _forward_of):
+        yield
+
+
+@contextmanager
+def replaced(
+    policy: nn.Module, forward_of: Callable[[nn.Module], Callable[..., Tensor] | None]
+) -> Iterator[None]:
+    """Context in which modules compute as ``forward_of`` says, where it says anything; not those
+    that an outer context has changed."""
     changed: list[nn.Module] = []
     try:
         for module in policy.modules():
-            forward = _forward_of(module)
+            forward = forward_of(module)
             if forward is not None and "forward" not in vars(module):
                 changed.append(module)
                 vars(module)["forward"] = forward

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reason_llm.model.adapted_linear import parts
+from reason_llm.model.adapted_linear import parts, replaced
 from reason_llm.model.products import by_onednn, linear
 
 LARGE_WEIGHT = 2**16
@@ -42,19 +42,14 @@ def lean(policy: nn.Module) -> Iterator[None]:
         policy: its layers that are not plain LoRA over float weights, or that drop out, stay as
             they are, and so do those without an adapter on a GPU.
     """
-    changed: list[nn.Module] = []
-    try:
-        for module in policy.modules():
-            forward = _of_adapted(module)
-            if type(module) is nn.Linear and module.weight.device.type == "cpu":
-                forward = _of_linear(module)
-            if forward is not None and "forward" not in vars(module):
-                changed.append(module)
-                vars(module)["forward"] = forward
+    with replaced(policy, _forward_of):
         yield
-    finally:
-        for module in changed:
-            vars(module).pop("forward", None)
+
+
+def _forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    if type(module) is nn.Linear and module.weight.device.type == "cpu":
+        return _of_linear(module)
+    return _of_adapted(module)
 
 
 def _of_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
