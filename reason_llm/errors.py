@@ -27,6 +27,10 @@ class ModelError(ReasonError, ValueError):
     """A model folder, a tokenizer or an architecture cannot be used."""
 
 
+class NotAsWritten(ReasonError, ValueError):
+    """A file has another SHA-256 than was noted when it was written, or is missing."""
+
+
 class RolloutBufferError(ReasonError, ValueError):
     """The rollout buffer is damaged or belongs to another run."""
 

@@ -1,6 +1,9 @@
 """Files: writing that survives a crash, and bounded reading of files from others.
 
-Written: atomic replacement, locks that die with their process, moving aside. Read: regular files
+Written: atomic replacement, locks that die with their process, moving aside. What a later stage or
+command reads carries its SHA-256, written with it in one act: a JSON object as its first member
+(``sealed``), a folder in ``digests.json``. Readers compare it (``compare``). What carries none, as
+others' files, is read as it is. Read: regular files
 only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
 ``/dev/zero`` would not end, so neither is opened. Of what they hold, only what could fill the
 memory of whoever uses it is looked at: here a ``tokenizer.json``, which a page without torch reads,
@@ -20,7 +23,9 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedReader, BufferedWriter
@@ -33,7 +38,7 @@ from urllib.request import getproxies, proxy_bypass
 import orjson
 from safetensors import SafetensorError
 
-from reason_llm.errors import BusyError, WriteError, one_line
+from reason_llm.errors import BusyError, NotAsWritten, WriteError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,13 @@ class FileLock:
             os.close(self._file)
             raise BusyError(
                 f"process {holder} is using {self.what}; wait for it, end it, or {self.fix}"
+            ) from error
+        except OSError as error:  # ENOLCK, of some network file systems
+            os.close(self._file)
+            raise WriteError(
+                f"{self.path} cannot be locked ({one_line(error)}): its file system has no locks, "
+                "so two processes could write the same files; put run.directory and run.buffer on "
+                "a local disk, or mount it with locks"
             ) from error
         with suppress(OSError):  # a disk that is full holds the lock, if not our number
             os.ftruncate(self._file, 0)
@@ -163,8 +175,11 @@ def open_to_append(path: Path) -> BufferedWriter:
 
 
 @contextmanager
-def replacing_folder(target: Path) -> Iterator[Path]:
+def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
     """A folder beside ``target`` to fill, which then takes its place: whole or not at all.
+
+    Args:
+        is_noted: with ``digests.json``, which ``check_digests`` reads.
 
     Raises:
         WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
@@ -179,6 +194,8 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside
+        if is_noted:
+            _note_digests(beside)
         for file in beside.iterdir():
             sync(file)
         shutil.rmtree(target, ignore_errors=True)
@@ -282,11 +299,199 @@ def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
     Raises:
         OSError: as ``read_bounded``. ValueError: it is no JSON, no object, or nested too deep.
     """
-    value = orjson.loads(read_bounded(path, most_bytes))
+    return parsed_object(read_bounded(path, most_bytes))
+
+
+def parsed_object(content: bytes) -> dict[str, Any]:
+    """The JSON object in ``content``, without the SHA-256 that it may carry.
+
+    Raises:
+        NotAsWritten: its SHA-256 is another. ValueError: it is no JSON, no object, or nested too
+            deep.
+    """
+    check_seal(content)
+    value = orjson.loads(content)
     check_nesting(value)
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__}, not an object")
+    if content.startswith(_SEAL_BEGINS):
+        del value["sha256"]
     return value
+
+
+_SEAL_BEGINS, _SEAL_ENDS = b'{"sha256":"', b'",'
+"""Around the 64 hexadecimal digits that a JSON object begins with."""
+MANIFEST = "digests.json"
+"""File of a folder that was written whole, with size and SHA-256 of the others."""
+
+
+def sealed(content: bytes) -> bytes:
+    """A JSON object's bytes with their SHA-256 as its first member."""
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return b"".join((_SEAL_BEGINS, digest, _SEAL_ENDS, memoryview(content)[1:]))
+
+
+def check_seal(content: bytes, *, must_carry: bool = False) -> None:
+    """Compare the SHA-256 that a JSON object begins with.
+
+    Args:
+        must_carry: an object without one is an error, too.
+
+    Raises:
+        NotAsWritten: it is another.
+    """
+    start = len(_SEAL_BEGINS) + 64
+    body = start + len(_SEAL_ENDS)
+    if not content.startswith(_SEAL_BEGINS) or content[start:body] != _SEAL_ENDS:
+        if must_carry:
+            raise NotAsWritten("it does not begin with its SHA-256")
+        return
+    digest = hashlib.sha256(b"{")
+    digest.update(memoryview(content)[body:])
+    expected = content[len(_SEAL_BEGINS) : start].decode(errors="replace")
+    compare("it", digest.hexdigest(), expected)
+
+
+def compare(what: str, found: str, expected: str) -> None:
+    """Compare a SHA-256 with the one that was noted when a thing was written.
+
+    Raises:
+        NotAsWritten: they differ.
+    """
+    if found != expected:
+        raise NotAsWritten(
+            f"{what} is not what was written: its SHA-256 is {found:.12}..., and "
+            f"{expected:.12}... was noted"
+        )
+
+
+def _note_digests(folder: Path) -> None:
+    """Write ``digests.json``, of all but texts for a reader, which may be edited."""
+    files = [file for file in sorted(folder.iterdir()) if file.suffix != ".md"]
+    entries = {file.name: _entry(file) for file in files}
+    content = orjson.dumps({"files": entries}, option=orjson.OPT_INDENT_2)
+    (folder / MANIFEST).write_bytes(sealed(content))
+
+
+def check_digests(folder: Path) -> dict[str, str]:
+    """Compare the files of a folder with its ``digests.json``.
+
+    Returns:
+        SHA-256 by the name of each file that is noted; empty where the folder carries no digests.
+
+    Raises:
+        NotAsWritten: one is missing or is not what was written. OSError: one cannot be read.
+    """
+    if not os.path.lexists(folder / MANIFEST):
+        return {}
+    noted = read_object(folder / MANIFEST, MIB).get("files")
+    found = {}
+    for name, entry in noted.items() if isinstance(noted, dict) else ():
+        file = folder / name
+        if Path(name).name != name or not isinstance(entry, dict) or not os.path.lexists(file):
+            raise NotAsWritten(f"{name!r:.100} is missing")
+        if file.is_symlink():
+            raise NotAsWritten(f"{name} is a link")
+        if file.stat().st_size != entry.get("bytes"):
+            raise NotAsWritten(
+                f"{name} is not what was written: it has {file.stat().st_size} bytes, and "
+                f"{entry.get('bytes')!s:.20} were noted"
+            )
+        found[name] = _unless_known(file)
+        compare(name, found[name], str(entry.get("sha256")))
+    return found
+
+
+_KNOWN: dict[Path, tuple[tuple[int, int, int], str]] = {}
+"""SHA-256 of files that this process has read, by path, with size, time and inode."""
+
+
+def _unless_known(file: Path) -> str:
+    """The file's SHA-256, taken once by a process as long as the file is not written to."""
+    now = _state_of(file)
+    if file not in _KNOWN or _KNOWN[file][0] != now:
+        _KNOWN[file] = now, sha256(file, MOST_BYTES)
+    return _KNOWN[file][1]
+
+
+def _state_of(file: Path) -> tuple[int, int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": sha256(file, MOST_BYTES)}
+
+
+MOST_BYTES = 1 << 40
+"""Of a file whose digest is taken."""
+PIECE_BYTES = 16 * MIB
+KEPT_FROM_BYTES = 64 * MIB
+"""Size of a file whose digest is kept on disk."""
+MOST_KEPT = 10_000
+
+
+def large_digest(files: Sequence[Path]) -> str:
+    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights.
+
+    Each file is read by several threads, in pieces of 16 MiB whose SHA-256 are digested in turn.
+    Those of large files are kept in the user's cache folder by path, size, time and inode, so that
+    the same file costs nothing the next time.
+
+    Raises:
+        OSError: as ``open_regular``.
+    """
+    kept, digests = _kept_digests(), {}
+    for file in files:
+        place, state = str(file.resolve()), list(_state_of(file))
+        if kept.get(place, [None])[:-1] == state:
+            digests[place] = kept[place]
+        else:
+            digests[place] = [*state, _in_pieces(file)]
+    # A file of this moment may be written once more without another time.
+    old = time.time_ns() - 2 * 10**9
+    new = {
+        place: value
+        for place, value in digests.items()
+        if value[0] >= KEPT_FROM_BYTES and value[1] < old and kept.get(place) != value
+    }
+    if new:
+        _keep_digests({**kept, **new})
+    lines = [
+        f"{file.name} {digests[str(file.resolve())][0]} {digests[str(file.resolve())][-1]}\n"
+        for file in files
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _in_pieces(file: Path) -> str:
+    with open_regular(file) as opened, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        handle = opened.fileno()
+        places = range(0, os.fstat(handle).st_size, PIECE_BYTES)
+        pieces = pool.map(
+            lambda place: hashlib.sha256(os.pread(handle, PIECE_BYTES, place)).digest(), places
+        )
+        return hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def _digests_path() -> Path:
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_folder) / "reason_llm" / "digests.json"
+
+
+def _kept_digests() -> dict[str, list[Any]]:
+    """Size, time, inode and digest by path; empty where nothing that can be read was kept."""
+    try:
+        kept = read_object(_digests_path(), 16 * MIB)
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
+        return {}
+    return {place: value for place, value in kept.items() if isinstance(value, list)}
+
+
+def _keep_digests(digests: Mapping[str, list[Any]]) -> None:
+    newest = dict(list(digests.items())[-MOST_KEPT:])
+    with suppress(WriteError, RuntimeError):  # it is taken again next time
+        write_atomically(_digests_path(), sealed(orjson.dumps(newest)))
 
 
 def sha256(path: Path, most_bytes: int) -> str:
@@ -527,6 +732,18 @@ def hub_restored() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def hub_commit(repository: str) -> str:
+    """Commit of a model on the Hub whose config is in the cache; empty without one."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, "config.json")
+    except HFValidationError:  # it is no name of a repository
+        return ""
+    return Path(found).parent.name if isinstance(found, str) else ""
 
 
 def is_in_hub_cache(repository: str, name: str) -> bool:

@@ -3,8 +3,8 @@ done. The stage sample ends a step before it learns; the others but rl learn fro
 place of rollouts.
 
 A run that dies at any moment goes on from its last checkpoint and its buffer when it is started
-again. What is checked before a weight is read is in ``run.prepare``, and what a run holds while it
-is under way in ``run.run``.
+again. What is checked before a weight is read is in ``run.start.prepare``, and what a run holds
+while it is under way in ``run.run``.
 """
 
 from typing import Any
@@ -13,10 +13,9 @@ from reason_llm.config import Config
 from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
-from reason_llm.run.ahead import sampling_ahead
-from reason_llm.run.collect import collect, collected_before, with_reward_models
-from reason_llm.run.prepare import prepare
+from reason_llm.run.collect import collect, sampled_before, with_reward_models
 from reason_llm.run.run import Run, open_run
+from reason_llm.run.start.prepare import prepare
 
 
 def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
@@ -36,21 +35,18 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
                 run.end(step, {})
                 continue
             data = to_data(groups) if config.samples else run.rows(step)
-            with (
-                sampling_ahead(run, step),  # other GPUs: the steps after it
-                run.learning(len(data)) as (replicas, progress),  # GPU: weights + activations
-            ):
-                metrics = replicas.learn(step, data, lambda rows: progress(0, rows))
+            with run.learning(step, data) as learn:  # GPU: weights + activations + optimizer
+                metrics = learn()
             run.end(step, metrics)  # archive, evaluate, log, save
         return run.finish()
 
 
 def rollouts(run: Run, step: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
-    run.take_sampled_ahead(step)
     if (groups := run.buffer.read(step)) is None:  # a killed run goes on between the phases
-        if (groups := collected_before(run, step)) is None:
+        if (groups := sampled_before(run.step(step))) is None:
             with run.sampling(step) as sampler:  # GPU: weights + KV cache
-                groups = collect(run, sampler, step)
-        groups = with_reward_models(run, step, groups)  # GPU: weights, one model after another
+                groups = collect(run.step(step), sampler)
+        # GPU: weights, one reward model after another
+        groups = with_reward_models(run.step(step), groups, run.model_scores)
     return groups

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
-from reason_llm.data.load import Data, load_data
+from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
 from reason_llm.model import products
 from reason_llm.model.base import Model, load_tokenizer
@@ -132,7 +132,10 @@ def descendants(pid: int) -> list[int]:
 def load(tokenizer: Any) -> Callable[..., Data]:
     """``load_data`` with options by their dotted names, ``__`` for the dot."""
 
-    def load(path: Path | list, room: int = 4000, fault: Any = raise_fault, **options: Any) -> Data:
+    def load(
+        path: Path | list, room: int = 4000, fault: Any = raise_fault, by: Any = tokenizer,
+        **options: Any,
+    ) -> Data:  # fmt: skip
         train = path if isinstance(path, list) else str(path)
         tree: dict[str, Any] = {
             "data": {"train": train, "system_prompt": "none"}, "sample": {"max_new_tokens": 1},
@@ -143,9 +146,16 @@ def load(tokenizer: Any) -> Callable[..., Data]:
             for section in sections:
                 place = place.setdefault(section, {})
             place[leaf] = value
-        return load_data(Config.model_validate(tree), tokenizer, room + 1, fault)
+        return load_data(
+            Config.model_validate(tree), by, room + 1, fault, end_token_ids=[by.eos_token_id]
+        )
 
     return load
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first, so that no process is left with a long file when the others are done."""
+    items.sort(key=lambda item: "end_to_end" not in item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,6 +31,7 @@ def closed_early(command: list[str]) -> tuple[int, str]:
     return process.wait(), error
 
 
+@pytest.mark.long
 def test_what_runs_goes_on_and_its_warnings_are_seen(tmp_path: Path) -> None:
     done = tmp_path / "done"
     code, error = closed_early([sys.executable, "-c", LOUD.replace("DONE", str(done))])
@@ -42,6 +43,7 @@ def test_what_runs_goes_on_and_its_warnings_are_seen(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("switch", ["--plan", "--data-check"])
 def test_what_only_prints_ends_as_other_programs_do(switch: str) -> None:
     code, error = closed_early([sys.executable, "scripts/train.py", switch])

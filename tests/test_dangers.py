@@ -35,10 +35,6 @@ ALLOWED = {  # where, what: why
     ("reason_llm/app/cli/__init__.py", "importlib.import_module"): "of a table of our own",
     ("reason_llm/model/folder.py", "torch.load"): "model.allow_pickle, tensors only",
     ("reason_llm/model/folder.py", "pickle"): "the error of torch.load",
-    (
-        "reason_llm/data/render.py",
-        "jinja2.Environment",
-    ): "splits a template into words, renders none",
 }
 
 
@@ -103,9 +99,11 @@ OPEN_BY_PATH = {
 }
 """They open by themselves, so they are given ``regular(path)``."""
 OPENED_OTHERWISE = {  # where, what: why
+    ("reason_llm/data/confined.py", "os.open"): "the null device",
+    ("reason_llm/data/confined.py", ".read_text"): "of /proc",
     ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
-    ("reason_llm/run/buffer.py", "gzip.open"): "of a file that open_regular opened",
+    ("reason_llm/run/store/buffer.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/score/code/jail/launcher.py", "os.fdopen"): "pipes",
     (
         "reason_llm/score/code/jail/launcher.py",
@@ -119,8 +117,6 @@ OPENED_OTHERWISE = {  # where, what: why
     ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
     ("reason_llm/score/math/math_worker.py", "os.fdopen"): "a pipe",
     ("reason_llm/score/math/math_worker.py", ".open"): "sympy's open interval",
-    ("reason_llm/app/tracker_process.py", "os.fdopen"): "a pipe",
-    ("reason_llm/app/tracker_process.py", "os.open"): "/dev/null",
     ("scripts/benchmarks/cpu.py", ".open"): "a log in its own temporary folder, for writing",
     ("scripts/benchmarks/cpu_worker.py", "os.fdopen"): "a pipe",
 }

@@ -89,12 +89,15 @@ def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
 @pytest.mark.usefixtures("beside_my_rewards")
 def test_the_other_python_of_the_docs_runs() -> None:
     others = [block for block in PYTHON if "from reason_llm" in block.text]
-    assert len(others) == 1
     with contextlib.redirect_stdout(io.StringIO()) as shown:
-        exec(compile(others[0].text, others[0].where, "exec"), {})
-    assert (
-        shown.getvalue() == "[{'boxed': 1.0, 'is_brief': 1.0}, {'boxed': 0.0, 'is_brief': 0.0}]\n"
-    )
+        for block in others:
+            exec(compile(block.text, block.where, "exec"), {})
+    *of_math, first, last = shown.getvalue().splitlines()
+    assert of_math == ["1.0", "0.0", "1.0", "True"]
+    assert [first, last] == [
+        "2 2 None",
+        "[{'boxed': 1.0, 'is_brief': 1.0}, {'boxed': 0.0, 'is_brief': 0.0}]",
+    ]
 
 
 def test_the_python_of_the_page_on_data_makes_the_files_that_it_names(

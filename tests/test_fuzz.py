@@ -30,17 +30,18 @@ from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import changes, leaves, load, to_yaml
 from reason_llm.config.quick_start import QUICK_START
-from reason_llm.data import check_ends, code_cases, forms as row_forms, load_rows, sets
+from reason_llm.data import check_ends, code_cases, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
+from reason_llm.files import sealed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run import archive, checkpoint, metrics
-from reason_llm.run.buffer import Document, RunIdentity, read_document, to_bytes, with_digest
-from reason_llm.run.writer import BackgroundWriter
+from reason_llm.run.store import archive, checkpoint, metrics
+from reason_llm.run.store.buffer import Document, RunIdentity, read_document, to_bytes
+from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train.optim import make_optimizer
 from report_runs import record, write_run
 from stages import OF_FORM
@@ -134,7 +135,7 @@ def test_buffer(tmp_path: Path, suffix: str) -> None:
     whole = to_bytes(document())
     # The digest of most is right, as the readers behind it are meant, too.
     inner = {name: part for name, part in orjson.loads(whole).items() if name != "sha256"}
-    trees = broken_tree(inner).map(lambda tree: with_digest(json.dumps(tree).encode()))
+    trees = broken_tree(inner).map(lambda tree: sealed(json.dumps(tree).encode()))
     packed = trees.map(partial(gzip.compress, mtime=0)) if suffix == "json.gz" else trees
     file = gzip.compress(whole, mtime=0) if suffix == "json.gz" else whole
 
@@ -233,7 +234,7 @@ def test_token_rows(tmp_path: Path, tokenizer: Any) -> None:
         path.write_text(json.dumps(_reworded(row, *texts)) + "\n")
         data = {"train": str(path), "form": form, "max_tokens": 60, "system_prompt": "none"}
         config = Config.model_validate({"data": data, **OF_FORM[form]})
-        for unit in load_rows(config, tokenizer, 80, [2]).units:
+        for unit in load_data(config, tokenizer, 80, end_token_ids=[2]).units:
             assert len(unit) == (2 if form == "preferences" else 1)
             for each in unit:
                 assert len(each.ids) == len(each.trained) <= 60

@@ -34,7 +34,7 @@ ORDER = [
     {"app"},
 ]
 """Lowest first. What shares a line does not import each other."""
-ROOMS_OF_THE_LOOP = {"run.prepare", "run.run", "run.collect", "run.ahead"}
+ROOMS_OF_THE_LOOP = {"run.start.prepare", "run.run", "run.collect"}
 """Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
 OWNERS = {
     "bitsandbytes": {"model", "train"},
@@ -44,7 +44,6 @@ OWNERS = {
     "datasets": {"data"},
     "sympy": {"score"},
     "matplotlib": {"app"},
-    "latex2mathml": {"app"},
     "tokenizers": {"app"},
     "trl": {"data"},
     "rich": {"app"},
@@ -169,6 +168,7 @@ def test_what_is_installed_is_what_is_declared() -> None:
         assert each.specifier.contains(version(each.name)), each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],

@@ -21,7 +21,8 @@ from reason_llm.config import (
 )
 from reason_llm.errors import ConfigError, DataError, Stopped
 from reason_llm.files import hub_restored
-from reason_llm.run import Record, Watch, metrics
+from reason_llm.run import Record, Watch
+from reason_llm.run.store import metrics
 
 if TYPE_CHECKING:
     from reason_llm.app.export.parity import Parity
@@ -209,7 +210,7 @@ def export(
 
         console = Console("plain")
         from reason_llm.app import export as exporting
-        from reason_llm.run import folder as run_folder
+        from reason_llm.run.store import folder as run_folder
 
         request = exporting.Request(
             source=Path(source),

@@ -17,7 +17,7 @@ from reason_llm.config import Config, Count, ModelSection, Section, file as conf
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
-from reason_llm.run import folder as run_folder
+from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
 
 

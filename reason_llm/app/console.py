@@ -1,29 +1,44 @@
-"""Output of a run: lines and, on a terminal, a live part below them. The only place where logging
+"""Output of a run: lines and, on a terminal, progress bars below them. The only place where logging
 is set up.
 
 What is shown holds words of others: file names, prompts, errors of rewards. All of it is made
 printable, so that no terminal acts on it, and the environment's secrets are left out.
+
+The bars are rich's, and their number never changes while they are shown: rich moves the cursor up
+by their height, and refreshes them in a thread of its own. If the height changed while another
+thread prints, a bar would stay on the terminal and a warning above it would be erased.
 """
 
 import io
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.live import Live
+from rich.file_proxy import FileProxy
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as Bars,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from reason_llm.app import lines
-from reason_llm.app.screen import Screen
 from reason_llm.errors import printable, without_secrets
 from reason_llm.files import discard_output
 from reason_llm.rollout import Group
 from reason_llm.run import Begun, Progress, Record
 
 REFRESHES_PER_SECOND = 2
+MOST_CELLS = 24
+"""Of a run's name beside its bar."""
 
 
 @contextmanager
@@ -44,14 +59,15 @@ def restored_output() -> Iterator[None]:
 
 
 class Console:
-    """Lines and the live part of a run.
+    """Lines and progress bars of a run.
 
     Args:
-        mode: ``auto`` (live on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
+        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
         errors only).
+        clock: seconds, from which the bars' speed and time left are made.
     """
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, clock: Callable[[], float] = time.monotonic) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a terminal cannot show
             sys.stdout.reconfigure(errors="backslashreplace")
         # In a notebook rich would write a block of HTML for each line.
@@ -62,7 +78,8 @@ class Console:
         # A notebook calls itself a terminal by FORCE_COLOR, and cannot move its cursor.
         is_terminal = self._rich.is_terminal and self._rich.file.isatty()
         self._live = mode == "auto" and is_terminal and not self._rich.is_dumb_terminal
-        self._screen: Screen | None = None
+        self._clock = clock
+        self._bars: Bars | None = None
         self._last_step = 0
         self._judged_by = "accuracy"
         handler = _Lines(self._rich)
@@ -75,100 +92,121 @@ class Console:
     def line(self, text: str) -> None:
         """Print one line, unless quiet."""
         if not self._quiet:
-            self._rich.print(without_secrets(printable(text)))
+            self._rich.print(_safe(text))
 
     @contextmanager
     def run(self, begun: Begun) -> Iterator[None]:
-        """Show the live part, if there is one, while the block runs; lines and warnings go above
-        it."""
+        """Show the bars of the phase and of the run while the block runs; lines and warnings go
+        above them."""
         self._last_step, self._judged_by = begun.last_step, begun.judged_by
-        with self._shown(
-            Screen(begun.name, begun.last_step, begun.step, judged_by=begun.judged_by)
-        ):
-            if self._screen is not None:
-                for record in begun.records:
-                    self._screen.take(record)
+        with self._shown("loading", 0) as bars:
+            bars.add_task(
+                "step", total=begun.last_step, completed=begun.step, told=_safe(begun.name)
+            )
+            bars.start()
             yield
 
     def step(self, record: Record, group: Group | None) -> None:
-        """Print the line of a step and update the live part.
+        """Print the line of a step and move the run's bar.
 
         Args:
-            group: whose last completion is shown; None before training, and in a stage that
-                samples nothing.
+            group: not shown.
         """
-        is_step = "time/learning_seconds" in record or "score/reward" in record
-        if is_step:
+        if "time/learning_seconds" in record or "score/reward" in record:
             self.line(lines.of_step(record, self._last_step, self._judged_by))
         elif told := lines.judged(record, self._judged_by):
             self.line(f"before training: {', '.join(told)}")
-        if self._screen is not None and not is_step:
-            self._screen.take(record)
-        elif self._screen is not None:
-            self._screen.end_step(record, None if group is None else group.completions[-1])
+        if self._bars is not None:
+            run = self._bars.task_ids[-1]
+            self._bars.update(run, completed=record["step"], refresh=True)
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:
-        """A bar over ``total`` items while the phase lasts, in the live part or, outside of a run,
-        as all of it; call what it yields with (tokens, items) done."""
-        if self._screen is None:
-            with self._shown(Screen("", 0, 0)):
-                yield self._begin(name, total)
+        """A bar over ``total`` items while the phase lasts, 0 if nobody knows how many: above the
+        run's or, outside of a run, alone; call what it yields with (tokens, items) done."""
+        if self._bars is None:
+            with self._shown(name, total) as bars:
+                bars.start()
+                yield _advance(bars)
             return
-        yield self._begin(name, total)
-        self._screen.end_phase()
-
-    def _begin(self, name: str, total: int) -> Progress:
-        if self._screen is None:
-            return lambda tokens, items: None
-        phase = self._screen.begin_phase(name, total)
-
-        def advance(tokens: int, items: int) -> None:
-            phase.tokens += tokens
-            phase.items += items
-
-        return advance
+        self._bars.tasks[0].total = total or None
+        self._bars.reset(self._bars.task_ids[0], description=name, told="")
+        yield _advance(self._bars)
 
     @contextmanager
-    def _shown(self, screen: Screen) -> Iterator[None]:
-        if not self._live:
-            yield
-            return
-        self._screen = screen
-        try:
-            with Live(
-                get_renderable=self._renderable,
-                console=self._rich,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                transient=True,
-                vertical_overflow="crop",
-            ):
-                yield
-        finally:
-            self._screen = None
-
-    def _renderable(self) -> Text:
-        if self._screen is None:
-            return Text()
-        return self._screen.lines(
-            self._rich.width,
-            time.perf_counter(),
-            plain=self._rich.no_color or self._rich.color_system is None,
-            ascii_only=not self._rich.encoding.startswith("utf"),
+    def _shown(self, phase: str, total: int) -> Iterator[Bars]:
+        """Bars with that of a phase, to be started by the caller; without a terminal they are never
+        drawn."""
+        one_line: dict[str, Any] = {"table_column": Column(no_wrap=True)}
+        bars = Bars(
+            TextColumn("[bold]{task.description}", **one_line),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(**one_line),
+            TextColumn(
+                "{task.fields[told]}",
+                markup=False,
+                table_column=Column(no_wrap=True, max_width=MOST_CELLS),
+            ),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, **one_line),
+            console=self._rich,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            speed_estimate_period=math.inf,  # a step may take longer than rich's 30 seconds
+            transient=True,
+            get_time=self._clock,
+            disable=not self._live,
+            expand=True,
         )
+        bars.add_task(phase, total=total or None, told="")
+        self._bars = bars
+        try:
+            yield bars
+        finally:
+            self._bars = None
+            bars.stop()
+
+
+def _advance(bars: Bars) -> Progress:
+    """What moves the bar of the phase and says its tokens per second."""
+    phase, tokens_done = bars.tasks[0], 0
+
+    def advance(tokens: int, items: int) -> None:
+        nonlocal tokens_done
+        tokens_done += tokens
+        speed = f"{tokens_done / max(phase.elapsed or 0.0, 1e-9):,.0f} tokens/s"
+        bars.update(phase.id, advance=items, told=speed if tokens_done else "")
+
+    return advance
+
+
+def _safe(text: str) -> str:
+    return without_secrets(printable(text))
 
 
 class _Output(RichConsole):
-    """Standard output that survives the end of its reader: the run continues, with its warnings on
-    standard error."""
+    """Standard output that survives the end of its reader and a terminal that hung up: the run
+    continues, with its warnings on standard error."""
 
     is_closed = False
+
+    def __exit__(self, *error: object) -> None:
+        """Write what was printed in the block."""
+        try:
+            super().__exit__(*error)
+        except OSError:  # EIO, of a terminal that hung up
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Report it once on standard error and discard all further output."""
         self.quiet = self.is_closed = True
         discard_output()
-        sys.stderr.write("standard output was closed; what is running goes on\n")
+        _on_standard_error("standard output was closed; what is running goes on")
+
+
+def _on_standard_error(text: str) -> None:
+    # While bars are shown, rich passes standard error on to standard output.
+    errors = sys.stderr.rich_proxied_file if isinstance(sys.stderr, FileProxy) else sys.stderr
+    with suppress(OSError):  # the same terminal may have hung up
+        errors.write(f"{text}\n")
 
 
 class _Lines(logging.Handler):
@@ -182,8 +220,9 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """``WARNING  the message``."""
         style = f"logging.level.{record.levelname.lower()}"
-        text = without_secrets(printable(record.getMessage()))
+        text = _safe(record.getMessage())
         if isinstance(self._rich, _Output) and self._rich.is_closed:
-            sys.stderr.write(f"{record.levelname:<8} {text}\n" if record.levelno > 20 else "")
+            if record.levelno > logging.INFO:
+                _on_standard_error(f"{record.levelname:<8} {text}")
             return
         self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))

@@ -9,16 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from reason_llm.config import Config
-from reason_llm.data import (
-    Condition,
-    Data,
-    LoadedSet,
-    RowSet,
-    TokenRows,
-    check_ends,
-    load_data,
-    load_rows,
-)
+from reason_llm.data import Data, DataSet, check_ends, load_data
 from reason_llm.errors import DataError, printable, without_secrets
 from reason_llm.model import base, quiet_libraries
 from reason_llm.rollout import TokenRow
@@ -41,11 +32,8 @@ class DataReport:
     num_errors: int
 
 
-def check_data(config: Config, held_out: str | None = None) -> DataReport:
+def check_data(config: Config) -> DataReport:
     """Read, render and count all rows.
-
-    Args:
-        held_out: rows of an offline stage's form that are not learned from; None: eval.rows.
 
     Raises:
         ReasonError: the tokenizer, a template, a reward or the options cannot be used at all.
@@ -68,16 +56,13 @@ def check_data(config: Config, held_out: str | None = None) -> DataReport:
         f"the reward model {key} in {options.path} is not read by this check"
         for key, options in config.score.reward_models.items()
     ]
+    ends = base.end_token_ids(config.model.path, tokenizer)
+    data = load_data(config, tokenizer, context, note, columns, ends)
+    lines = _lines_of_sets(data)
     if config.data.is_offline:
-        ends = base.end_token_ids(config.model.path, tokenizer)
-        rows = load_rows(
-            config, tokenizer, context, ends, note,
-            held_out=held_out or config.eval.rows, condition=Condition.of(config),
-            extra_columns=columns,
-        )  # fmt: skip
-        lines = _lines_of_rows(rows, config.data.form, ends, tokenizer, note)
+        lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
-        lines = _lines_of_prompts(load_data(config, tokenizer, context, note, columns), tokenizer)
+        lines += _shown_prompts(data, tokenizer)
     lines += models
     if num_errors:
         lines.append(f"{num_errors} errors, the first {len(first_errors)}:")
@@ -87,32 +72,47 @@ def check_data(config: Config, held_out: str | None = None) -> DataReport:
     return DataReport([printable(without_secrets(line), keep="\n\t") for line in lines], num_errors)
 
 
-def _lines_of_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    lines = []
-    for title, loaded in zip(_titles(data, "prompts"), data.training, strict=True):
-        lines += _described(title, loaded)
-    lines += _lines_of_evaluation(data.held_out)
+def _lines_of_sets(data: Data) -> list[str]:
+    """Counts and lengths of all sets."""
+    lines, total = [], sum(data.weights)
+    for data_set, weight in zip(data.training, data.weights, strict=True):
+        what = "prompts" if data_set.is_asked else "rows"
+        share = f", {weight / total:.1%} of the {what}" if len(data.weights) > 1 else ""
+        lines += _described(f"train {data_set.source}{share}", data_set)
+    if data.held_out_rows is not None:
+        lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows)
+    for data_set in data.held_out:
+        lines += _described(f"eval {data_set.name}".rstrip() + f" {data_set.source}", data_set)
     if warning := data.contamination_warning():
         lines.append(f"warning: {warning}")
-    return lines + _shown_prompts(data, tokenizer)
+    return lines
+
+
+def _described(title: str, data_set: DataSet) -> list[str]:
+    rows = data_set.rows
+    counts = f"{title}: {data_set.num_rows} rows, {data_set.size} taken"
+    if len(rows) > data_set.size:
+        counts += f" as {len(rows)} rows of tokens"
+    lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
+    lines += [f"  {error}" for error in data_set.skipped]
+    for what, lengths in (
+        ("prompt", [len(prompt.token_ids) for prompt in data_set.prompts]),
+        ("row", [len(row.ids) for row in rows]),
+        ("learned", [sum(row.trained) for row in rows]),
+    ):
+        if lengths:
+            lines.append(f"  {what} tokens: {_spread(lengths)}")
+    return lines
 
 
 def _lines_of_rows(
-    data: TokenRows,
-    form: str,
+    data: Data,
     end_token_ids: Collection[int],
     tokenizer: "PreTrainedTokenizerBase",
     note: Callable[[DataError], None],
 ) -> list[str]:
-    lines = []
-    for title, found in zip(_titles(data, "rows"), data.training, strict=True):
-        lines += _described_rows(title, found)
-    if data.held_out is not None:
-        lines += _described_rows(f"held out {data.held_out.source}", data.held_out)
-    lines += _lines_of_evaluation(data.evaluation)
-    if warning := data.contamination_warning():
-        lines.append(f"warning: {warning}")
-    units, rows = data.units, data.imitated(form)
+    """How the rows end, and the first, the middle and the last one."""
+    lines, units, rows = list[str](), data.units, data.imitated
     try:
         lines += check_ends(rows, end_token_ids, tokenizer) if rows else []
     except DataError as error:
@@ -120,47 +120,6 @@ def _lines_of_rows(
     for index in sorted({0, len(units) // 2, len(units) - 1} if units else set()):
         for row in units[index]:
             lines += _shown_row(row, tokenizer)
-    return lines
-
-
-def _titles(data: Data | TokenRows, what: str) -> list[str]:
-    total = sum(data.weights)
-    shares = [f", {weight / total:.1%} of the {what}" for weight in data.weights]
-    return [
-        f"train {found.source}{share if len(shares) > 1 else ''}"
-        for found, share in zip(data.training, shares, strict=True)
-    ]
-
-
-def _lines_of_evaluation(held_out: Sequence[LoadedSet]) -> list[str]:
-    lines = []
-    for loaded in held_out:
-        lines += _described(f"eval {loaded.name}".rstrip() + f" {loaded.source}", loaded)
-    return lines
-
-
-def _described(title: str, loaded: LoadedSet) -> list[str]:
-    counts = f"{title}: {loaded.num_rows} rows, {len(loaded.prompts)} taken"
-    lines = [counts + (f"; {loaded.left_out}" if loaded.dropped else "")]
-    lines += [f"  {error}" for error in loaded.skipped]
-    if lengths := [len(prompt.token_ids) for prompt in loaded.prompts]:
-        lines.append(f"  prompt tokens: {_spread(lengths)}")
-    return lines
-
-
-def _described_rows(title: str, found: RowSet) -> list[str]:
-    rows = found.rows
-    counts = f"{title}: {found.num_rows} rows, {len(found.units)} taken"
-    if len(rows) > len(found.units):
-        counts += f" as {len(rows)} rows of tokens"
-    lines = [counts + (f"; {found.left_out}" if found.dropped else "")]
-    lines += [f"  {error}" for error in found.skipped]
-    for what, lengths in (
-        ("row", [len(row.ids) for row in rows]),
-        ("learned", [sum(row.trained) for row in rows]),
-    ):
-        if lengths:
-            lines.append(f"  {what} tokens: {_spread(lengths)}")
     return lines
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.evaluate import wilson
-from reason_llm.run import Best, Record, folder as run_folder, metrics
+from reason_llm.run import Best, Record
+from reason_llm.run.store import folder as run_folder, metrics
 
 
 def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
@@ -133,7 +134,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
             f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
             f"({summary[f'{phase}_planned_gib']:.2f} planned)"
             for phase in ("sampling", "learning")
-            if summary[f"{phase}_planned_gib"]
+            if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
         )
     )
     found += [of_replica(*each) for each in summary.get("replicas", {}).items()]

@@ -88,7 +88,7 @@ def write_pairs(
     paths = []
     for source in sources:
         files = buffer_files(source)
-        missing, first = missing_steps(files)
+        missing, first = missing_steps(source, files)
         if source.is_dir() and missing:
             logger.warning(
                 "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to "

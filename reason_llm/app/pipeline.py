@@ -21,7 +21,7 @@ from reason_llm.config import Config, Pipeline, PipelineStage, command
 from reason_llm.errors import CheckpointError, DataError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
-from reason_llm.run import checkpoint, folder, metrics
+from reason_llm.run.store import checkpoint, folder, metrics
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +151,7 @@ def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
     if stage.start is None or stage.begins_anew or not begun.is_dir():
         return
     now = pipeline.stage(stage.start).folder / "adapter"
-    base = stage.folder  # the same for both
-    if folder.weights_digest(base, begun) != folder.weights_digest(base, now):
+    if folder.weights_digest(str(begun)) != folder.weights_digest(str(now)):
         logger.warning(
             "stage %s began from an earlier adapter of %s; to begin anew: --stage %s --run.resume "
             "never", stage.name, stage.start, stage.name,

@@ -72,13 +72,12 @@ def accept_edited(path: Path) -> bool:
     is_archived = path.suffix == ".gz"
     with nullcontext() if is_archived else lock(path):
         try:
-            if read_document(path).has_digest:
-                return False
-        except RolloutBufferError:
-            pass  # for its digest; all else of it can be read
-        document = read_document(path, accept_edited=True)
-        write_atomically(path, to_bytes(document, compressed=is_archived))
-    return True
+            read_document(path)
+        except RolloutBufferError:  # for its digest; all else of it can be read
+            document = read_document(path, accept_edited=True)
+            write_atomically(path, to_bytes(document, compressed=is_archived))
+            return True
+    return False
 
 
 def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:

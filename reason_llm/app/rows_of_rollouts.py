@@ -53,11 +53,8 @@ def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: boo
         "pairs": rows.section.model_dump(mode="json"),
         "rollouts": rollouts,
     }
-    if before is not None and not anew:
-        if known is None and None in rollouts.values():
-            return None  # rows of an earlier version, which noted no origin
-        if known is not None and _is_same(known, {**origin, "rows_sha256": before}):
-            return None
+    if before is not None and not anew and _is_same(known, {**origin, "rows_sha256": before}):
+        return None
     written = write_pairs([*archives.values()], rows.path, rows.form, rows.section)
     after = _sha256(rows.path)
     content = orjson.dumps({**origin, "rows_sha256": after}, option=orjson.OPT_INDENT_2)
@@ -69,12 +66,10 @@ def _record(rows: RowsOfRollouts) -> Path:
     return rows.path.with_suffix(".rows.json")
 
 
-def _origin_of(rows: RowsOfRollouts) -> dict[str, Any] | None:
-    """What the rows that are there were made of; None if nothing was noted."""
+def _origin_of(rows: RowsOfRollouts) -> dict[str, Any]:
+    """What the rows that are there were made of; empty if nothing that can be read was noted."""
     try:
         return read_object(_record(rows))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError):
         return {}
 

@@ -17,7 +17,8 @@ from reason_llm.errors import one_line
 from reason_llm.files import write_atomically
 from reason_llm.loop import train
 from reason_llm.rollout import Group
-from reason_llm.run import Begun, Progress, Record, Watch, metrics
+from reason_llm.run import Begun, Progress, Record, Watch
+from reason_llm.run.store import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class _Followed:
     @contextmanager
     def run(self, begun: Begun) -> Iterator[None]:
         self.has_begun = True
-        self._followers.start(begun.folder, begun.id)
+        self._followers.start(begun)
         self._alarms = LiveAlarms(read_run(begun.folder, begun.name))
         with self._shown.run(begun):
             yield
@@ -69,6 +70,7 @@ class _Followed:
 
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
+        self._followers.write(record)
         if self._alarms is None:
             return
         try:
@@ -94,9 +96,8 @@ def _write_curves(config: Config, folder: Path) -> None:
 def _write_report(folder: Path, shown: Watch) -> None:
     """Write report.html after everything else. Nothing wrong with it may fail the run."""
     try:
-        alarms = write_report([folder], folder / "report.html")
+        (alarms,) = write_report([folder], folder / "report.html")
     except Exception as error:  # noqa: BLE001
         logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
     else:
-        told = f"alarms: {'; '.join(alarms)}" if alarms else "no alarms"
-        shown.line(f"report in {folder / 'report.html'}, {told}")
+        shown.line(f"report in {folder / 'report.html'}, {alarms}")

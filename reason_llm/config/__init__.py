@@ -49,7 +49,7 @@ from reason_llm.config.sections import (
     ModelSection,
     TrainSection,
 )
-from reason_llm.config.stages import CriticSection, Stage
+from reason_llm.config.stages import CriticSection, Stage, SupervisedSection
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
 
@@ -91,6 +91,7 @@ __all__ = [
     "ScoreSection",
     "Section",
     "Stage",
+    "SupervisedSection",
     "Surrogate",
     "TrainSection",
     "Value",

@@ -1,8 +1,9 @@
-"""The table of algorithms, one row each. Adding one is a row and a test.
+"""The table of algorithms, one row each, and the config's ``algorithm`` section, which names a row
+and changes columns of it. Adding an algorithm is a row and a test.
 
-Standard library only, so that the config can check names and columns without torch. What each
-column does is in ``advantages.py`` (baseline, scale, normalisation, KL in the reward) and
-``losses.py`` (ratio, surrogate, aggregation, KL and entropy in the loss).
+Nothing here loads torch. The maths of each column is in ``train.advantages`` (baseline, scale,
+normalization, KL in the reward) and ``train.losses`` (ratio, surrogate, aggregation, KL and entropy
+in the loss).
 
 Each row is its paper's form. Differs: ``gdpo`` and the ``reinforce_pp`` rows divide each completion
 by its length, as their equations do; code around them (TRL, verl and OpenRLHF as they come) takes
@@ -12,8 +13,15 @@ completion's ratios; where a step has several optimizer steps, ``surrogate: clip
 ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reason_llm.config.rows import changeable, row_of_table, with_columns
+from reason_llm.config.types import Count, Fraction, NonNegative, Section
+from reason_llm.config.wrong_values import none_of
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "whiten", "none"]
@@ -31,46 +39,103 @@ Correction = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@row_of_table
 class Algorithm:
-    """One row. Every column but ``idea`` and ``source`` can be overridden in the config's
-    ``algorithm`` section; the fields of ``config.AlgorithmSection`` say what each does."""
+    """One row. A config may change every column but those in ``FIXED``."""
 
     idea: str
     """In a few words."""
     source: str
     """Paper and equation."""
     baseline: Baseline = "group_mean"
+    """Subtracted from each reward: the group's mean, the mean of its others (leave_one_out), or
+    nothing."""
     scale: Scale = "group"
+    """Divisor of the advantages. group, batch: standard deviation of the group or the step; whiten:
+    their own over the step, after their mean is subtracted; none: 1."""
     normalization: Normalization = "total"
+    """total: of the weighted sum of rewards; per_reward: of each reward by itself (GDPO)."""
     keep: Keep = "all"
-    top_k: int = 0
+    """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
+    each group with the highest rewards."""
+    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Completions kept of each group, for keep: top_k."""
     ratio: Ratio = "token"
+    """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
+    that value with each token's gradient (sequence_token)."""
     surrogate: Surrogate = "clip"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    delta: float = 0.0
-    dual_clip: float = 0.0
-    temperature_positive: float = 1.0
-    temperature_negative: float = 1.05
+    """clip (PPO, GRPO), reinforce, cispo, sapo, gmpo or vespo."""
+    clip_low: NonNegative = 0.2
+    """The probability ratio is clipped below at 1 - clip_low (gmpo: its log at -clip_low)."""
+    clip_high: NonNegative = 0.2
+    """The probability ratio is clipped above at 1 + clip_high (gmpo: its log at clip_high)."""
+    delta: NonNegative = 0.0
+    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
+    dual_clip: NonNegative = 0.0
+    """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
+    temperature_positive: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """SAPO's gate for positive advantages."""
+    temperature_negative: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.05
+    """SAPO's gate for negative advantages."""
     aggregation: Aggregation = "token_mean"
+    """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
+    max_new_tokens)."""
     kl: KLEstimator = "none"
-    kl_coefficient: float = 0.0
+    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward, where
+    only its gradient is the KL's: in the loss it does not depend on the base (arXiv:2501.03262, v9,
+    appendix B.1)."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of that KL (beta)."""
     kl_place: KLPlace = "loss"
+    """loss: added to it; reward: subtracted from the completion's; token_reward: from each
+    token's."""
     kl_reference: KLReference = "base"
-    kl_target: float = 0.0
-    kl_horizon: int = 10_000
-    entropy_coefficient: float = 0.0
-    top_entropy_fraction: float = 1.0
-    off_policy_threshold: float = 0.0
-    max_ratio: float = 0.0
+    """base: the base model; start: a frozen copy of the adapter in model.start, where there is
+    one."""
+    kl_target: NonNegative = 0.0
+    """KL of a completion, in nats, that the weight is adapted to after each step. 0: the weight
+    stays. Source: arXiv:1909.08593 section 2.2."""
+    kl_horizon: Count = 10_000
+    """Rollouts over which the weight adapts."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the entropy bonus: the mean entropy of the trained tokens, subtracted from the
+    loss. 0: none."""
+    top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Train only this fraction of each optimizer batch's tokens, those with the highest entropy
+    before the step. 1: all. Source: arXiv:2506.01939."""
+    off_policy_threshold: NonNegative = 0.0
+    """Completions with a negative advantage whose mean log-ratio to the sampler is above this are
+    masked. 0: none. Source: arXiv:2512.02556 eq. 9."""
+    max_ratio: NonNegative = 0.0
+    """Completions with a token whose probability ratio is above this are masked; at least 1, for
+    several optimizer steps per step. 0: none."""
     correction: Correction = "auto"
-    correction_cap: float = 2.0
-    correction_floor: float = 0.0
-    min_reward_std: float = 0.0
-    dynamic_sampling: int = 1
-    success_range: tuple[float, float] | None = None
+    """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
+    sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
+    sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm token_truncate, or
+    sequence_truncate where ratio is the completion's (gspo, luspo); else none, as the log-probs of
+    transformers are the learner's."""
+    correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
+    correction_floor: NonNegative = 0.0
+    """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""
+    min_reward_std: NonNegative = 0.0
+    """Groups whose total rewards have a smaller standard deviation, such as 0.1, are taken as
+    groups without signal: their advantages are 0, and dynamic sampling drops them. 0: only groups
+    of equal rewards are."""
+    dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    """Groups without signal are dropped and others sampled until the step is full, from up to this
+    many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
+    success_range: tuple[Fraction, Fraction] | None = None
+    """With dynamic sampling, keep only groups whose fraction of completions with a positive first
+    reward is in this range, ends included, such as [0.2, 0.8]. A step without any such group takes
+    the last ones that were sampled."""
     truncated: Truncated = "train"
+    """Completions cut off by max_new_tokens: train, or leave_out, masked in the loss (DAPO's
+    overlong filtering), in whitening and for the critic."""
+    missing_eos_penalty: NonNegative = 0.0
+    """ppo: subtracted from the reward of completions that max_new_tokens cut off, which a reward
+    model may like. 0: nothing. Source: the option of that name in TRL."""
     critic: bool = False
     """PPO's: advantages come from values. Not a choice: the other rows have no use for one."""
     teacher: bool = False
@@ -80,6 +145,11 @@ class Algorithm:
     def needs_group(self) -> bool:
         """Whether a single completion of a prompt has no advantage."""
         return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
+
+    @property
+    def compares_rewards_in_groups(self) -> bool:
+        """Whether the rewards of a group alone make its advantages."""
+        return self.needs_group and not self.critic and not self.teacher
 
     @property
     def needs_whole_step(self) -> bool:
@@ -188,11 +258,9 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 @dataclass(frozen=True, slots=True)
 class SurrogateForm:
-    """What a surrogate reads and maximises; its function, which needs torch, is of the same name in
-    ``train.losses``."""
+    """What a surrogate reads; its function, which needs torch, is of the same name in
+    ``train.losses``, and its equation stands in docs/algorithms.md."""
 
-    latex: str
-    """What is summed over the tokens; ``$A`` is the advantage, the others are the row's columns."""
     columns: tuple[str, ...] = ()
     """Columns that not every surrogate reads."""
     weights_inside: bool = False
@@ -200,33 +268,30 @@ class SurrogateForm:
 
 
 SURROGATES: dict[Surrogate, SurrogateForm] = {
-    "clip": SurrogateForm(
-        r"\min($unclipped $A, \operatorname{clip}(r_{i,t}, 1 - $low, 1 + $high) $A)",
-        ("ratio", "clip_low", "clip_high", "delta", "dual_clip"),
-    ),
-    "reinforce": SurrogateForm(r"$A \log \pi_θ(o_{i,t})"),
-    "cispo": SurrogateForm(
-        r"\operatorname{sg}(\operatorname{clip}(r_{i,t}, 1 - $low, 1 + $high)) "
-        r"$A \log \pi_θ(o_{i,t})",
-        ("ratio", "clip_low", "clip_high"),
-    ),
-    "sapo": SurrogateForm(
-        r"\frac{4}{τ_A} σ(τ_A (r_{i,t} - 1)) $A",
-        ("ratio", "temperature_positive", "temperature_negative"),
-    ),
-    "gmpo": SurrogateForm(
-        r"$A \exp\left(\frac{1}{|o_i|} \sum_t \operatorname{clip}(\log r_{i,t})\right)",
-        ("clip_low", "clip_high"),
-    ),
-    "vespo": SurrogateForm(r"\operatorname{sg}(φ_i) $A \log \pi_θ(o_{i,t})", weights_inside=True),
+    "clip": SurrogateForm(("ratio", "clip_low", "clip_high", "delta", "dual_clip")),
+    "reinforce": SurrogateForm(),
+    "cispo": SurrogateForm(("ratio", "clip_low", "clip_high")),
+    "sapo": SurrogateForm(("ratio", "temperature_positive", "temperature_negative")),
+    "gmpo": SurrogateForm(("clip_low", "clip_high")),
+    "vespo": SurrogateForm(weights_inside=True),
 }
+
+
+FIXED = {"idea", "source", "critic", "teacher"}
+"""Columns that a config may not change."""
+
+
+def columns() -> list[str]:
+    """The names of all columns that a config may change."""
+    return changeable(Algorithm, FIXED)
 
 
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     """The row called ``name`` with the columns in ``overrides`` replaced.
 
     Raises:
-        ValueError: an override that the resulting row would ignore, naming both options.
+        ValueError: an override that the resulting row would ignore, or columns that contradict each
+            other; both are named.
     """
     row = replace(ALGORITHMS[name], **overrides)  # type: ignore[arg-type]
     if row.kl == "none" and "kl" in overrides:
@@ -237,136 +302,151 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
         raise ValueError(
             f"algorithm.{column}={getattr(row, column)} would be ignored because {option}; {needed}"
         )
-    _check_meaning(row)
+    for contradicts, message in CONTRADICTIONS:
+        if contradicts(row):
+            raise ValueError(message.format(row=row))
     return row
 
 
-FIXED = {"idea", "source", "critic", "teacher"}
-"""What a config may not override."""
-
-
-def columns() -> list[str]:
-    """The names of all columns that a config may override."""
-    return [field.name for field in fields(Algorithm) if field.name not in FIXED]
-
-
-def _ignored(row: Algorithm, overrides: dict[str, object]) -> list[tuple[str, str, str]]:
+def _ignored(row: Algorithm, overrides: dict[str, object]) -> Iterator[tuple[str, str, str]]:
     """(column, the option that makes it useless, the fix) for each override without effect."""
-    found = []
     only_some = {column for form in SURROGATES.values() for column in form.columns}
     for column in sorted(only_some & overrides.keys()):
         surrogates = [name for name, form in SURROGATES.items() if column in form.columns]
         if row.surrogate not in surrogates:
-            found.append((column, f"algorithm.surrogate is {row.surrogate}",
-                          f"leave it out, or set surrogate to {surrogates[0]}"))  # fmt: skip
-    if row.kl == "none" and row.kl_coefficient > 0:
-        found.append(("kl_coefficient", "algorithm.kl is none",
-                      "set algorithm.kl to k3, or leave kl_coefficient out"))  # fmt: skip
-    if row.kl == "none" and row.kl_place != "loss":
-        found.append(("kl_place", "algorithm.kl is none", "set algorithm.kl to k1"))
-    if row.kl == "none" and "kl_reference" in overrides:
-        found.append(("kl_reference", "algorithm.kl is none", "leave it out"))
-    if row.kl_target > 0 and row.kl_place == "loss":
-        found.append(("kl_target", "algorithm.kl_place is loss", "set kl_place to token_reward"))
-    if row.kl_target == 0 and "kl_horizon" in overrides:
-        found.append(("kl_horizon", "algorithm.kl_target is 0", "set a target above 0"))
-    if row.kl != "none" and row.kl_coefficient == 0:
-        found.append(("kl", "algorithm.kl_coefficient is 0",
-                      "set a coefficient above 0, or algorithm.kl to none"))  # fmt: skip
-    if row.keep != "top_k" and row.top_k > 0:
-        found.append(("top_k", f"algorithm.keep is {row.keep}", "set algorithm.keep to top_k"))
-    for column in ("correction_cap", "correction_floor"):
-        if row.correction == "none" and column in overrides:
-            found.append((column, "algorithm.correction is none",
-                          "set algorithm.correction to token_truncate"))  # fmt: skip
-    if row.min_reward_std > 0 and (not row.needs_group or row.critic or row.teacher):
-        found.append(("min_reward_std", "the algorithm does not compare the completions of a group",
-                      "leave it out, or set algorithm.name to grpo"))  # fmt: skip
-    elif row.min_reward_std > 0 and row.kl_place != "loss" and row.dynamic_sampling == 1:
-        found.append(("min_reward_std", f"algorithm.kl_place is {row.kl_place}, where the KL makes "
-                      "advantages, too",
-                      "leave it out, or set algorithm.kl_place to loss"))  # fmt: skip
-    if row.dynamic_sampling == 1 and row.success_range is not None:
-        found.append(("success_range", "algorithm.dynamic_sampling is 1",
-                      "set algorithm.dynamic_sampling to 3"))  # fmt: skip
-    return found
+            fix = f"leave it out, or set surrogate to {surrogates[0]}"
+            yield column, f"algorithm.surrogate is {row.surrogate}", fix
+    for column, is_ignored, because, fix in IGNORED:
+        if is_ignored(row, overrides.keys()):
+            yield column, because.format(row=row), fix
 
 
-def _check_meaning(row: Algorithm) -> None:
-    """Refuse combinations that contradict each other.
+IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str], ...] = (
+    ("kl_coefficient", lambda row, given: row.kl == "none" and row.kl_coefficient > 0,
+     "algorithm.kl is none", "set algorithm.kl to k3, or leave kl_coefficient out"),
+    ("kl_place", lambda row, given: row.kl == "none" and row.kl_place != "loss",
+     "algorithm.kl is none", "set algorithm.kl to k1"),
+    ("kl_reference", lambda row, given: row.kl == "none" and "kl_reference" in given,
+     "algorithm.kl is none", "leave it out"),
+    ("kl_target", lambda row, given: row.kl_target > 0 and row.kl_place == "loss",
+     "algorithm.kl_place is loss", "set kl_place to token_reward"),
+    ("kl_horizon", lambda row, given: row.kl_target == 0 and "kl_horizon" in given,
+     "algorithm.kl_target is 0", "set a target above 0"),
+    ("kl", lambda row, given: row.kl != "none" and row.kl_coefficient == 0,
+     "algorithm.kl_coefficient is 0", "set a coefficient above 0, or algorithm.kl to none"),
+    ("top_k", lambda row, given: row.keep != "top_k" and row.top_k > 0,
+     "algorithm.keep is {row.keep}", "set algorithm.keep to top_k"),
+    ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,
+     "algorithm.correction is none", "set algorithm.correction to token_truncate"),
+    ("correction_floor",
+     lambda row, given: row.correction == "none" and "correction_floor" in given,
+     "algorithm.correction is none", "set algorithm.correction to token_truncate"),
+    ("min_reward_std",
+     lambda row, given: row.min_reward_std > 0 and not row.compares_rewards_in_groups,
+     "the algorithm does not compare the completions of a group",
+     "leave it out, or set algorithm.name to grpo"),
+    ("min_reward_std",
+     lambda row, given: (
+         row.min_reward_std > 0 and row.kl_place != "loss" and row.dynamic_sampling == 1
+     ),
+     "algorithm.kl_place is {row.kl_place}, where the KL makes advantages, too",
+     "leave it out, or set algorithm.kl_place to loss"),
+    ("missing_eos_penalty", lambda row, given: row.missing_eos_penalty > 0 and not row.critic,
+     "algorithm.name is not ppo", "leave it out"),
+    ("missing_eos_penalty",
+     lambda row, given: row.missing_eos_penalty > 0 and row.truncated == "leave_out",
+     "algorithm.truncated is leave_out", "set algorithm.truncated to train"),
+    ("success_range",
+     lambda row, given: row.dynamic_sampling == 1 and row.success_range is not None,
+     "algorithm.dynamic_sampling is 1", "set algorithm.dynamic_sampling to 3"),
+)  # fmt: skip
+"""(column, whether this row ignores it, why, the fix), asked in order; ``given`` are the columns
+that the config names."""
 
-    Raises:
-        ValueError: naming both options.
-    """
-    if row.keep == "top_k" and row.top_k < 1:
-        raise ValueError("algorithm.keep=top_k needs algorithm.top_k; set it to 1 or more")
-    if row.kl_place != "loss" and row.normalization == "per_reward":
-        raise ValueError(
-            f"algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, "
-            "which knows no reward for the KL; set kl_place to loss"
-        )
-    if row.normalization == "per_reward" and row.baseline != "group_mean":
-        raise ValueError(
-            f"algorithm.baseline={row.baseline} contradicts algorithm.normalization=per_reward, "
-            "which takes each reward's own mean in the group; set baseline to group_mean"
-        )
-    if row.normalization == "per_reward" and row.scale not in ("group", "whiten"):
-        raise ValueError(
-            f"algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which "
-            "divides each reward by its own deviation in the group; set scale to group, or to "
-            "whiten, which does the same to their sum over the step"
-        )
-    if row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"):
-        raise ValueError(
-            "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale "
-            "and kl to none"
-        )
-    if row.critic and row.scale not in ("whiten", "none"):
-        raise ValueError(
-            f"algorithm.scale={row.scale} contradicts algorithm.name=ppo, whose advantages are "
-            "each token's; set it to whiten or none"
-        )
-    if row.critic and (row.baseline != "none" or row.normalization != "total"):
-        raise ValueError(
-            "algorithm.name=ppo has a critic in the baseline's place; set baseline to none and "
-            "normalization to total"
-        )
-    if row.critic and row.kl_place == "reward":
-        raise ValueError(
-            "algorithm.kl_place=reward contradicts algorithm.name=ppo, whose rewards are each "
-            "token's; set it to token_reward or loss"
-        )
-    if (
+CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
+    (lambda row: row.keep == "top_k" and row.top_k < 1,
+     "algorithm.keep=top_k needs algorithm.top_k; set it to 1 or more"),
+    (lambda row: row.kl_place != "loss" and row.normalization == "per_reward",
+     "algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, which has "
+     "no reward for the KL; set kl_place to loss"),
+    (lambda row: row.normalization == "per_reward" and row.baseline != "group_mean",
+     "algorithm.baseline={row.baseline} contradicts algorithm.normalization=per_reward, which "
+     "takes each reward's own mean in the group; set baseline to group_mean"),
+    (lambda row: row.normalization == "per_reward" and row.scale not in ("group", "whiten"),
+     "algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which divides "
+     "each reward by its own deviation in the group; set scale to group, or to whiten, which does "
+     "the same to their sum over the step"),
+    (lambda row: row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"),
+     "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale and kl "
+     "to none"),
+    (lambda row: row.critic and row.scale not in ("whiten", "none"),
+     "algorithm.scale={row.scale} contradicts algorithm.name=ppo, whose advantages are each "
+     "token's; set it to whiten or none"),
+    (lambda row: row.critic and (row.baseline != "none" or row.normalization != "total"),
+     "algorithm.name=ppo has a critic in the baseline's place; set baseline to none and "
+     "normalization to total"),
+    (lambda row: row.critic and row.kl_place == "reward",
+     "algorithm.kl_place=reward contradicts algorithm.name=ppo, whose rewards are each token's; "
+     "set it to token_reward or loss"),
+    (lambda row: (
         row.kl_place == "token_reward"
         and not row.critic
         and (row.baseline, row.scale) != ("none", "whiten")
-    ):
-        raise ValueError(
-            f"algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
-            f"algorithm.scale={row.scale}: every token has its own return; set baseline to none "
-            "and scale to whiten, or kl_place to reward"
-        )
-    if 0 < row.dual_clip <= 1:
-        raise ValueError(
-            f"algorithm.dual_clip={row.dual_clip} must be above 1, or 0 for none (arXiv:1912.09729)"
-        )
-    if 0 < row.delta <= 1 + row.clip_high:
-        raise ValueError(
-            f"algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must "
-            f"be above 1 + clip_high, or 0 for none"
-        )
-    if 0 < row.max_ratio < 1:
-        raise ValueError(
-            f"algorithm.max_ratio={row.max_ratio} would leave every completion out: on policy the "
-            "ratio is 1; set algorithm.max_ratio above 1, or to 0 for none"
-        )
-    if row.correction_floor >= row.correction_cap:
-        raise ValueError(
-            f"algorithm.correction_floor={row.correction_floor} contradicts "
-            f"algorithm.correction_cap={row.correction_cap}: no weight lies between them; set it "
-            "below the cap, or to 0 for none"
-        )
-    if row.surrogate in ("clip", "cispo") and row.clip_low > 1:
-        raise ValueError(f"algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less")
-    if row.success_range is not None and row.success_range[0] > row.success_range[1]:
-        raise ValueError(f"algorithm.success_range={list(row.success_range)} is empty")
+     ),
+     "algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
+     "algorithm.scale={row.scale}: every token has its own return; set baseline to none and scale "
+     "to whiten, or kl_place to reward"),
+    (lambda row: 0 < row.dual_clip <= 1,
+     "algorithm.dual_clip={row.dual_clip} must be above 1, or 0 for none (arXiv:1912.09729)"),
+    (lambda row: 0 < row.delta <= 1 + row.clip_high,
+     "algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must be "
+     "above 1 + clip_high, or 0 for none"),
+    (lambda row: 0 < row.max_ratio < 1,
+     "algorithm.max_ratio={row.max_ratio} would mask every completion: on policy the ratio is 1; "
+     "set algorithm.max_ratio above 1, or to 0 for none"),
+    (lambda row: row.correction_floor >= row.correction_cap,
+     "algorithm.correction_floor={row.correction_floor} contradicts algorithm.correction_cap="
+     "{row.correction_cap}: no weight lies between them; set it below the cap, or to 0 for none"),
+    (lambda row: row.surrogate in ("clip", "cispo") and row.clip_low > 1,
+     "algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less"),
+    (lambda row: row.success_range is not None and row.success_range[0] > row.success_range[1],
+     "algorithm.success_range=[{row.success_range[0]}, {row.success_range[1]}] is empty; put the "
+     "smaller number first"),
+)  # fmt: skip
+"""(whether this row contradicts itself, what the user is told)."""
+
+
+class _ChosenRow(Section):
+    """A row of the algorithm table and what to change in it. null: the row's own value."""
+
+    name: str = "grpo"
+    """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
+    gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_row(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            raise ValueError(none_of(name, ALGORITHMS))
+        return name
+
+    def row(self) -> Algorithm:
+        """The table's row with this section's overrides; ValueError if one of them would be
+        ignored."""
+        return resolve(self.name, self.changes)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The columns that this section names."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _row_uses_every_override(self) -> Self:
+        self.row()
+        return self
+
+
+if TYPE_CHECKING:
+    AlgorithmSection = _ChosenRow
+else:
+    AlgorithmSection = with_columns("AlgorithmSection", _ChosenRow, Algorithm, FIXED)

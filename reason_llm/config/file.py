@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import other_names, yaml_text
-from reason_llm.config.data import DataSection
 from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
 from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, one_line
@@ -88,10 +87,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
     """
     sources = _reward_sources(old), _reward_sources(new)
     old, new = _without_reward_sources(old), _without_reward_sources(new)
-    # An option that came later was as its default says.
-    defaults = Config(data=DataSection(train="-")).model_dump(mode="json")
-    before = dict(flatten(defaults)) | dict(flatten(old))
-    after = dict(flatten(defaults)) | dict(flatten(new))
+    before, after = dict(flatten(old)), dict(flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
     for key in sorted(before | after):
         if before.get(key) == after.get(key):

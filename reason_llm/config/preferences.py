@@ -1,32 +1,52 @@
-"""The table of preference losses, one row each, as ``algorithms`` is for reinforcement learning.
+"""The table of preference losses, one row each, and the config's ``preference`` section, as
+``algorithms`` has them for reinforcement learning.
 
-Standard library only. With a = log pi(chosen) - log ref(chosen), b likewise of the rejected one,
+With a = log pi(chosen) - log ref(chosen), b likewise of the rejected one,
 and h = a - b; the maths is in ``train.preferences``.
+
+Differs: ``irpo`` takes the mean of the negative log-likelihood over all chosen tokens of the batch;
+its paper divides each completion's by its own length. A run is one of the paper's iterations.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reason_llm.config.rows import changeable, row_of_table, with_columns
+from reason_llm.config.types import NonNegative, Section
+from reason_llm.config.wrong_values import none_of
 
 PreferenceLoss = Literal["sigmoid", "robust", "ipo", "kto", "orpo", "simpo"]
 
 
-@dataclass(frozen=True, slots=True)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@row_of_table
 class PreferenceRow:
-    """One row. Every column but ``idea`` and ``source`` can be overridden in the config's
-    ``preference`` section, whose fields say what each does."""
+    """One row. A config may change every column but those in ``FIXED``."""
 
     idea: str
     """In a few words."""
     source: str
     """Paper and equation."""
     loss: PreferenceLoss = "sigmoid"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    margin: float = 0.0
+    beta: Positive = 0.1
+    """How far the policy may go from the reference: larger stays nearer. (orpo: the weight of the
+    odds; ipo: tau; simpo: the scale of the mean log-probs.)"""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of pairs whose sides are taken to be swapped."""
+    margin: NonNegative = 0.0
+    """simpo: the margin gamma by which the chosen side must be ahead."""
     normalize_length: bool = False
-    nll_coefficient: float = 0.0
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    """ipo: log-ratios are means over tokens in the place of sums."""
+    nll_coefficient: NonNegative = 0.0
+    """Weight of the chosen side's negative log-likelihood, per token."""
+    desirable_weight: Positive = 1.0
+    """kto: weight of completions labelled good."""
+    undesirable_weight: Positive = 1.0
+    """kto: weight of those labelled bad."""
 
     @property
     def needs_reference(self) -> bool:
@@ -92,10 +112,13 @@ _USED_BY: dict[str, tuple[str, ...]] = {
 """Columns that only some losses read."""
 
 
+FIXED = {"idea", "source", "loss"}
+"""Columns that a config may not change."""
+
+
 def columns() -> list[str]:
-    """The names of all columns that a config may override."""
-    kept = {"idea", "source", "loss"}
-    return [field.name for field in fields(PreferenceRow) if field.name not in kept]
+    """The names of all columns that a config may change."""
+    return changeable(PreferenceRow, FIXED)
 
 
 def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
@@ -117,3 +140,39 @@ def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
             "divides by 1 - 2 of it"
         )
     return row
+
+
+class _ChosenLoss(Section):
+    """A row of the table of preference losses and what to change in it. null: the row's own."""
+
+    name: str = "irpo"
+    """The row: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
+    reference: Literal["auto", "base", "start"] = "auto"
+    """Who the policy is compared with. base: the base model; start: a frozen copy of the adapter in
+    model.start; auto: start where there is one, else base. orpo and simpo have no reference."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_row(cls, name: str) -> str:
+        if name not in PREFERENCES:
+            raise ValueError(none_of(name, PREFERENCES))
+        return name
+
+    def row(self) -> PreferenceRow:
+        """The table's row with this section's overrides; ValueError if one would be ignored."""
+        return resolve(self.name, self.model_dump(exclude={"name", "reference"}, exclude_none=True))
+
+    @model_validator(mode="after")
+    def _row_uses_every_override(self) -> Self:
+        if self.reference != "auto" and not self.row().needs_reference:
+            raise ValueError(
+                f"preference.reference={self.reference} would be ignored because preference.name "
+                f"is {self.name}, which has no reference; leave it out"
+            )
+        return self
+
+
+if TYPE_CHECKING:
+    PreferenceSection = _ChosenLoss
+else:
+    PreferenceSection = with_columns("PreferenceSection", _ChosenLoss, PreferenceRow, FIXED)

@@ -26,6 +26,11 @@ TAKEN = frozenset(
 
 RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
 """Rewards that tell what is right."""
+GO_BY_FIRST = ("cosine", "length")
+"""Rewards that go by what the first one says is right (above 0), and give none where that gave
+none."""
+FORM = ("format", "tag_count", "reasoning_steps", "soft_overlong", "repetition_penalty", "judge")
+"""Rewards above 0 for answers that are wrong."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -164,6 +169,15 @@ class ScoreSection(Section):
             raise ValueError(
                 f"begins with the reward model {names[0]}, and the first reward judges evaluation; "
                 "put a reward that judges answers first, with weight 0 if it is not to be paid"
+            )
+        first, names_of = rewards[0].name, [reward.name for reward in rewards]
+        if first in GO_BY_FIRST or (first in FORM and set(GO_BY_FIRST) & set(names_of)):
+            by_first = (
+                first if first in GO_BY_FIRST else next(n for n in names_of if n in GO_BY_FIRST)
+            )
+            raise ValueError(
+                f"begins with {first}, and {by_first} takes for right what the first reward gives "
+                "more than 0; put one first that says what is right, such as boxed"
             )
         if taken := TAKEN.intersection(names):
             name = min(taken)

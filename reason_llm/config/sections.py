@@ -11,16 +11,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reason_llm.config.algorithm import AlgorithmSection
-from reason_llm.config.algorithms import ALGORITHMS, Algorithm
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
 from reason_llm.config.data import DataSection
 from reason_llm.config.matching import matching
+from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
 from reason_llm.config.stages import (
     METHODS,
     CriticSection,
     Method,
-    PreferenceSection,
     RewardSection,
     Stage,
     SupervisedSection,
@@ -29,7 +28,7 @@ from reason_llm.config.stages import (
 from reason_llm.config.types import Count, NonNegative, Section
 
 SHARED_BUFFER = Path("data/buffer.json")
-"""Buffer of the quick start; in earlier versions of every run that named none."""
+"""Buffer of the quick start."""
 HEAD = "lm_head"
 """What nearly every causal language model of Transformers calls its output head."""
 
@@ -292,9 +291,6 @@ class TrainSection(Section):
     """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
     end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
     It changes memory and speed, never the gradient."""
-    fused_logprobs: bool = False
-    """Compute log-probs and their gradient in one Triton kernel, on a GPU: less memory and fewer
-    passes over the logits. Not measured on a GPU yet, hence off."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool | Literal["offload"] = True
@@ -433,13 +429,16 @@ class Config(Section):
     @property
     def learned_row(self) -> Algorithm:
         """The algorithm's row with ``correction: auto`` resolved. Saved and stale rollouts come
-        from another policy, and vLLM's log-probs differ slightly from the learner's."""
+        from another policy, and vLLM's log-probs differ slightly from the learner's. Where the
+        ratio is the whole completion's, so is the weight."""
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
         filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
-        needed = self.is_off_policy or (sample.engine == "vllm" and not filtered)
-        return replace(row, correction="token_truncate" if needed else "none")
+        if not self.is_off_policy and (sample.engine != "vllm" or filtered):
+            return replace(row, correction="none")
+        of_sequences = row.ratio != "token"
+        return replace(row, correction="sequence_truncate" if of_sequences else "token_truncate")
 
     @property
     def method(self) -> Method:
@@ -614,7 +613,7 @@ class Config(Section):
     def _start_is_there(self) -> Self:
         asked = (
             ("preference.reference", self.preference.reference),
-            ("algorithm.kl_reference", self.algorithm.kl_reference),
+            ("algorithm.kl_reference", self.algorithm.changes.get("kl_reference")),
         )
         for option, value in asked:
             if value == "start" and self.model.start is None:
@@ -678,6 +677,16 @@ class Config(Section):
                 f"sample.max_new_tokens={self.sample.max_new_tokens} contradicts "
                 f"model.context_tokens={context}: "
                 f"no prompt would fit; set it below {context}"
+            )
+        if (
+            self.stage == "preference"
+            and not self.learns_pairs
+            and rows < 2 * train.optimizer_steps
+        ):
+            raise ValueError(
+                f"train.rows_per_step={rows} with train.optimizer_steps={train.optimizer_steps} "
+                f"leaves one row to an optimizer batch, and {self.preference.name} compares each "
+                f"row with another one; set rows_per_step to {2 * train.optimizer_steps} or more"
             )
         total = self.policy_optimizer_steps
         if self.run.epochs is None and 0 < total <= train.warmup_steps:
@@ -791,10 +800,16 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
-            *("train.gradient_checkpointing", "train.fused_logprobs"),
-            *("memory.", "sample.engine", "sample.prompts_per_wave", "score.on_error"),
+            *(
+                "train.gradient_checkpointing",
+                "memory.",
+                "sample.engine",
+                "sample.prompts_per_wave",
+                "score.on_error",
+            ),
             *("run.shards", "run.sum"),
             "data.columns_sha256",  # what the rewards read beside the answer
+            "score.custom_sha256",  # the files of custom rewards
         ),
         "warn",
     ),

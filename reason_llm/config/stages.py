@@ -7,9 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reason_llm.config.preferences import PREFERENCES, PreferenceRow, resolve
 from reason_llm.config.types import Count, Fraction, NonNegative, Section
-from reason_llm.config.wrong_values import none_of
 
 Stage = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
@@ -111,51 +109,6 @@ class RewardSection(Section):
     eq. 2."""
 
 
-class PreferenceSection(Section):
-    """A row of the table of preference losses and what to change in it. null: the row's own."""
-
-    name: str = "irpo"
-    """The row: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """How far the policy may go from the reference: larger stays nearer. (orpo: the weight of the
-    odds; ipo: tau; simpo: the scale of the mean log-probs.)"""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of pairs whose sides are taken to be swapped."""
-    margin: NonNegative | None = None
-    """simpo: the margin gamma by which the chosen side must be ahead."""
-    normalize_length: bool | None = None
-    """ipo: log-ratios are means over tokens in the place of sums."""
-    nll_coefficient: NonNegative | None = None
-    """Weight of the chosen side's negative log-likelihood, per token."""
-    desirable_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """kto: weight of completions labelled good."""
-    undesirable_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """kto: weight of those labelled bad."""
-    reference: Literal["auto", "base", "start"] = "auto"
-    """Who the policy is compared with. base: the base model; start: a frozen copy of the adapter in
-    model.start; auto: start where there is one, else base. orpo and simpo have no reference."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_row(cls, name: str) -> str:
-        if name not in PREFERENCES:
-            raise ValueError(none_of(name, PREFERENCES))
-        return name
-
-    def row(self) -> PreferenceRow:
-        """The table's row with this section's overrides; ValueError if one would be ignored."""
-        return resolve(self.name, self.model_dump(exclude={"name", "reference"}, exclude_none=True))
-
-    @model_validator(mode="after")
-    def _row_uses_every_override(self) -> Self:
-        if self.reference != "auto" and not self.row().needs_reference:
-            raise ValueError(
-                f"preference.reference={self.reference} would be ignored because preference.name "
-                f"is {self.name}, which has no reference; leave it out"
-            )
-        return self
-
-
 class CriticSection(Section):
     """The critic of PPO: an adapter with a head of its own over the same base."""
 
@@ -167,14 +120,29 @@ class CriticSection(Section):
     """First steps in which only the critic learns."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of a reward for each token."""
-    lam: Fraction = 0.95
-    """GAE's lambda: 1 takes whole returns, 0 the critic's word. Source: arXiv:1506.02438 eq. 16."""
-    value_lam: Fraction | None = None
-    """lambda of the returns that the critic learns. null: lam. Source: arXiv:2503.01491."""
+    lam: Fraction = 1.0
+    """GAE's lambda: 1 takes whole returns, 0 the critic's word. Below 1 a reward at the end hardly
+    reaches the first tokens of a long answer: 0.95 leaves 4 millionths of it 240 tokens before.
+    Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF and verl."""
+    value_lam: Fraction = 1.0
+    """lambda of the returns that the critic learns. Source: 1, VC-PPO, arXiv:2503.01491, and VAPO,
+    arXiv:2504.05118."""
     value_clip: NonNegative = 0.2
     """A value counts as moved by at most this in a step. 0: no clip."""
     start: Path | None = None
-    """A reward model's adapter to begin from. null: a fresh adapter and a head of zeros."""
+    """A reward model's adapter to begin from; its head is scaled as its rewards are. It has judged
+    whole answers and no unfinished ones, so it needs warmup_steps. null: a fresh adapter and a head
+    of zeros."""
+
+    @model_validator(mode="after")
+    def _a_reward_model_is_warmed_up(self) -> Self:
+        if self.start is not None and self.warmup_steps == 0:
+            raise ValueError(
+                f"critic.warmup_steps=0 contradicts critic.start={self.start}: a reward model's "
+                "values of unfinished answers are not forecasts yet; set warmup_steps to 1 or "
+                "more, such as 10"
+            )
+        return self
 
 
 class TeacherSection(Section):

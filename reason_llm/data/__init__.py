@@ -10,12 +10,12 @@ from reason_llm.data.code_cases import (
     same_output,
     same_value,
 )
-from reason_llm.data.conditioning import Condition, Conditioning, read as read_conditioning
+from reason_llm.data.conditioning import Conditioning, read as read_conditioning
 from reason_llm.data.forms import Messages
-from reason_llm.data.load import Data, LoadedSet, load_data, load_evaluation
-from reason_llm.data.offline import RowSet, TokenRows, load_rows, renderer_of
+from reason_llm.data.load import load_data, load_evaluation, renderer_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer, order
+from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
@@ -24,16 +24,13 @@ __all__ = [
     "BOX",
     "AssertTests",
     "CallTests",
-    "Condition",
     "Conditioning",
     "Data",
-    "LoadedSet",
+    "DataSet",
     "Messages",
     "ProgramTests",
     "Renderer",
-    "RowSet",
     "Tests",
-    "TokenRows",
     "boxes",
     "chat_template",
     "check_ends",
@@ -42,7 +39,6 @@ __all__ = [
     "load_data",
     "load_evaluation",
     "load_function",
-    "load_rows",
     "order",
     "place_of",
     "prompt_tokens",

@@ -58,6 +58,8 @@ class AssertTests:
 
 
 Tests = ProgramTests | CallTests | AssertTests
+_FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "doctest")
+"""What the names hold by which tests fail without ``assert`` and ``raise``."""
 
 
 def read_tests(text: str) -> Tests:
@@ -151,10 +153,23 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
     if not isinstance(entry_point, str | None):
         raise ValueError(f"'entry_point' is {_shown(entry_point)}; expected a name")
     try:
-        ast.parse(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{column!r} is no valid Python ({error})") from error
+    if not any(map(_can_fail, ast.walk(tree))):
+        raise ValueError(
+            f"{column!r} asserts nothing, so that every program would pass: {_shown(source)}; "
+            "write assert before what must hold"
+        )
     return AssertTests(source, entry_point)
+
+
+def _can_fail(node: ast.AST) -> bool:
+    """Whether this is an assertion, or something by whose name it could be one."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return any(word in name.lower() for word in _FAILING)
+    return isinstance(node, ast.Assert | ast.Raise)
 
 
 def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:

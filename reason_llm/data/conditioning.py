@@ -16,18 +16,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import orjson
 
-from reason_llm.config import Config
-from reason_llm.data.forms import Demonstration, Messages
+from reason_llm.config import SupervisedSection
+from reason_llm.data.forms import Completed, Messages
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.files import MIB, read_object, write_atomically
+from reason_llm.files import MIB, read_object, sealed, write_atomically
 
-TEMPLATE = "{input} <rm_score>: {reward} "
-"""Ends with a space."""
 BEST_SCORE = "5.00"
 """The z-score that is asked for; few rows of a set have one as high."""
 FILE = "conditioning.json"
@@ -35,31 +32,8 @@ _FIELDS = ("{input}", "{reward}")
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """How scores are written."""
-
-    template: str = TEMPLATE
-    """The prompt with its score; holds {input} and {reward} once each."""
-    num_bins: int | None = None
-    """K bins, 0 the worst. None: z-scores."""
-    normalize: bool = True
-    """False: the scores as they are, with two decimals. Bins are the same either way."""
-    target: str | None = None
-    """What stands for {reward} when the policy is sampled; None: the best."""
-
-    @classmethod
-    def of(cls, config: Config) -> Self | None:
-        """That of ``sft.condition``; None for none."""
-        section = config.sft
-        if section.condition == "none":
-            return None
-        bins = section.condition_bins if section.condition == "bins" else None
-        return cls(section.condition_text, bins, target=section.condition_target)
-
-
-@dataclass(frozen=True, slots=True)
 class Conditioning:
-    """A ``Condition`` fitted to the scores of a training set."""
+    """``sft.condition``, fitted to the scores of a training set."""
 
     template: str
     mean: float
@@ -84,13 +58,18 @@ class Conditioning:
         before, _, after = self.template.partition("{input}")
         return before.replace("{reward}", reward) + text + after.replace("{reward}", reward)
 
-    def apply(self, example: Demonstration) -> Demonstration:
+    def apply(self, example: Completed) -> Completed:
         """The demonstration with its score in the user's last message before the completion.
 
         Raises:
-            DataError: the prompt does not end with the user's message.
+            DataError: the prompt does not end with the user's message, or is token ids.
         """
-        reward = self.reward_text(example.score)
+        if example.sampled is not None:
+            raise DataError(
+                f"{example.where}: its prompt is token ids, which a score cannot be written into; "
+                "set sft.condition=none, or give rows of texts"
+            )
+        reward = self.reward_text(example.value)
         return replace(example, messages=self._written(example.where, example.messages, reward))
 
     def asking(self, where: str, messages: Messages) -> Messages:
@@ -107,7 +86,8 @@ class Conditioning:
         Raises:
             WriteError: it cannot be written.
         """
-        write_atomically(folder / FILE, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2))
+        content = orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
+        write_atomically(folder / FILE, sealed(content))
 
     def _written(self, where: str, messages: Messages, reward: str) -> Messages:
         *earlier, last = messages
@@ -130,19 +110,19 @@ def read(folder: Path) -> Conditioning | None:
         return None
     try:
         value = read_object(path, MIB)
-        found = Conditioning(**{**value, "edges": value["edges"] and tuple(value["edges"])})
-        numbers = (found.mean, found.deviation, *(found.edges or ()))
+        saved = Conditioning(**{**value, "edges": value["edges"] and tuple(value["edges"])})
+        numbers = (saved.mean, saved.deviation, *(saved.edges or ()))
         if not all(type(number) in (int, float) for number in numbers):
             raise ValueError("mean, deviation or an edge is no number")
-        if not (isinstance(found.template, str) and isinstance(found.target, str)):
+        if not (isinstance(saved.template, str) and isinstance(saved.target, str)):
             raise ValueError("template or target is no text")
-        _check_template(found.template)
+        _check_template(saved.template)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         raise DataError(
             f"{path} is damaged ({one_line(error)[:200]}); restore it, or remove it to ask without "
             "a score"
         ) from error
-    return found
+    return saved
 
 
 def _check_template(template: str) -> None:
@@ -154,34 +134,29 @@ def _check_template(template: str) -> None:
             )
 
 
-def fit(scores: Sequence[float], condition: Condition) -> Conditioning:
+def fit(scores: Sequence[float], section: SupervisedSection) -> Conditioning:
     """The condition fitted to the scores of all training rows.
 
     z = (score - mean) / deviation, over the whole set, with the unbiased deviation, in float64.
 
     Raises:
-        ConfigError: the template lacks a field, or there are fewer than two bins.
+        ConfigError: the text lacks a field.
         DataError: all scores are equal, or too large to be compared.
     """
-    _check_template(condition.template)
-    if condition.num_bins is not None and condition.num_bins < 2:
-        raise ConfigError(f"{condition.num_bins} bins tell nothing apart; give 2 or more")
+    text, num_bins = section.condition_text, section.condition_bins
+    _check_template(text)
     if len(set(scores)) < 2:
         raise DataError(
             f"all {len(scores)} scores are equal, so there is nothing to tell good from bad; give "
             "rows with different numbers in the column 'score'"
         )
-    if condition.num_bins is not None:
-        edges = quantile_edges(scores, condition.num_bins)
+    if section.condition == "bins":
+        edges = quantile_edges(scores, num_bins)
         distinct = sorted(set(scores))
-        occupied = {bin_of(score, edges) for score in distinct}
-        if len(occupied) < min(condition.num_bins, len(distinct)):
-            edges = quantile_edges(distinct, condition.num_bins)
-        best = str(condition.num_bins - 1)
-        return Conditioning(condition.template, 0.0, 1.0, edges, condition.target or best)
-    target = condition.target or BEST_SCORE
-    if not condition.normalize:
-        return Conditioning(condition.template, 0.0, 1.0, None, target)
+        if len({bin_of(score, edges) for score in distinct}) < min(num_bins, len(distinct)):
+            edges = quantile_edges(distinct, num_bins)
+        target = section.condition_target or str(num_bins - 1)
+        return Conditioning(text, 0.0, 1.0, edges, target)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(np.mean(scores)), float(np.std(scores, ddof=1))
     if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
@@ -189,7 +164,7 @@ def fit(scores: Sequence[float], condition: Condition) -> Conditioning:
             f"the scores from {min(scores):g} to {max(scores):g} have no finite deviation; write "
             "smaller numbers into the column 'score'"
         )
-    return Conditioning(condition.template, mean, deviation, None, target)
+    return Conditioning(text, mean, deviation, None, section.condition_target or BEST_SCORE)
 
 
 def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:

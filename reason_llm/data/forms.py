@@ -12,7 +12,7 @@ completions are sampled; TRL tokenises it without the template.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +24,8 @@ from reason_llm.errors import DataError
 
 PROMPT_COLUMNS = ("messages", "question", "problem", "prompt")
 ANSWER_COLUMNS = ("gt_answer", "answer", "solution", "reward_model")
+SIDES = ("chosen", "rejected")
+"""Columns of a preference."""
 
 MOST_MESSAGES = 1000
 """Of one conversation to learn from: its template is rendered for each of them."""
@@ -62,19 +64,23 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Demonstration:
-    """A demonstration to imitate, ``{"prompt", "completion"}`` or ``{"messages"}``."""
+class Completed:
+    """A prompt with completions to learn from: a demonstration, ``{"prompt", "completion"}`` or
+    ``{"messages"}``, a preference, ``{"prompt", "chosen", "rejected"}``, or a judged completion,
+    ``{"prompt", "completion", "label"}``."""
 
     where: str
     messages: Messages
     """The prompt; of ``{"messages"}`` all before the assistant's first message."""
-    completion: Messages
-    """The first and the last are the assistant's."""
+    completions: tuple[Messages, ...]
+    """One, or the chosen and the rejected one. The first and the last message are the
+    assistant's."""
     is_text: bool = False
-    """Whether prompt and completion are texts in the row: a model without a chat template reads
+    """Whether prompt and completions are texts in the row: a model without a chat template reads
     them as they are."""
-    score: float = 0.0
-    """What the demonstration is worth, where that is asked for."""
+    value: float = 0.0
+    """Of a demonstration its score, where that is asked for; of a preference the margin, by how
+    much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
     sampled: Sampled | None = None
 
 
@@ -86,38 +92,9 @@ class Document:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """A preference between two completions, ``{"prompt", "chosen", "rejected"}``."""
-
-    where: str
-    messages: Messages
-    """The prompt."""
-    chosen: Messages
-    rejected: Messages
-    is_text: bool = False
-    """As of a demonstration."""
-    margin: float = 0.0
-    """By how much the chosen one is better; 0 where the row has no such column."""
-    sampled: Sampled | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A judged completion, ``{"prompt", "completion", "label"}``."""
-
-    where: str
-    messages: Messages
-    """The prompt."""
-    completion: Messages
-    label: float
-    """+1 for true, -1 for false, or the number that the row has."""
-    is_text: bool = False
-    """As of a demonstration."""
-    sampled: Sampled | None = None
-
-
-Example = Problem | Demonstration | Document | Preference | Labelled
+Learned = Completed | Document
+"""What is learned from as it is, without sampling."""
+Example = Problem | Learned
 
 
 def read_problem(
@@ -140,7 +117,7 @@ def read_problem(
 
 def read_demonstration(
     where: str, row: Row, columns: ColumnsSection, *, score: bool = False
-) -> Demonstration:
+) -> Completed:
     """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation.
 
     Args:
@@ -150,15 +127,9 @@ def read_demonstration(
         DataError: as ``read_problem``.
     """
     value = _number(where, row, "score") if score else 0.0
-    if (sampled := _sampled(where, row, ("completion",))) is not None:
-        messages, (completion,) = _sampled_texts(where, row, ("completion",))
-        return Demonstration(where, messages, completion, True, value, sampled)
-    name = columns.answer or "completion"
     whole = columns.prompt or "messages"
-    if name in row or not isinstance(row.get(whole), list):
-        completion, is_text = _completion(where, row, name)
-        messages, is_also = _asked(where, row, columns)
-        return Demonstration(where, messages, completion, is_text and is_also, value)
+    if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
+        return replace(_completed(where, row, columns, "completion"), value=value)
     messages = _conversation(where, row, whole)
     roles = [message["role"] for message in messages]
     if "assistant" not in roles[1:] or roles[0] == "assistant":
@@ -168,7 +139,7 @@ def read_demonstration(
         )
     first = roles.index("assistant")
     end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
-    return Demonstration(where, messages[:first], messages[first:end], score=value)
+    return Completed(where, messages[:first], (messages[first:end],), value=value)
 
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
@@ -184,7 +155,7 @@ def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
     return Document(where, text)
 
 
-def read_preference(where: str, row: Row, columns: ColumnsSection) -> Preference:
+def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row for preference learning and reward models.
 
     The prompt is a column, or the messages with which both sides begin: where there is no such
@@ -196,36 +167,23 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Preference
         DataError: as ``read_problem``.
     """
     margin = _number(where, row, "margin") if "margin" in row else 0.0
-    if (sampled := _sampled(where, row, ("chosen", "rejected"))) is not None:
-        messages, sides = _sampled_texts(where, row, ("chosen", "rejected"))
-        return Preference(where, messages, sides[0], sides[1], True, margin, sampled)
-    if _is_whole(row.get("chosen")) and _is_whole(row.get("rejected")):
-        prompt = next((row[n] for n in _prompt_columns(columns) if n in row), None)
-        if prompt is None or isinstance(prompt, str):
-            return _implicit(where, row, margin)
-    (chosen, is_text), (rejected, is_also) = (
-        _completion(where, row, name) for name in ("chosen", "rejected")
-    )
-    messages, is_third = _asked(where, row, columns)
-    if chosen == rejected:
-        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
-    return Preference(where, messages, chosen, rejected, is_text and is_also and is_third, margin)
+    prompt = next((row[name] for name in _prompt_columns(columns) if name in row), None)
+    are_whole = all(_is_whole(row.get(side)) for side in SIDES)
+    if are_whole and (prompt is None or isinstance(prompt, str)):
+        example = _implicit(where, row)
+    else:
+        example = _completed(where, row, columns, *SIDES)
+    return replace(example, value=margin)
 
 
-def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Labelled:
+def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
     does not say where good begins.
 
     Raises:
         DataError: as ``read_problem``.
     """
-    sampled = _sampled(where, row, ("completion",))
-    if sampled is not None:
-        messages, (completion,) = _sampled_texts(where, row, ("completion",))
-        is_text = is_also = True
-    else:
-        completion, is_text = _completion(where, row, columns.answer or "completion")
-        messages, is_also = _asked(where, row, columns)
+    example = _completed(where, row, columns, "completion")
     label = row[_column(where, row, None, ("label",), "data.form")]
     word = str(label).casefold() if isinstance(label, bool | str) else ""
     value = {"true": 1.0, "false": -1.0}.get(word)
@@ -235,7 +193,7 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Labelled:
         value = {1.0: 1.0, 0.0: -1.0, -1.0: -1.0}.get(number)
     if value is None:
         raise DataError(f"{where}: 'label' is {_shown(label)}; expected {expected}; fix the row")
-    return Labelled(where, messages, completion, value, is_text and is_also, sampled)
+    return replace(example, value=value)
 
 
 def gold_answer(text: str) -> str:
@@ -298,11 +256,23 @@ def _prompt(where: str, row: Row, columns: ColumnsSection) -> tuple[str, Message
     return column, [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
-def _asked(where: str, row: Row, columns: ColumnsSection) -> tuple[Messages, bool]:
-    """The prompt of a row to learn from, and whether it is a text."""
+def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Completed:
+    """A prompt with the completions in the columns of these names."""
+    if (sampled := _sampled(where, row, names)) is not None:
+        return sampled
+    usual = {"completion": columns.answer or "completion"}
+    sides = [_completion(where, row, usual.get(name, name)) for name in names]
+    completions = tuple(messages for messages, _ in sides)
     column, messages = _prompt(where, row, columns)
     _check_turns(where, column, row[column])
-    return messages, isinstance(row[column], str)
+    _check_differ(where, completions)
+    is_text = isinstance(row[column], str) and all(is_text for _, is_text in sides)
+    return Completed(where, messages, completions, is_text)
+
+
+def _check_differ(where: str, completions: Sequence[Messages]) -> None:
+    if len(completions) > 1 and completions[0] == completions[1]:
+        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
 
 
 def _completion(where: str, row: Row, column: str) -> tuple[Messages, bool]:
@@ -320,8 +290,9 @@ def _completion(where: str, row: Row, column: str) -> tuple[Messages, bool]:
     return _conversation(where, {column: messages}, column), False
 
 
-def _sampled(where: str, row: Row, names: Sequence[str]) -> Sampled | None:
-    """The token ids of a row; None for a row of texts.
+def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
+    """The token ids of a row and the texts beside them: the prompt as the chat template wrote it,
+    and the completions, which may be empty; None for a row without token ids.
 
     Raises:
         DataError: some are missing, or are no token ids.
@@ -330,51 +301,43 @@ def _sampled(where: str, row: Row, names: Sequence[str]) -> Sampled | None:
     there = [name for name in columns if name in row]
     if not there:
         return None
-    for name in columns:
-        ids = row.get(name)
-        if not isinstance(ids, list) or not ids or not all(map(_is_token_id, ids)):
+    asked = [(name, "a list of token ids", _are_token_ids) for name in columns]
+    asked.append(("tokenizer", "the digest of their tokenizer", _is_text))
+    asked += [(name, "the text of its tokens", _is_text) for name in ("prompt", *names)]
+    for name, expected, is_good in asked:
+        if not is_good(row.get(name)):
             raise DataError(
-                f"{where}: {name!r} is {_shown(ids)} beside {there[0]!r}; expected a list of token "
-                "ids, as the command pairs writes; write the row again"
+                f"{where}: {name!r} is {_shown(row.get(name))} beside {there[0]!r}; expected "
+                f"{expected}, as the command pairs writes it; write the row again"
             )
-    digest = row.get("tokenizer")
-    if not isinstance(digest, str):
-        raise DataError(
-            f"{where}: 'tokenizer' is {_shown(digest)} beside {there[0]!r}; expected the digest of "
-            "their tokenizer, as the command pairs writes it; write the row again"
-        )
     prompt, *completions = (tuple(row[name]) for name in columns)
-    return Sampled(digest, prompt, tuple(completions))
+    return Completed(
+        where,
+        [{"role": "user", "content": row["prompt"]}],
+        tuple([{"role": "assistant", "content": row[name]}] for name in names),
+        is_text=True,
+        sampled=Sampled(row["tokenizer"], prompt, tuple(completions)),
+    )
 
 
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _sampled_texts(
-    where: str, row: Row, names: Sequence[str]
-) -> tuple[Messages, tuple[Messages, ...]]:
-    """The texts beside token ids: the prompt, which stands as the chat template wrote it, and the
-    completions, which may be empty."""
-    for name in ("prompt", *names):
-        if not isinstance(row.get(name), str):
-            raise DataError(
-                f"{where}: {name!r} is {_shown(row.get(name))} beside 'prompt_ids'; expected the "
-                "text of its tokens, as the command pairs writes it; write the row again"
-            )
-    completions = tuple([{"role": "assistant", "content": row[name]}] for name in names)
-    return [{"role": "user", "content": row["prompt"]}], completions
+def _are_token_ids(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
-def _implicit(where: str, row: Row, margin: float) -> Preference:
+def _implicit(where: str, row: Row) -> Completed:
     """A preference whose prompt is the messages with which both sides begin."""
-    chosen, rejected = (_conversation(where, row, name) for name in ("chosen", "rejected"))
-    if chosen == rejected:
-        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
+    chosen, rejected = (_conversation(where, row, side) for side in SIDES)
+    _check_differ(where, (chosen, rejected))
     pairs = zip(chosen, rejected, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     tails = chosen[same:], rejected[same:]
-    for name, tail in zip(("chosen", "rejected"), tails, strict=True):
+    for name, tail in zip(SIDES, tails, strict=True):
         ends = {tail[0]["role"], tail[-1]["role"]} if tail else set()
         if ends != {"assistant"} or chosen[same - 1]["role"] == "assistant":
             raise DataError(
@@ -382,7 +345,7 @@ def _implicit(where: str, row: Row, margin: float) -> Preference:
                 f"them {name!r} has the roles {_shown([each['role'] for each in tail])}; expected "
                 "messages that begin and end with the assistant's, after one of the user"
             )
-    return Preference(where, chosen[:same], *tails, margin=margin)
+    return Completed(where, chosen[:same], tails)
 
 
 def _is_whole(value: Any) -> bool:

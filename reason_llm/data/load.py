@@ -1,36 +1,49 @@
-"""The prompts of a config's data section, read and filtered: the training sets in order, and the
-held-out sets by name. Rows of the offline stages are in ``load_rows``.
+"""The data of a run: sources become rows, rows become examples, and examples become prompts or
+rows of tokens.
 
-Filters are for training rows only: a held-out set is judged whole. They act in this order: pass
-rate, length, duplicates, contamination. What they leave out is counted; everything else that cannot
-be used goes to ``fault``.
+All forms go this way, and the filters act in this order: preprocess, pass rate, duplicates,
+contamination, length. What they drop is counted; everything else that cannot be used goes to
+``fault``. All sets are read before the first one is rendered: a condition is fitted to the scores
+of all training rows before it is written into prompts.
 """
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.config import ColumnsSection, Config, DataSection
-from reason_llm.data.conditioning import Conditioning
-from reason_llm.data.forms import Messages, Problem, read_problem
+from reason_llm.config import Config
+from reason_llm.data.conditioning import Conditioning, fit
+from reason_llm.data.forms import (
+    Completed,
+    Example,
+    Learned,
+    Messages,
+    Problem,
+    read_demonstration,
+    read_document,
+    read_labelled,
+    read_preference,
+    read_problem,
+)
 from reason_llm.data.own_code import load_function
 from reason_llm.data.render import Renderer
-from reason_llm.data.rows import Fault, Row, raise_fault
+from reason_llm.data.rows import Fault, Row, raise_fault, read_rows
 from reason_llm.data.sets import (
+    Data,
+    DataSet,
     Preprocess,
     Questions,
-    ReadSet,
     check_columns_of,
-    contamination_warning,
-    fault_of_rows,
-    read_examples,
+    passes,
+    preprocessed,
 )
 from reason_llm.data.templates import chat_template, system_prompt
+from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Prompt
 
@@ -43,85 +56,51 @@ CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
 
 
-@dataclass(slots=True)
-class LoadedSet(ReadSet):
-    """One file or Hub set of problems or prompts."""
-
-    prompts: list[Prompt] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Training and evaluation prompts of a run."""
-
-    training: list[LoadedSet]
-    weights: list[float]
-    """Of the training sets."""
-    held_out: list[LoadedSet]
-    contamination: list[tuple[str, str]]
-    """(training row, evaluation row) with the same question, those left out included."""
-    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """With teacher.prompt, what the teacher is asked in the place of each training prompt; both as
-    token ids."""
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """Prompts of all training sets, one set after the other."""
-        return [prompt for each in self.training for prompt in each.prompts]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Prompts in each training set."""
-        return [len(each.prompts) for each in self.training]
-
-    @property
-    def held_out_prompts(self) -> list[Prompt]:
-        """Prompts of all held-out sets."""
-        return [prompt for each in self.held_out for prompt in each.prompts]
-
-    def notes(self) -> list[str]:
-        """Lines for each training set from which rows were dropped."""
-        return [line for each in self.training for line in each.notes]
-
-    def contamination_warning(self) -> str | None:
-        """Warning about evaluation problems in the training sets; None without any."""
-        return contamination_warning(self.contamination, self.training)
-
-
 def load_data(
     config: Config,
     tokenizer: "PreTrainedTokenizerBase",
     context_tokens: int,
     fault: Fault = raise_fault,
     extra_columns: Collection[str] = (),
+    end_token_ids: Collection[int] = (),
 ) -> Data:
     """Read and render everything.
 
     Args:
         context_tokens: longest prompt plus completion.
-        extra_columns: further columns that custom rewards ask for.
         fault: is given each row and each file that cannot be used.
+        extra_columns: further columns that custom rewards ask for.
+        end_token_ids: the tokens that end an answer; only rows to learn from need them.
 
     Raises:
-        ConfigError: options that leave no room for a prompt, or name no template.
+        ConfigError: options that contradict each other or the context, or name no template.
+        ModelError: the model has no chat template, and prompts need one.
         DataError: from ``fault``.
     """
     section = config.data
-    evaluated = config.evaluation_sets
-    sources = [each.source for each in section.sources]
-    check_columns_of(section, [*sources, *evaluated.values(), *evaluated])
-    loader = _loader(config, tokenizer, fault, extra_columns)
-    held_out = _held_out(loader, config, context_tokens)
-    room = _room(context_tokens, "sample.max_new_tokens", config.sample.max_new_tokens)
-    if (most := section.max_prompt_tokens) is not None and most > room:
-        raise ConfigError(
-            f"data.max_prompt_tokens={most} is more than the {room} that the context leaves for a "
-            f"prompt; set it to {room} or less"
-        )
-    training = [loader.training(each.source, room) for each in section.sources]
-    weights = [each.weight for each in section.sources]
-    asked = {student: teacher for student, (_, teacher) in loader.teacher_prompts.items()}
-    return Data(training, weights, held_out, loader.questions.contamination, asked)
+    training = [DataSet("", each.source, section.form, True) for each in section.sources]
+    problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
+    rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
+    sets = [*problems, *([] if rows is None else [rows]), *training]
+    check_columns_of(section, [name for each in sets for name in (each.source, each.name)])
+    reader = _Reader(
+        config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
+    )
+    reader.check_options()
+    examples = [reader.read(each) for each in sets]
+    if config.sft.condition != "none":
+        reader.fit(example for of_set in examples[-len(training) :] for example in of_set)
+    for data_set, of_set in zip(sets, examples, strict=True):
+        reader.render(data_set, of_set)
+    return Data(
+        training,
+        [each.weight for each in section.sources],
+        problems,
+        rows,
+        reader.questions.contamination,
+        {student: teacher for student, (_, teacher) in reader.teacher_prompts.items()},
+        reader.conditioning,
+    )
 
 
 def load_evaluation(
@@ -131,167 +110,205 @@ def load_evaluation(
     extra_columns: Collection[str] = (),
     with_answers: bool = True,
     conditioning: Conditioning | None = None,
-) -> list[LoadedSet]:
-    """The held-out sets alone, read as by ``load_data``.
+) -> list[DataSet]:
+    """The held-out problems alone, read as by ``load_data``.
 
     Args:
         with_answers: False for rows that need no more than a prompt.
         conditioning: whose target is written into the prompts; None for none.
 
     Raises:
-        ConfigError, DataError: as ``load_data``.
+        ConfigError, ModelError, DataError: as ``load_data``.
     """
-    loader = _loader(config, tokenizer, raise_fault, extra_columns)
-    loader.with_answers = with_answers
-    loader.conditioning = conditioning
-    return _held_out(loader, config, context_tokens)
+    form = "problems" if with_answers else "prompts"
+    sets = [DataSet(*each, form) for each in config.evaluation_sets.items()]
+    renderer = renderer_of(config, tokenizer)
+    reader = _Reader(config, renderer, context_tokens, raise_fault, extra_columns)
+    reader.conditioning = conditioning
+    for data_set in sets:
+        reader.render(data_set, reader.read(data_set))
+    return sets
 
 
-def read_evaluation(
-    config: Config,
-    tokenizer: "PreTrainedTokenizerBase",
-    context_tokens: int,
-    fault: Fault,
-    extra_columns: Collection[str],
-) -> tuple[list[LoadedSet], Questions, Callable[[Conditioning], list[LoadedSet]]]:
-    """The held-out sets, read as by ``load_data``, their questions, and what makes the sets again
-    with a target in their prompts.
+def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
+    """The renderer of ``data.template``. Where there are only rows to learn from, a model without
+    a chat template is taken, too: it reads texts alone, and no system prompt.
 
     Raises:
-        ConfigError, DataError: as ``load_data``.
+        ConfigError: an option names no template or no system prompt.
+        ModelError: the model has no chat template, and prompts need one.
     """
-    if not config.evaluation_sets:
-        return [], Questions(), lambda conditioning: []
-    loader = _loader(config, tokenizer, fault, extra_columns)
-    sets = _held_out(loader, config, context_tokens)
-    room = _room(context_tokens, "eval.max_new_tokens", config.eval_max_new_tokens)
-
-    def again(conditioning: Conditioning) -> list[LoadedSet]:
-        loader.conditioning = conditioning
-        for each, problems in zip(sets, loader.problems, strict=True):
-            prompts = [loader.prompt(problem, room) for problem in problems]
-            each.prompts = [prompt for prompt in prompts if prompt is not None]
-        return sets
-
-    return sets, loader.questions, again
-
-
-def _loader(
-    config: Config,
-    tokenizer: "PreTrainedTokenizerBase",
-    fault: Fault,
-    extra_columns: Collection[str],
-) -> "_Loader":
-    section, first_reward = config.data, config.score.rewards[0].kind
-    renderer = Renderer(
+    section, has_one = config.data, tokenizer.chat_template is not None
+    takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
+    if takes_texts and not has_one:
+        if section.system_prompt not in ("auto", "none"):
+            raise ConfigError(
+                f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which "
+                f"{config.model.path} has not; set data.system_prompt=none or data.template"
+            )
+        template = chat_template("auto", config.model.path, model_has_one=True)
+        return Renderer(tokenizer, template, None)
+    return Renderer(
         tokenizer,
-        chat_template(
-            section.template,
-            config.model.path,
-            tokenizer.chat_template is not None,
-            section.template_arguments,
-        ),
+        chat_template(section.template, config.model.path, has_one, section.template_arguments),
         system_prompt(section.system_prompt, config.prompting_reward),
     )
-    with_tests = first_reward in CODE_REWARDS
-    columns, hint = tuple(sorted(extra_columns)), config.teacher.prompt
-    return _Loader(
-        section, renderer, fault, with_tests, columns, teacher_prompt=hint,
-        preprocess=preprocess_of(section),
-    )  # fmt: skip
-
-
-def preprocess_of(section: DataSection) -> Preprocess | None:
-    """The function that ``data.preprocess`` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    name = section.preprocess
-    return None if name is None else load_function(name, "data.preprocess")
-
-
-def _held_out(loader: "_Loader", config: Config, context_tokens: int) -> list[LoadedSet]:
-    if not config.evaluation_sets:
-        return []
-    room = _room(context_tokens, "eval.max_new_tokens", config.eval_max_new_tokens)
-    return [
-        loader.held_out(name, source, room, config.eval.limit)
-        for name, source in config.evaluation_sets.items()
-    ]
 
 
 @dataclass(slots=True)
-class _Loader:
-    """State of one reading of all sets: what is known of the sets before."""
+class _Reader:
+    """One reading of all sets, and what is known of those that were read before."""
 
-    section: DataSection
+    config: Config
     renderer: Renderer
+    context_tokens: int
     fault: Fault
-    with_tests: bool
-    extra_columns: tuple[str, ...]
-    with_answers: bool = True
-    """Whether a held-out problem must have a gold answer."""
-    questions: Questions = field(default_factory=Questions)
+    extra_columns: Collection[str]
+    end_token_ids: Collection[int] = ()
     conditioning: Conditioning | None = None
-    """Whose target is written into the prompts."""
-    problems: list[list[Problem]] = field(default_factory=list)
-    """Of each held-out set, those that have a prompt."""
-    teacher_prompt: str | None = None
-    """As ``teacher.prompt``."""
-    preprocess: Preprocess | None = None
-    """What each row goes through first."""
+    """How scores, or the target, are written into prompts."""
+    questions: Questions = field(default_factory=Questions)
     teacher_prompts: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = field(
         default_factory=dict
     )
     """By a training prompt's ids: its row, and what the teacher is asked in its place."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
+    preprocess: Preprocess | None = field(init=False, default=None)
 
-    def held_out(self, name: str, source: str, room: int, limit: int | None) -> LoadedSet:
-        """The first ``limit`` rows of a held-out set."""
-        loaded, problems = LoadedSet(name, source), list[Problem]()
-        read = partial(self._problem, self.section.columns_for(name, source))
-        for problem in read_examples(
-            loaded, self.section, read, self.fault, is_training=False, limit=limit,
-            preprocess=self.preprocess,
-        ):  # fmt: skip
-            self.questions.evaluate(problem)
-            if (prompt := self.prompt(problem, room)) is not None:
-                loaded.prompts.append(prompt)
-                problems.append(problem)
-        self.problems.append(problems)
-        return loaded
+    def __post_init__(self) -> None:
+        if (name := self.config.data.preprocess) is not None:
+            self.preprocess = load_function(name, "data.preprocess")
 
-    def training(self, source: str, room: int) -> LoadedSet:
-        """Rows of a training set that pass the filters."""
-        loaded, section = LoadedSet("", source), self.section
-        fault = fault_of_rows(loaded, section, self.fault, is_training=True)
-        read = partial(self._of_form, section.columns_for("", source))
-        for problem in read_examples(
-            loaded, section, read, self.fault, is_training=True, limit=section.limit,
-            preprocess=self.preprocess,
-        ):  # fmt: skip
-            most = room if section.max_prompt_tokens is None else None
-            prompt = self.prompt(problem, most, fault)
-            if prompt is None:
-                continue
-            if len(prompt.token_ids) > (section.max_prompt_tokens or room):
-                loaded.dropped["data.max_prompt_tokens"] += 1
-            elif option := self.questions.dropped_by(problem, section):
-                loaded.dropped[option] += 1
-            elif self._ask_teacher(problem, prompt, room, fault):
-                loaded.prompts.append(prompt)
-        if loaded.dropped and not loaded.prompts:
-            first = f"; the first: {loaded.skipped[0]}" if loaded.skipped else ""
-            self.fault(
-                DataError(f"{source}: no row is left; {loaded.left_out}; ask for less{first}")
+    def check_options(self) -> None:
+        """Check lengths and the condition before a row is read.
+
+        Raises:
+            ConfigError: they contradict each other, or the context.
+        """
+        section = self.config.data
+        if self.config.evaluation_sets:
+            self._room(is_training=False)
+        if not section.is_offline:
+            room = self._room(is_training=True)
+            if section.max_prompt_tokens is not None and section.max_prompt_tokens > room:
+                raise ConfigError(
+                    f"data.max_prompt_tokens={section.max_prompt_tokens} is more than the {room} "
+                    f"that the context leaves for a prompt; set it to {room} or less"
+                )
+        elif not 2 <= (section.max_tokens or self.context_tokens) <= self.context_tokens:
+            raise ConfigError(
+                f"data.max_tokens={section.max_tokens} is not from 2 to {self.context_tokens}, "
+                "the tokens of the context; set it to one of these"
             )
-        return loaded
+        if self.config.sft.condition != "none" and section.form != "demonstrations":
+            raise ConfigError(
+                f"sft.condition={self.config.sft.condition} contradicts data.form={section.form}, "
+                "which has no prompts that scores could be written into; set "
+                "data.form=demonstrations"
+            )
 
-    def _problem(self, columns: ColumnsSection, where: str, row: Row) -> Problem:
-        problem = read_problem(where, row, columns, tests=self.with_tests, answer=self.with_answers)
-        return self._with_extra(problem, row)
+    def read(self, data_set: DataSet) -> list[Example]:
+        """The examples of a set that pass all filters but those of length."""
+        section, limit, examples = self.config.data, None, list[Example]()
+        if data_set.is_training:
+            limit = section.limit
+        elif data_set.is_asked:
+            limit = self.config.eval.limit
+
+        def no_row(error: DataError) -> None:
+            data_set.num_rows += 1
+            self._bad_row(data_set, error)
+
+        split = section.split if data_set.is_training else "test"
+        rows = read_rows(data_set.source, split, no_row, section.given)
+        try:
+            for where, row in islice(rows, limit):
+                data_set.num_rows += 1
+                try:
+                    example = self._example(data_set, where, row)
+                except DataError as error:
+                    self._bad_row(data_set, error)
+                    continue
+                if isinstance(example, str):
+                    data_set.dropped[example] += 1
+                else:
+                    examples.append(example)
+            if not data_set.num_rows:
+                raise DataError(f"{data_set.source} holds no rows; give a file with at least one")
+        except DataError as error:
+            self.fault(error)
+        return examples
+
+    def fit(self, examples: Iterable[Example]) -> None:
+        """Fit the condition to the scores of the training rows."""
+        scores = [each.value for each in examples if isinstance(each, Completed)]
+        try:
+            self.conditioning = fit(scores, self.config.sft)
+        except DataError as error:
+            self.fault(error)
+
+    def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
+        """Fill the set with the examples' prompts, or rows of tokens."""
+        for example in examples:
+            try:
+                if isinstance(example, Problem):
+                    option = self._add_prompt(data_set, example)
+                else:
+                    option = self._add_rows(data_set, example)
+            except DataError as error:
+                self._bad_row(data_set, error)
+                continue
+            if option is not None:
+                data_set.dropped[option] += 1
+        if data_set.dropped and not data_set.size:
+            first = f"; the first: {data_set.skipped[0]}" if data_set.skipped else ""
+            self.fault(
+                DataError(
+                    f"{data_set.source}: no row is left; {data_set.left_out}; ask for less{first}"
+                )
+            )
+
+    def _bad_row(self, data_set: DataSet, error: DataError) -> None:
+        if data_set.is_training and self.config.data.on_bad_row == "skip":
+            data_set.skip(error)
+        else:
+            self.fault(error)
+
+    def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
+        """The row as an example, or the option that drops it."""
+        section = self.config.data
+        if self.preprocess is not None:
+            made = preprocessed(where, row, self.preprocess, str(section.preprocess))
+            if made is None:
+                return "data.preprocess"
+            row = made
+        if data_set.is_training and not passes(where, row, section.pass_rate):
+            return "data.pass_rate"
+        example = self._of_form(data_set, where, row)
+        if not data_set.is_training:
+            self.questions.evaluate(example)
+            return example
+        return self.questions.dropped_by(example, section) or example
+
+    def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
+        columns = self.config.data.columns_for(data_set.name, data_set.source)
+        match data_set.form:
+            case "problems":
+                tests = self.config.score.rewards[0].kind in CODE_REWARDS
+                return self._with_extra(read_problem(where, row, columns, tests=tests), row)
+            case "prompts":
+                return self._with_extra(read_problem(where, row, columns, answer=False), row)
+            case "demonstrations":
+                scored = self.config.sft.condition != "none"
+                return read_demonstration(where, row, columns, score=scored)
+            case "texts":
+                return read_document(where, row, columns)
+            case "preferences":
+                return read_preference(where, row, columns)
+            case "labels":
+                return read_labelled(where, row, columns)
+        raise AssertionError(data_set.form)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
         talk = self.renderer.with_system_prompt(problem.messages)
@@ -326,61 +343,93 @@ class _Loader:
                 where, name, row[name],
             )  # fmt: skip
 
-    def _of_form(self, columns: ColumnsSection, where: str, row: Row) -> Problem:
-        if self.section.form == "problems":
-            return self._problem(columns, where, row)
-        return self._with_extra(read_problem(where, row, columns, answer=False), row)
+    def _add_prompt(self, data_set: DataSet, problem: Problem) -> str | None:
+        """Add the prompt of a problem.
 
-    def _ask_teacher(self, problem: Problem, prompt: Prompt, room: int, fault: Fault) -> bool:
-        """Note what the teacher is asked in this prompt's place, if it is asked something else;
-        False after a fault."""
-        if self.teacher_prompt is None:
-            return True
-        try:
-            told = _told_to_teacher(problem, self.teacher_prompt)
-            asked = self.renderer.prompt(problem.where, told, problem.answer).token_ids
-            if len(asked) > room:
-                raise DataError(
-                    f"{problem.where}: with teacher.prompt the prompt has {len(asked)} tokens and "
-                    f"the context leaves {room} for it; shorten teacher.prompt, lower "
-                    "sample.max_new_tokens or raise model.context_tokens"
-                )
-            where, known = self.teacher_prompts.setdefault(prompt.token_ids, (problem.where, asked))
-            if known != asked:
-                raise DataError(
-                    f"{problem.where}: asks what {where} asks and has another answer, so "
-                    "teacher.prompt would give one of them away wrongly; remove one of the two, or "
-                    "set data.deduplicate=true"
-                )
-        except DataError as error:
-            fault(error)
-            return False
-        return True
-
-    def prompt(
-        self, problem: Problem, room: int | None, fault: Fault | None = None
-    ) -> Prompt | None:
-        """Prompt of the problem; None after a fault, such as more tokens than ``room``."""
-        fault = fault or self.fault
-        try:
-            messages = problem.messages
-            if self.conditioning is not None:
-                messages = self.conditioning.asking(problem.where, messages)
-            prompt = self.renderer.prompt(problem.where, messages, problem.answer)
-        except DataError as error:
-            fault(error)
-            return None
-        if room is not None and len(prompt.token_ids) > room:
-            fault(
-                DataError(
-                    f"{problem.where}: the prompt has {len(prompt.token_ids)} tokens and the "
-                    f"context leaves {room} for it; shorten or remove the row (for training rows, "
-                    "data.max_prompt_tokens leaves out long ones), lower sample.max_new_tokens or "
-                    "raise model.context_tokens"
-                )
+        Returns:
+            The option that drops it instead.
+        """
+        messages = problem.messages
+        if self.conditioning is not None:
+            messages = self.conditioning.asking(problem.where, messages)
+        prompt = self.renderer.prompt(problem.where, messages, problem.answer)
+        num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
+        most = self.config.data.max_prompt_tokens
+        if data_set.is_training and most is not None and num_tokens > most:
+            return "data.max_prompt_tokens"
+        if num_tokens > room:
+            raise DataError(
+                f"{problem.where}: the prompt has {num_tokens} tokens and the context leaves "
+                f"{room} for it; shorten or remove the row (for training rows, "
+                "data.max_prompt_tokens leaves out long ones), lower sample.max_new_tokens or "
+                "raise model.context_tokens"
             )
-            return None
-        return replace(prompt, extra=dict(problem.extra))
+        if data_set.is_training and self.config.teacher.prompt is not None:
+            self._ask_teacher(problem, prompt, self.config.teacher.prompt, room)
+        data_set.prompts.append(replace(prompt, extra=dict(problem.extra)))
+        return None
+
+    def _room(self, is_training: bool) -> int:
+        """Tokens that the context leaves for a prompt.
+
+        Raises:
+            ConfigError: none.
+        """
+        option, most = "eval.max_new_tokens", self.config.eval_max_new_tokens
+        if is_training:
+            option, most = "sample.max_new_tokens", self.config.sample.max_new_tokens
+        if most >= self.context_tokens:
+            raise ConfigError(
+                f"{option}={most} leaves no prompt room in the context of {self.context_tokens} "
+                "tokens; lower it"
+            )
+        return self.context_tokens - most
+
+    def _ask_teacher(self, problem: Problem, prompt: Prompt, text: str, room: int) -> None:
+        """Note what the teacher is asked in this prompt's place."""
+        told = _told_to_teacher(problem, text)
+        asked = self.renderer.prompt(problem.where, told, problem.answer).token_ids
+        if len(asked) > room:
+            raise DataError(
+                f"{problem.where}: with teacher.prompt the prompt has {len(asked)} tokens and "
+                f"the context leaves {room} for it; shorten teacher.prompt, lower "
+                "sample.max_new_tokens or raise model.context_tokens"
+            )
+        where, known = self.teacher_prompts.setdefault(prompt.token_ids, (problem.where, asked))
+        if known != asked:
+            raise DataError(
+                f"{problem.where}: asks what {where} asks and has another answer, so "
+                "teacher.prompt would give one of them away wrongly; remove one of the two, or "
+                "set data.deduplicate=true"
+            )
+
+    def _add_rows(self, data_set: DataSet, example: Learned) -> str | None:
+        """Add the rows of tokens of an example.
+
+        Returns:
+            The option that drops them instead.
+        """
+        section, most = self.config.data, self.context_tokens
+        if data_set.is_training or data_set.form == "texts":
+            most = section.max_tokens or most
+        if self.conditioning is not None and isinstance(example, Completed):
+            example = self.conditioning.apply(example)
+        rows = render(example, self.renderer, most, self.end_token_ids, len(data_set.units))
+        most_asked = section.max_prompt_tokens if data_set.is_training else None
+        if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):
+            return "data.max_prompt_tokens"
+        longest = max((len(row.ids) for row in rows), default=0)
+        if longest > most:
+            if data_set.is_training and section.max_tokens is not None:
+                return "data.max_tokens"
+            raise DataError(
+                f"{example.where}: the row has {longest:,} tokens and the context {most:,}; "
+                "shorten or remove it, set data.max_tokens, which drops such training rows, or "
+                "raise model.context_tokens"
+            )
+        is_pair = data_set.form == "preferences"
+        data_set.units += [rows] if is_pair else [(row,) for row in rows]
+        return None
 
 
 def _told_to_teacher(problem: Problem, text: str) -> Messages:
@@ -407,15 +456,6 @@ def _told_to_teacher(problem: Problem, text: str) -> Messages:
     told = list(problem.messages)
     told[users[-1]] = {**last, "content": content}
     return told
-
-
-def _room(context_tokens: int, option: str, completion_tokens: int) -> int:
-    if completion_tokens >= context_tokens:
-        raise ConfigError(
-            f"{option}={completion_tokens} leaves no prompt room in the context of "
-            f"{context_tokens} tokens; lower it"
-        )
-    return context_tokens - completion_tokens
 
 
 def _is_kept_by_json(value: object) -> bool:

@@ -5,8 +5,8 @@ The order is a pure function of the seed and the position, so resuming needs onl
 here.
 
 A chat template comes with a model and is a program. Transformers runs it in Jinja's sandbox, which
-keeps it from everything but its arguments; here its time is limited, and powers, which a loop's
-limit cannot end, are refused. The memory that it takes within its time is not limited.
+keeps it from everything but its arguments; here it runs in a process of its own, whose memory and
+time are limited.
 """
 
 import hashlib
@@ -14,18 +14,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import partial
 from math import floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from reason_llm.data.confined import Confined
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
-from reason_llm.errors import ConfigError, DataError, ReasonError, one_line
+from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import Panic, without_panics
 from reason_llm.rollout import Prompt
 
-RENDER_SECONDS = 20.0
+RENDER_SECONDS = 5.0
+"""Of the processor's time, for one conversation."""
+MOST_TEXT_CHARACTERS = 16 << 20
 """Of one conversation."""
 ENCODE_SECONDS = 20.0
 """Of one text. The tokenizer lets other threads run meanwhile."""
@@ -103,55 +107,69 @@ class Renderer:
             DataError: the template cannot take them.
             ConfigError: the template is not valid.
         """
-        import jinja2
-
         source = self.template.source
-
-        def render() -> object:
-            return self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.template.jinja,
-                tokenize=False,
-                add_generation_prompt=generation,
-                **dict(self.template.arguments),
-            )
-
         try:
-            if _has_power(self.tokenizer.get_chat_template(self.template.jinja)):
-                raise ConfigError(
-                    f"{source} computes a power (**), which could take for ever; multiply instead"
-                )
-            text = within(RENDER_SECONDS, source, render)
+            jinja = self.tokenizer.get_chat_template(self.template.jinja)
+            arguments = {"add_generation_prompt": generation, **dict(self.template.arguments)}
+            text, problem, line = _rendering(self.tokenizer, messages, jinja, arguments)
         except TimeoutError as error:
-            raise ConfigError(f"{error} on {where}; take another template") from error
-        except ReasonError:
-            raise  # some are ValueErrors, too
-        except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"{source}, line {error.lineno}: {one_line(error)}; fix that line"
+                f"{source} took longer than {RENDER_SECONDS:g} s of the processor on {where}; take "
+                "another template"
             ) from error
-        except (
-            *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
-            *(LookupError, AttributeError, RecursionError, MemoryError),
-        ) as error:
+        except (ValueError, MemoryError) as error:
+            text, problem, line = None, one_line(error) or "it takes too much memory", None
+        if line is not None:
+            raise ConfigError(f"{source}, line {line}: {problem}; fix that line")
+        if text is None:
             raise DataError(
-                f"{where}: {source} fails on it ({one_line(error) or 'no memory'}); fix the "
-                "template, or set data.system_prompt=none if it takes no system message"
-            ) from error
-        if not str(text).strip():
+                f"{where}: {source} fails on it ({problem}); fix the template, or set "
+                "data.system_prompt=none if it takes no system message"
+            )
+        if not text.strip():
             raise DataError(f"{where}: {source} makes nothing of it; fix it")
-        return str(text)
+        return text
 
 
-@cache
-def _has_power(template: str) -> bool:
+_PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDictionary()
+"""Those that render, by the tokenizer that they have a copy of."""
+
+
+def _rendering(
+    tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
+) -> tuple[str | None, str, int | None]:
+    """The text; or the problem, with the line of the template where its syntax is wrong.
+
+    Raises:
+        TimeoutError, MemoryError: as ``Confined.ask``.
+    """
+    process = _PROCESSES.get(tokenizer)
+    if process is None or not process.lives:
+        process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
+    return process.ask(RENDER_SECONDS, messages, jinja, arguments)
+
+
+def _render(
+    tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
+) -> tuple[str | None, str, int | None]:
+    """As ``_rendering``, in the process that may take little memory."""
     import jinja2
 
     try:
-        tokens = list(jinja2.Environment().lex(template))
-    except jinja2.TemplateSyntaxError:  # rendering tells where
-        return False
-    return any(kind == "operator" and text == "**" for _, kind, text in tokens)
+        text = str(
+            tokenizer.apply_chat_template(
+                messages, chat_template=jinja, tokenize=False, **arguments
+            )
+        )
+        if len(text) > MOST_TEXT_CHARACTERS:
+            return None, f"it writes more than {MOST_TEXT_CHARACTERS:,} characters", None
+        return text, "", None
+    except jinja2.TemplateSyntaxError as error:
+        return None, one_line(error), error.lineno
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is the template's)
+        return None, one_line(error)[:1000] or type(error).__name__, None
 
 
 def order(

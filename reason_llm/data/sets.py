@@ -1,31 +1,29 @@
-"""One set of rows as it is read, and the filters that all forms share.
+"""Sets of data, everything that a run loads, and the filters for single rows.
 
-Filters are for training rows only: a held-out set is judged whole. What they drop is counted;
-everything else that cannot be used goes to ``fault``.
+Filters are for training rows only: a held-out set is judged whole. What they drop is counted.
 """
 
 import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from reason_llm.config import DataSection, PassRateSection
+from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Document, Example
 from reason_llm.data.own_code import place_of
-from reason_llm.data.rows import Fault, Row, check_made, read_rows
+from reason_llm.data.rows import Row, check_made
 from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, DataError, one_line, printable
+from reason_llm.rollout import Prompt, TokenRow
 
 NUM_SKIPPED_SHOWN = 3
 PREPROCESS_SECONDS = 60.0
 """Of one row."""
 Preprocess = Callable[[Row], Any]
-T = TypeVar("T")
-"""The kind of example."""
 
 _LAYOUT = re.compile(
     r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
@@ -34,18 +32,41 @@ _LAYOUT = re.compile(
 
 
 @dataclass(slots=True)
-class ReadSet:
-    """One file or Hub set, as far as it is read."""
+class DataSet:
+    """One file or Hub set: what was read, what was dropped, and what is left."""
 
     name: str
-    """Of a held-out set; empty for that of ``data.eval`` and for training sets."""
+    """As in ``eval.sets``; empty for all other sets."""
     source: str
+    form: str
+    """As ``data.form``."""
+    is_training: bool = False
+    """Whether rows may be dropped."""
     num_rows: int = 0
     """Rows that were read, those left out included."""
     dropped: Counter[str] = field(default_factory=Counter)
     """How many rows each option left out."""
     skipped: list[str] = field(default_factory=list)
     """What was wrong with the first rows that ``data.on_bad_row`` left out."""
+    prompts: list[Prompt] = field(default_factory=list)
+    """Of problems and prompts."""
+    units: list[tuple[TokenRow, ...]] = field(default_factory=list)
+    """Of the other forms: one row each, of preferences the chosen and the rejected one."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether its rows become prompts, and not rows to learn from."""
+        return self.form in ("problems", "prompts")
+
+    @property
+    def rows(self) -> list[TokenRow]:
+        """The rows of all units."""
+        return [row for unit in self.units for row in unit]
+
+    @property
+    def size(self) -> int:
+        """Number of prompts or units."""
+        return len(self.prompts) + len(self.units)
 
     @property
     def left_out(self) -> str:
@@ -66,63 +87,75 @@ class ReadSet:
             self.skipped.append(printable(str(error)))
 
 
-def read_examples(
-    found: ReadSet,
-    section: DataSection,
-    read: Callable[[str, Row], T],
-    fault: Fault,
-    *,
-    is_training: bool,
-    limit: int | None = None,
-    preprocess: Preprocess | None = None,
-) -> Iterator[T]:
-    """Rows of a set as examples.
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Everything that a run learns from and is judged by."""
 
-    Args:
-        found: counts the rows, and those that are dropped.
-        is_training: whether rows may be dropped.
-        preprocess: what each row goes through first; None for nothing.
-        limit: so many rows are read at most; None for all.
+    training: list[DataSet]
+    weights: list[float]
+    """Of the training sets."""
+    held_out: list[DataSet]
+    """The problems of ``data.eval`` and ``eval.sets``."""
+    held_out_rows: DataSet | None = None
+    """The rows of ``eval.rows``, of the training rows' form."""
+    contamination: list[tuple[str, str]] = field(default_factory=list)
+    """(training row, held-out row) with the same question, those left out included."""
+    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """With teacher.prompt, what the teacher is asked in the place of each training prompt; both as
+    token ids."""
+    conditioning: Conditioning | None = None
+    """How scores were written into the prompts; None if they were not."""
 
-    Raises:
-        DataError: from ``fault``, which is given each row and file that cannot be used.
-    """
-    faults = 0
-    bad_row = fault_of_rows(found, section, fault, is_training)
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompts of all training sets, one set after the other."""
+        return [prompt for data_set in self.training for prompt in data_set.prompts]
 
-    def noted(error: DataError) -> None:
-        nonlocal faults
-        faults += 1
-        bad_row(error)
+    @property
+    def units(self) -> list[tuple[TokenRow, ...]]:
+        """Units of all training sets, one set after the other."""
+        return [unit for data_set in self.training for unit in data_set.units]
 
-    split = section.split if is_training else "test"
-    try:
-        for where, row in islice(read_rows(found.source, split, noted, section.given), limit):
-            found.num_rows += 1
-            try:
-                if preprocess is not None:
-                    made = _preprocessed(where, row, preprocess, str(section.preprocess))
-                    if made is None:
-                        found.dropped["data.preprocess"] += 1
-                        continue
-                    row = made
-                if is_training and not _passes(where, row, section.pass_rate):
-                    found.dropped["data.pass_rate"] += 1
-                    continue
-                example = read(where, row)
-            except DataError as error:
-                noted(error)
-            else:
-                yield example
-        if not found.num_rows and not faults:
-            raise DataError(f"{found.source} holds no rows; give a file with at least one")
-    except DataError as error:
-        fault(error)
+    @property
+    def sizes(self) -> list[int]:
+        """Prompts or units in each training set."""
+        return [data_set.size for data_set in self.training]
 
+    @property
+    def held_out_prompts(self) -> list[Prompt]:
+        """Prompts of all held-out sets."""
+        return [prompt for data_set in self.held_out for prompt in data_set.prompts]
 
-def fault_of_rows(found: ReadSet, section: DataSection, fault: Fault, is_training: bool) -> Fault:
-    """What a row of this set that cannot be used goes to."""
-    return found.skip if is_training and section.on_bad_row == "skip" else fault
+    @property
+    def imitated(self) -> list[TokenRow]:
+        """Rows that a policy learns to write: of a pair the chosen side, of labels those that are
+        not bad."""
+        return [
+            unit[0]
+            for data_set in self.training
+            for unit in data_set.units
+            if data_set.form != "labels" or unit[0].value >= 0
+        ]
+
+    def notes(self) -> list[str]:
+        """Lines for each training set from which rows were dropped, and of labels all alike."""
+        lines = [line for data_set in self.training for line in data_set.notes]
+        labels = {row.value for each in self.training if each.form == "labels" for row in each.rows}
+        if len(labels) == 1:
+            kind = "good" if labels == {1.0} else "bad"
+            lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO tells good from bad")
+        return lines
+
+    def contamination_warning(self) -> str | None:
+        """Warning about held-out questions in the training sets; None without any."""
+        dropped = any(data_set.dropped["data.contamination"] for data_set in self.training)
+        if not self.contamination or dropped:
+            return None
+        ours, theirs = self.contamination[0]
+        return printable(
+            f"training rows that ask what an evaluation set asks: {len(self.contamination)}, such "
+            f"as {ours}, which is {theirs}; set data.contamination to drop or ignore"
+        )
 
 
 def check_columns_of(section: DataSection, sets: Collection[str]) -> None:
@@ -142,7 +175,7 @@ def check_columns_of(section: DataSection, sets: Collection[str]) -> None:
             )
 
 
-def _preprocessed(where: str, row: Row, function: Preprocess, name: str) -> Row | None:
+def preprocessed(where: str, row: Row, function: Preprocess, name: str) -> Row | None:
     """The row as the user's function returns it.
 
     Raises:
@@ -209,20 +242,7 @@ def question_key(example: Example) -> str:
     return "".join(folded.split()) or text
 
 
-def contamination_warning(
-    contamination: Sequence[tuple[str, str]], training: Sequence[ReadSet]
-) -> str | None:
-    """Warning about evaluation problems in the training sets; None without any."""
-    if not contamination or any(each.dropped["data.contamination"] for each in training):
-        return None
-    ours, theirs = contamination[0]
-    return printable(
-        f"training rows that ask what an evaluation set asks: {len(contamination)}, such "
-        f"as {ours}, which is {theirs}; set data.contamination to drop or ignore"
-    )
-
-
-def _passes(where: str, row: Row, wanted: PassRateSection) -> bool:
+def passes(where: str, row: Row, wanted: PassRateSection) -> bool:
     """Whether the row's rate is in the range.
 
     Raises:

@@ -26,14 +26,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.data.forms import (
-    Demonstration,
-    Document,
-    Labelled,
-    Messages,
-    Preference,
-    Sampled,
-)
+from reason_llm.data.forms import SIDES, Document, Learned, Messages, Sampled
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
@@ -43,15 +36,9 @@ from reason_llm.rollout import TokenRow
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Learned = Demonstration | Document | Preference | Labelled
-"""What an offline stage learns from."""
 NUM_ROWS_CHECKED = 100
 _Row = tuple[list[int], list[bool]]
 _Span = tuple[int, int]
-
-
-class LongRow(DataError):
-    """A row has more tokens than the context."""
 
 
 def render(
@@ -65,44 +52,28 @@ def render(
     as its length asks for.
 
     Args:
-        context_tokens: most tokens of a row.
+        context_tokens: most tokens of a document's row; other rows are never cut.
         end_token_ids: the tokens that end an answer.
         group: number of the rows of a preference, demonstration or label; a document's rows have
             their own, from this number on.
 
     Raises:
-        LongRow: more tokens than the context, which a document is cut into instead.
         DataError: a template that cannot be learned from, no end token or two of them.
         ConfigError: the template is not valid.
     """
     where = example.where
     if isinstance(example, Document):
         return _document(example, renderer, context_tokens, end_token_ids, group)
-    match example:
-        case Demonstration():
-            sides = [("", example.completion, example.score)]
-        case Labelled():
-            sides = [("", example.completion, example.label)]
-        case Preference():
-            sides = [
-                (", chosen", example.chosen, example.margin),
-                (", rejected", example.rejected, 0.0),
-            ]
     rows = []
-    for number, (side, completion, value) in enumerate(sides):
-        name = where + side
+    for number, completion in enumerate(example.completions):
+        name = f"{where}, {SIDES[number]}" if len(example.completions) > 1 else where
         if example.sampled is not None:
             ids, trained = _as_sampled(name, example.sampled, number, renderer)
         else:
             ids, trained = _row(
                 name, example.messages, completion, example.is_text, renderer, end_token_ids
             )
-        if len(ids) > context_tokens:
-            raise LongRow(
-                f"{name}: the row has {len(ids):,} tokens and the context {context_tokens:,}; "
-                "shorten or remove it, set data.max_tokens, which drops such training rows, or "
-                "raise model.context_tokens"
-            )
+        value = 0.0 if number else example.value
         rows.append(TokenRow(where, tuple(ids), tuple(trained), group, value))
     if len(rows) > 1 and rows[0].ids == rows[1].ids:
         raise DataError(f"{where}: 'chosen' and 'rejected' have the same tokens; remove the row")
@@ -261,20 +232,20 @@ def _spans(
     from what the model is asked with to its end token."""
     messages = renderer.with_system_prompt(messages)
     talk, first = [*messages, *completion], len(messages)
-    found = _prefix_spans(where, talk, first, renderer, ends)
-    if found is None and (training := _training(renderer)) is not None:
-        found = _prefix_spans(where, talk, first, training, ends)
+    written = _prefix_spans(where, talk, first, renderer, ends)
+    if written is None and (training := _training(renderer)) is not None:
+        written = _prefix_spans(where, talk, first, training, ends)
         prompt = renderer.text(where, messages)
-        if found is not None and found[0][: found[1][0][0]] != prompt:
-            found = None  # the policy would read another prompt when it is sampled
-    if found is None:
+        if written is not None and written[0][: written[1][0][0]] != prompt:
+            written = None  # the policy would read another prompt when it is sampled
+    if written is None:
         raise DataError(
             f"{where}: {renderer.template.source} does not write the assistant's turns as the "
             "model reads and writes them (it changes them as the conversation goes on), and TRL "
             "has no training template for it; give rows with one turn of the assistant, or a "
             "data.template that keeps the turns"
         )
-    return found
+    return written
 
 
 def _prefix_spans(
@@ -296,16 +267,16 @@ def _prefix_spans(
                 f"{where}: a message of the assistant holds the end token {inside[0]}; remove it, "
                 "as a policy would learn to go on after it"
             )
-        found = [
+        stops = [
             whole.find(end, start, stop) + len(end) for end in ends if end in whole[start:stop]
         ]
-        if not found:
+        if not stops:
             raise DataError(
                 f"{where}: {renderer.template.source} writes no end token ({', '.join(ends)}) "
                 "after the assistant's turn, so a policy would learn never to stop; write "
                 "{{ eos_token }} there in a template of your own, and name it in data.template"
             )
-        span = start, min(found)
+        span = start, min(stops)
         if turn + 1 < len(talk):
             alone = renderer.text(where, talk[: turn + 1], generation=False)
             if not alone.startswith(whole[: span[1]]):
@@ -357,7 +328,7 @@ def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list
     encode, text = partial(renderer.token_ids, where), "".join(pieces)
     whole = encode(text)
     apart = [encode(piece) for piece in pieces]
-    ids, ends = [each for part in apart for each in part], list(accumulate(map(len, apart)))
+    ids, ends = [token for part in apart for token in part], list(accumulate(map(len, apart)))
     if ids == whole:
         return ids, ends
     # Some tokenizers put a space before each text, so a piece alone is not what it is in the text.

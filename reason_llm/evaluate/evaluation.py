@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data import Conditioning, LoadedSet, load_evaluation
+from reason_llm.data import Conditioning, DataSet, load_evaluation
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
@@ -36,7 +36,8 @@ from reason_llm.files import (
 from reason_llm.model import Model, adapters, quiet_libraries
 from reason_llm.model.plan import Plan, look_at
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run import Watch, folder as run_folder
+from reason_llm.run import Watch
+from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.score import Scorer
 
@@ -55,7 +56,7 @@ class _Stage:
     config: Config
     targets: list[Target]
     tokenizer: Any
-    sets: list[LoadedSet]
+    sets: list[DataSet]
     plan: Plan
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
@@ -271,7 +272,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
             target.label: {
                 "path": target.path,
                 "adapter": None if target.adapter is None else str(target.adapter),
-                "sha256": run_folder.weights_digest(Path(target.path), target.adapter),
+                "sha256": run_folder.weights_digest(target.path, target.adapter),
             }
             for target in request.targets
         },

@@ -12,7 +12,7 @@ from typing import Any
 from reason_llm.config import CommandLine, Config, file as config_file
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
-from reason_llm.run import folder as run_folder
+from reason_llm.run.store import folder as run_folder
 
 PRESETS = {
     "gsm8k": "openai/gsm8k:main",

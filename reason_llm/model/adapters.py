@@ -31,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 
 from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
-from reason_llm.files import MIB, read_object, regular, replacing_folder
+from reason_llm.files import MANIFEST, MIB, check_digests, read_object, regular, replacing_folder
 from reason_llm.model import score_head
 
 CONFIG = "adapter_config.json"
@@ -223,8 +223,9 @@ def copy_folder(source: Path, target: Path) -> None:
     """Copy an adapter's files, and its head where it has one.
 
     Raises:
-        ModelError: a file is missing or cannot be read.
+        ModelError: a file is missing or cannot be read, or as ``check_written``.
     """
+    check_written(source)
     with replacing_folder(target) as beside:
         for name in (CONFIG, WEIGHTS, score_head.FILE):
             if name == score_head.FILE and not (source / name).exists():
@@ -266,7 +267,9 @@ def load(policy: PeftModel, folder: Path, name: str = POLICY) -> None:
 
     Raises:
         CheckpointError: tensors are missing or of other shapes.
+        ModelError: as ``check_written``.
     """
+    check_written(folder)
     load_tensors(policy, load_file(regular(folder / WEIGHTS)), name)
 
 
@@ -293,6 +296,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
     Raises:
         ModelError: as ``load_as_is``.
     """
+    check_written(folder)
     expected = {key: list(tensor.shape) for key, tensor in state(policy, name).items()}
     try:
         with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
@@ -339,6 +343,21 @@ def load_as_is(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
         raise _misfit(folder, base) from error
 
 
+def check_written(folder: Path) -> None:
+    """Compare the files of an adapter with the SHA-256 that its folder carries, if it does.
+
+    Raises:
+        ModelError: one is not what was written.
+    """
+    try:
+        check_digests(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder}: {one_line(error)[:300]}; restore it, or call the command of its run again, "
+            f"which writes it from a checkpoint, or remove {MANIFEST} if it was edited on purpose"
+        ) from error
+
+
 def _misfit(folder: Path, base: str) -> ModelError:
     return ModelError(
         f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
@@ -376,8 +395,9 @@ def read_config(folder: Path) -> LoraConfig:
     of the layers that the adapter has weights of.
 
     Raises:
-        ModelError: it cannot be read, or is of another kind.
+        ModelError: it cannot be read, is of another kind, or as ``check_written``.
     """
+    check_written(folder)
     try:
         value = read_object(folder / CONFIG, MIB)
         _check_numbers(value)

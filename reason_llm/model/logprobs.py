@@ -32,7 +32,6 @@ def target_logprobs(
     softcap: float | None = None,
     entropy_gradient: bool = False,
     adapter: tuple[Tensor, Tensor] | None = None,
-    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs in nats of tokens under ``softmax(logits / temperature)``, and that distribution's
     entropy.
@@ -47,7 +46,6 @@ def target_logprobs(
         entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
         adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
             logits; gradients flow into both, for which each chunk is computed once more.
-        fused: whether a chunk's passes are one Triton kernel; not with an adapter on the head.
 
     Returns:
         logprobs_N with gradient, and entropy_N, float32.
@@ -66,7 +64,7 @@ def target_logprobs(
             *adapter,
         )
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient, fused
+        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
     )
     return logprobs_N, entropy_N
 
@@ -91,9 +89,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk: int,
         softcap: float | None,
         entropy_gradient: bool,
-        fused: bool,
     ) -> tuple[Tensor, Tensor]:
-        chunk_of = _fused_chunk if fused else _chunk
         wants_gradient = ctx.needs_input_grad[0]
         accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
         logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=accumulate)
@@ -101,17 +97,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         wanted = (wants_gradient, wants_gradient and entropy_gradient)
         gradients = [torch.empty_like(hidden_ND) if want else None for want in wanted]
         room = (min(chunk, len(targets_N)), len(head_VD))
-        kept = hidden_ND.dtype if fused else accumulate
-        has_second = wanted[1] or not fused
         logits = None
         if not products.by_onednn(hidden_ND[:chunk], head_VD):
-            logits = hidden_ND.new_empty(room, dtype=kept)
-        second = hidden_ND.new_empty(room if has_second else (0, 0), dtype=kept)
+            logits = hidden_ND.new_empty(room, dtype=accumulate)
+        second = hidden_ND.new_empty(room, dtype=accumulate)
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
             size = len(targets_N[part])
             here = [None if gradient is None else gradient[part] for gradient in gradients]
-            logprobs_N[part], entropy_N[part] = chunk_of(
+            logprobs_N[part], entropy_N[part] = _chunk(
                 _logits(
                     hidden_ND[part], head_VD, bias_V, None if logits is None else logits[:size]
                 ),
@@ -136,7 +130,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradient = grad_logprobs_N[:, None].to(of_logprobs_ND.dtype) * of_logprobs_ND
         if of_entropy_ND is not None:
             gradient += grad_entropy_N[:, None].to(of_entropy_ND.dtype) * of_entropy_ND
-        return gradient, *(None,) * 8
+        return gradient, *(None,) * 7
 
 
 def _logits(
@@ -200,32 +194,6 @@ def _chunk(
     return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 
-def _fused_chunk(
-    logits_CV: Tensor,
-    second_CV: Tensor,
-    targets_C: Tensor,
-    head_VD: Tensor,
-    temperature: float,
-    softcap: float | None,
-    logprob_gradient_CD: Tensor | None,
-    entropy_gradient_CD: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The same in one kernel, with one tensor of the chunk's size in the head's type, two with the
-    entropy's gradient."""
-    from reason_llm.model.fused_logprobs import weights_in_place  # which needs Triton
-
-    wants_gradient = logprob_gradient_CD is not None
-    second = None if entropy_gradient_CD is None else second_CV
-    found = weights_in_place(logits_CV, targets_C, temperature, softcap, wants_gradient, second)
-    for gradient_CD, weights_CV in (
-        (logprob_gradient_CD, logits_CV),
-        (entropy_gradient_CD, second_CV),
-    ):
-        if gradient_CD is not None:
-            gradient_CD.copy_((weights_CV @ head_VD) / temperature)
-    return found
-
-
 def _adapted_logprobs(
     hidden_ND: Tensor,
     head_VD: Tensor,
@@ -262,20 +230,15 @@ def _adapted_logprobs(
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
-def chunk_bytes(
-    vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False, fused: bool = False
-) -> int:
+def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
     """Peak memory of a chunk in bytes per token: the logits and their temporaries.
 
     Args:
         element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
         adapted: there is an adapter on the head.
-        fused: as ``target_logprobs`` takes it; the gradient of the entropy is counted.
     """
     if adapted:  # autograd's, the entropy's gradient included
         return vocabulary * 4 * (6 if softcap else 5)
-    if fused:
-        return vocabulary * 2 * element_bytes
     return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
 
 
@@ -287,13 +250,12 @@ def policy_logprobs(
     entropy_gradient: bool = False,
     layout: Layout | None = None,
     chunk_tokens: int | None = None,
-    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (B, T) of the masked tokens under the model as it is now.
 
     Args:
         layout: of the same rollouts; with it the model sees them end to end in one row.
-        chunk_tokens, fused: as ``target_logprobs`` takes them.
+        chunk_tokens: as ``target_logprobs`` takes it.
     """
     hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
     logprobs_N, entropies_N = target_logprobs(
@@ -306,7 +268,6 @@ def policy_logprobs(
         softcap=model.softcap,
         entropy_gradient=entropy_gradient,
         adapter=model.head_adapter(hidden_ND),
-        fused=fused,
     )
     zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
     return (

@@ -36,6 +36,13 @@ def save(tensors: dict[str, Tensor], folder: Path) -> None:
     save_file(tensors, str(folder / FILE))
 
 
+def scale(head: nn.Linear, slope: float, offset: float) -> None:
+    """Have a head with a bias give ``slope * score + offset`` in the place of its score."""
+    with torch.no_grad():
+        head.weight.mul_(slope)
+        head.bias.mul_(slope).add_(offset)
+
+
 def check(folder: Path, width: int) -> None:
     """Check that a folder holds a head that ``load`` can read.
 

@@ -1,7 +1,8 @@
 """A run: its files, its phases, its checks, its resumption."""
 
-from reason_llm.run.best import Best
-from reason_llm.run.buffer import (
+from reason_llm.run.start.saved_rollouts import buffer_files, default_target, missing_steps
+from reason_llm.run.store.best import Best
+from reason_llm.run.store.buffer import (
     Document,
     RolloutBuffer,
     RunIdentity,
@@ -9,9 +10,8 @@ from reason_llm.run.buffer import (
     read_document,
     to_bytes,
 )
-from reason_llm.run.folder import ANSWERS
-from reason_llm.run.metrics import Record, accuracies
-from reason_llm.run.saved_rollouts import buffer_files, default_target, missing_steps
+from reason_llm.run.store.folder import ANSWERS
+from reason_llm.run.store.metrics import Record, accuracies
 from reason_llm.run.watch import SILENT, Begun, Progress, Silent, Watch
 
 __all__ = [

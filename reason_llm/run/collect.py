@@ -7,7 +7,7 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -17,14 +17,17 @@ from typing import Protocol, Self
 from reason_llm.config import Algorithm, Config
 from reason_llm.data import order
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run import metrics
-from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.metrics import Record, timed
-from reason_llm.run.prepare import Job
-from reason_llm.run.run import Run
+from reason_llm.run.reward_models import RewardModelFolder
+from reason_llm.run.start.prepare import Job
+from reason_llm.run.store import metrics
+from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
 from reason_llm.train import varies_enough, with_advantages
+
+ModelScores = Callable[[RewardModelFolder, Sequence[Group]], Sequence[float]]
+"""Scores of the groups' completions by a reward model."""
 
 
 class Stop(Protocol):
@@ -40,28 +43,27 @@ class Stop(Protocol):
         ...
 
 
-class Collects(Protocol):
-    """Run that a step is collected for, or its view from another thread."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step to be collected, with what that needs of the run."""
+
+    number: int
+    drawn: int
+    """Prompts taken from the order before it."""
+    job: Job
+    buffer: RolloutBuffer
+    stop: Stop
+    watch: Watch
+    record: Record
+    """Of the step, which is added to here."""
 
     @property
-    def job(self) -> Job: ...  # noqa: D102
-    @property
-    def config(self) -> Config: ...  # noqa: D102
-    @property
-    def buffer(self) -> RolloutBuffer: ...  # noqa: D102
-    @property
-    def record(self) -> Record: ...  # noqa: D102
-    @property
-    def watch(self) -> Watch: ...  # noqa: D102
-    @property
-    def stop(self) -> Stop: ...  # noqa: D102
-    @property
-    def drawn(self) -> int:
-        """Prompts taken from the order before the step."""
-        ...
+    def config(self) -> Config:
+        """The run's."""
+        return self.job.config
 
 
-def collect(run: Collects, sampler: Sampler, step: int) -> list[Group]:
+def collect(step: Step, sampler: Sampler) -> list[Group]:
     """Scored groups to train on, with their advantages where no reward model is still to be asked;
     all of them are in the buffer on return.
 
@@ -73,44 +75,44 @@ def collect(run: Collects, sampler: Sampler, step: int) -> list[Group]:
     there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
     rewards do not vary; groups that only ``success_range`` dropped are then trained.
     """
-    job, record, sample = run.job, run.record, run.config.sample
-    params, state = sampling_params(run.config), _Collected.of(run.buffer, step)
-    num_prompts = sample.prompts_per_step * run.config.algorithm.row().dynamic_sampling
-    prompts = _prompts(job, run.drawn, num_prompts)
+    job, record, sample = step.job, step.record, step.config.sample
+    params, state = sampling_params(step.config), _Collected.of(step)
+    num_prompts = sample.prompts_per_step * step.config.algorithm.row().dynamic_sampling
+    prompts = _prompts(job, step.drawn, num_prompts)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
-    with run.watch.phase("sampling", total) as progress, _Scoring(run, state) as scoring:
+    with step.watch.phase("sampling", total) as progress, _Scoring(step, state) as scoring:
         progress(0, len(state.together()[0]) * sample.completions_per_prompt)
         scoring.begin(list(state.waiting))  # sampled before a kill
-        for part in _waves(run, step, state, scoring, wave):
-            seed = random.Random(f"{run.config.run.seed}/sample/{step}/{part.start}")
+        for part in _waves(step, state, scoring, wave):
+            seed = random.Random(f"{step.config.run.seed}/sample/{step.number}/{part.start}")
             with timed(record, "sampling"):
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress
                 )
             fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
             state.add(sampled)
-            _save(run, step, state)
+            _save(step, state)
             scoring.begin(sampled)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = state.groups or state.last
     if job.reward_models:
-        _save(run, step, state)
+        _save(step, state)
         return scored
-    return _finished(run, step, scored, state.drawn, state.counts)
+    return _finished(step, scored, state.drawn, state.counts)
 
 
-def collected_before(run: Run, step: int) -> list[Group] | None:
+def sampled_before(step: Step) -> list[Group] | None:
     """The groups of a step that wait for reward models alone, sampled ahead or before a kill; None
     if some are still to be sampled."""
-    state, sample = _Collected.of(run.buffer, step), run.config.sample
+    state, sample = _Collected.of(step), step.config.sample
     is_full = not state.waiting and len(state.groups) >= sample.prompts_per_step
-    return state.groups if run.job.reward_models and is_full else None
+    return state.groups if step.job.reward_models and is_full else None
 
 
-def with_reward_models(run: Run, step: int, groups: list[Group]) -> list[Group]:
+def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> list[Group]:
     """The collected groups with the rewards of models and with their advantages; all of them are in
     the buffer on return. After each model the buffer is saved, so that a run that is killed here
     asks the others alone.
@@ -119,38 +121,30 @@ def with_reward_models(run: Run, step: int, groups: list[Group]) -> list[Group]:
         Stopped: a signal asked for the end; what was scored is in the buffer.
         RewardError: a score is not finite.
     """
-    job, scorer, drawn = run.job, run.job.scorer, run.buffer.drawn(step)
+    job, scorer, drawn = step.job, step.job.scorer, step.buffer.drawn(step.number)
     if not job.reward_models:
         return groups
-    document = run.buffer.document(step)
+    document = step.buffer.document(step.number)
     counts = dict(document.counts) if document else {}
-    count = sum(len(group.completions) for group in groups)
-    for each in job.reward_models:
-        if each.key in groups[0].completions[0].rewards:
+    for model in job.reward_models:
+        if model.key in groups[0].completions[0].rewards:
             continue  # before a kill
-        with run.scoring(count) as progress:
-            scores = run.reward_models.scores(
-                each, groups, run.learners.policy, lambda rows: progress(0, rows)
-            )
-        groups = scorer.with_model_reward(groups, each.key, each.rewards(scores))
+        rewards = model.rewards(scores(model, groups))
+        groups = scorer.with_model_reward(groups, model.key, rewards)
         counts = metrics.added(counts, scorer.take_counts())
-        with timed(run.record, "buffer"):
-            run.buffer.write_part(step, groups, drawn, counts)
-    return _finished(run, step, groups, drawn, counts)
+        with timed(step.record, "buffer"):
+            step.buffer.write_part(step.number, groups, drawn, counts)
+    return _finished(step, groups, drawn, counts)
 
 
-def _finished(
-    run: Collects, step: int, scored: list[Group], drawn: int, counts: dict[str, float]
-) -> list[Group]:
-    groups = with_advantages(scored, run.config.learned_row, run.job.scorer.weights)
-    with timed(run.record, "buffer"):
-        run.buffer.write(step, groups, drawn, counts)
+def _finished(step: Step, scored: list[Group], drawn: int, counts: dict[str, float]) -> list[Group]:
+    groups = with_advantages(scored, step.config.learned_row, step.job.scorer.weights)
+    with timed(step.record, "buffer"):
+        step.buffer.write(step.number, groups, drawn, counts)
     return groups
 
 
-def _waves(
-    run: Collects, step: int, state: "_Collected", scoring: "_Scoring", wave: int
-) -> Iterator[slice]:
+def _waves(step: Step, state: "_Collected", scoring: "_Scoring", wave: int) -> Iterator[slice]:
     """Which of the step's prompts to sample next, until it is full or its bound is reached.
 
     With dynamic sampling the scores decide how many more, so each wave is scored first; else it is
@@ -159,7 +153,7 @@ def _waves(
     Raises:
         Stopped: a signal came and another wave would follow; those so far are saved, scored.
     """
-    row, wanted = run.config.algorithm.row(), run.config.sample.prompts_per_step
+    row, wanted = step.config.algorithm.row(), step.config.sample.prompts_per_step
     bound = wanted * row.dynamic_sampling
     if row.dynamic_sampling > 1:
         scoring.settle()
@@ -172,24 +166,24 @@ def _waves(
         if row.dynamic_sampling > 1:
             scoring.settle()
             kept, drawn = len(state.groups), state.drawn
-        if run.stop.requested and kept < wanted and drawn < bound:
+        if step.stop.requested and kept < wanted and drawn < bound:
             scoring.settle()
-            _save(run, step, state)
-            run.stop.check()
+            _save(step, state)
+            step.stop.check()
 
 
-def _save(run: Collects, step: int, state: "_Collected") -> None:
-    with timed(run.record, "buffer"):
-        run.buffer.write_part(step, *state.together())
+def _save(step: Step, state: "_Collected") -> None:
+    with timed(step.record, "buffer"):
+        step.buffer.write_part(step.number, *state.together())
 
 
 class _Scoring:
     """A thread that scores one wave at a time; at the end of the block the last one is scored."""
 
-    def __init__(self, run: Collects, state: "_Collected") -> None:
-        self._run = run
+    def __init__(self, step: Step, state: "_Collected") -> None:
+        self._step = step
         self._state = state
-        self._row = run.config.algorithm.row()
+        self._row = step.config.algorithm.row()
         self._thread = ThreadPoolExecutor(1)
         self._under_way: Future[None] | None = None
 
@@ -225,8 +219,8 @@ class _Scoring:
             under_way.result()
 
     def _score(self, sampled: list[Group]) -> None:
-        scorer = self._run.job.scorer
-        with timed(self._run.record, "scoring"):
+        scorer = self._step.job.scorer
+        with timed(self._step.record, "scoring"):
             scored = scorer.score(sampled)
         kept = [group for group in scored if is_kept(group, self._row, scorer.weights)]
         self._state.take(scored, kept, scorer.take_counts())
@@ -256,15 +250,16 @@ class _Collected:
     lock: Lock = field(default_factory=Lock)
 
     @classmethod
-    def of(cls, buffer: RolloutBuffer, step: int) -> Self:
+    def of(cls, step: Step) -> Self:
         """State that was saved before."""
-        saved = buffer.groups(step)
+        buffer, number = step.buffer, step.number
+        saved = buffer.groups(number)
         # Without the total where reward models are still to be asked.
         waiting = [group for group in saved if not group.completions[0].rewards]
         scored = [group for group in saved if group.completions[0].rewards]
-        document = buffer.document(step)
+        document = buffer.document(number)
         counts = dict(document.counts) if document else {}
-        return cls(scored, buffer.drawn(step) - len(waiting), waiting, counts)
+        return cls(scored, buffer.drawn(number) - len(waiting), waiting, counts)
 
     def add(self, sampled: list[Group]) -> None:
         """Add a sampled wave."""

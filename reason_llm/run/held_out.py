@@ -9,7 +9,7 @@ import orjson
 
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run.metrics import Record
+from reason_llm.run.store.metrics import Record
 from reason_llm.sample import Progress, Sampler, SamplingParams
 from reason_llm.score import Scorer
 from reason_llm.train import Learner, length_bias

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from reason_llm.config import Config
-from reason_llm.model import Model
+from reason_llm.model import Model, score_head
 from reason_llm.model.plan import Plan
-from reason_llm.run import saved_rollouts
-from reason_llm.run.checkpoint import RunState
-from reason_llm.run.prepare import START
+from reason_llm.run import reward_models
+from reason_llm.run.start import saved_rollouts
+from reason_llm.run.start.prepare import START
+from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (
     Labels,
     Learner,
@@ -82,13 +83,16 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         return Learners(policy)
     critic = config.critic
     model.add_role("critic", critic.start, head="value")
+    if critic.start is not None:
+        score_head.scale(model.heads["critic"], *reward_models.paid_by(config, critic.start))
     of_critic = train.model_copy(
         update={"learning_rate": critic.learning_rate, "epochs": critic.updates}
         | {"optimizer_steps": 1, "warmup_steps": 0}
     )
     total = config.run.steps * critic.updates
+    values = Values(clip=critic.value_clip, leaves_out_truncated=row.truncated == "leave_out")
     return Learners(
         policy,
-        Learner(model, settings.for_critic(Values(clip=critic.value_clip), of_critic, total)),
+        Learner(model, settings.for_critic(values, of_critic, total)),
         critic.warmup_steps,
     )

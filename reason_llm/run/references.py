@@ -27,10 +27,10 @@ from torch import Tensor
 
 from reason_llm.config import Config
 from reason_llm.errors import one_line
-from reason_llm.files import MIB, read_bounded, sha256, write_atomically
-from reason_llm.model import Datum, adapters
-from reason_llm.run import folder as run_folder
+from reason_llm.files import MIB, read_bounded, write_atomically
+from reason_llm.model import Datum
 from reason_llm.run.stopping import StopSignal
+from reason_llm.run.store import folder as run_folder
 from reason_llm.run.watch import Watch
 from reason_llm.train import Learner
 
@@ -131,14 +131,9 @@ def path_of(config: Config, folder: Path, start: Path) -> Path:
         start: the run's copy of the adapter that it began from.
     """
     model = config.model
-    digest = hashlib.sha256(run_folder.weights_digest(Path(model.path), None).encode())
-    digest.update(f"{model.dtype} {model.quantize} {config.compares_with_start}".encode())
-    files = [Path(model.path) / "config.json"]
-    if config.compares_with_start:
-        files += [start / adapters.CONFIG, start / adapters.WEIGHTS]
-    for file in files:
-        if file.exists():  # of a Hub id there is only the name
-            digest.update(sha256(file, adapters.MOST_BYTES).encode())
+    compared = start if config.compares_with_start else None
+    digest = hashlib.sha256(run_folder.weights_digest(model.path, compared).encode())
+    digest.update(f"{model.dtype} {model.quantize}".encode())
     return folder / f"reference-{digest.hexdigest()[:16]}.safetensors"
 
 

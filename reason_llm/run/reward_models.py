@@ -6,7 +6,6 @@ model of its own reads text. A reward is ``(score - mean) / std`` by what ``rewa
 folder holds, cut off at -10 and 10, or the score as it is.
 """
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from reason_llm.config import Config, RewardModelOptions
 from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, read_object, sha256
+from reason_llm.files import MIB, large_digest, read_object, sealed
 from reason_llm.model import (
     SequenceClassifier,
     adapters,
@@ -27,7 +28,7 @@ from reason_llm.model import (
     to_data,
 )
 from reason_llm.rollout import CHAT, Group
-from reason_llm.run.metrics import Record
+from reason_llm.run.store.metrics import Record
 from reason_llm.train import Learner
 
 SCALE = "reward.json"
@@ -36,7 +37,6 @@ END_TOKEN = "end_token"
 """Where our reward models are read."""
 CLIP = 10.0
 """Of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
-MOST_WEIGHT_BYTES = 1 << 40
 
 Progress = Callable[[int], None]
 
@@ -110,13 +110,13 @@ def _checked(
             )
     else:
         _check_adapter(key, folder, config.model.path)
-        if described.get("base", base) != base:
+        if described and described.get("base") != base:
             raise ConfigError(
                 f"the reward model {key} in {folder} was trained over another base than "
                 f"{config.model.path}: its {SCALE} holds another digest of the base's config; "
                 "name a reward model over this base"
             )
-        if described.get("template", template) != template:
+        if described and described.get("template") != template:
             logger.warning(
                 "the reward model %s in %s was trained with another chat template or system prompt "
                 "than this run's; set data.template and data.system_prompt alike", key, folder,
@@ -124,6 +124,25 @@ def _checked(
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
     return RewardModelFolder(key, folder, options.is_outside, scale, _digest(folder), ends)
+
+
+def paid_by(config: Config, folder: Path) -> tuple[float, float]:
+    """Slope and offset of the reward in the score of the reward model in this folder: what the run
+    pays by it; where it pays nothing, the normalised score.
+
+    Raises:
+        ModelError: its description cannot be read.
+    """
+    described = _described("critic.start", folder)
+    mean, std = (_number(described.get(name)) for name in ("mean", "std"))
+    weight, is_normalized = 1.0, True
+    for spec in config.score.rewards:
+        model = spec.reward_model
+        if model is not None and model.path.resolve() == folder.resolve():
+            weight, is_normalized = spec.weight, model.normalize == "fixed"
+    if not is_normalized or mean is None or std is None or std <= 0:
+        return weight, 0.0
+    return weight / std, -weight * mean / std
 
 
 def _described(key: str, folder: Path) -> dict[str, Any]:
@@ -178,18 +197,15 @@ def _number(value: object) -> float | None:
 def _digest(folder: Path) -> str:
     """Of all its weights and descriptions."""
     names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
-    found = hashlib.sha256()
-    for file in sorted(file for name in names for file in folder.glob(name)):
-        try:
-            found.update(f"{file.name} {sha256(file, MOST_WEIGHT_BYTES)}\n".encode())
-        except OSError as error:
-            raise ModelError(
-                f"{file} cannot be read ({one_line(error)[:200]}); restore it"
-            ) from error
-    return found.hexdigest()[:16]
+    try:
+        return large_digest(sorted(file for name in names for file in folder.glob(name)))[:16]
+    except OSError as error:
+        raise ModelError(
+            f"{folder} has a file that cannot be read ({one_line(error)[:200]}); restore it"
+        ) from error
 
 
-def describe(records: Sequence[Record], base: str, template: str) -> dict[str, Any]:
+def describe(records: Sequence[Record], base: str, template: str) -> bytes:
     """``reward.json`` of a reward model: what was measured last on its held-out rows, where there
     were any, and digests of what it was trained over.
 
@@ -203,7 +219,8 @@ def describe(records: Sequence[Record], base: str, template: str) -> dict[str, A
         f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
     }
     found: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
-    return found | {"read_at": END_TOKEN, "base": base, "template": template}
+    found |= {"read_at": END_TOKEN, "base": base, "template": template}
+    return sealed(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
 
 def conversations(

@@ -3,8 +3,8 @@
 import gzip
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,41 +15,32 @@ from torch import Tensor
 from reason_llm.config import Config
 from reason_llm.data import order
 from reason_llm.errors import OutOfMemory, Stopped
-from reason_llm.files import replacing_folder, write_atomically
+from reason_llm.files import replacing_folder, sealed, write_atomically
 from reason_llm.model import Datum, Model, adapters, default_device, score_head
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.rollout import Group
-from reason_llm.run import (
+from reason_llm.run import held_out, learners, references, reward_models
+from reason_llm.run.collect import Step
+from reason_llm.run.references import References
+from reason_llm.run.reward_models import RewardModelFolder, RewardModels
+from reason_llm.run.start.prepare import START, Job
+from reason_llm.run.stopping import StopSignal
+from reason_llm.run.store import (
     adapter_readme,
     best,
     best_adapter,
     checkpoint,
     folder as run_folder,
-    held_out,
-    learners,
     metrics,
-    references,
-    replicas,
-    reward_models,
 )
-from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.checkpoint import RunState
-from reason_llm.run.metrics import MetricsLog, Record, timed
-from reason_llm.run.prepare import START, Job
-from reason_llm.run.references import References
-from reason_llm.run.replicas import Replicas
-from reason_llm.run.reward_models import RewardModels
-from reason_llm.run.stopping import StopSignal
-from reason_llm.run.watch import Begun, Progress, Watch
-from reason_llm.run.writer import BackgroundWriter
-from reason_llm.sample import (
-    Dealer,
-    Sampler,
-    SamplingParams,
-    ShardedSampler,
-    prove_sampler_is_policy,
-    sampling,
-)
+from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.metrics import MetricsLog, Record, timed
+from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.team.alone import gather
+from reason_llm.run.team.protocol import Team
+from reason_llm.run.watch import Begun, Watch
+from reason_llm.sample import Sampler, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train import (
     Learners,
     learning,
@@ -73,7 +64,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     with (
         job.scorer,
         job.held() as (buffer, writer),
-        replicas.start(job, watch) as team,
+        gather(job, watch) as team,
         Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
         StopSignal() as stop,
     ):
@@ -104,7 +95,7 @@ class Run:
         job: Job,
         model: Model,
         made: Learners,
-        team: Replicas,
+        team: Team,
         buffer: RolloutBuffer | None,
         writer: BackgroundWriter,
         log: MetricsLog,
@@ -116,9 +107,8 @@ class Run:
         self.model = model
         self.learners = made
         """Of this process."""
-        self.replicas = team
-        """All that sample and learn, this process among them."""
-        self.reward_models = RewardModels()
+        self._team = team
+        self._reward_models = RewardModels()
         self._buffer = buffer
         self.writer = writer
         self.log = log
@@ -127,12 +117,10 @@ class Run:
         self.state: RunState = job.state
         self.record: Record = {}
         """What is known so far for the record of the step under way."""
-        self.sampled_ahead: dict[int, Record] = {}
-        """What is known for the records of steps that were sampled ahead."""
         self._best: dict[str, Tensor] | Path | None = None
         """The adapter of ``state.best``: its tensors until they are in a checkpoint, then that
         checkpoint; None: it is not kept."""
-        sets, rows = job.data.held_out, None if job.rows is None else job.rows.held_out
+        sets, rows = job.data.held_out, job.data.held_out_rows
         self._held_out_digest = best.held_out_digest(
             sets[0].prompts if sets else (),
             [] if rows is None else [(row.ids, row.value) for row in rows.rows],
@@ -146,11 +134,6 @@ class Run:
         """The rollouts of a stage that samples."""
         assert self._buffer is not None
         return self._buffer
-
-    @property
-    def drawn(self) -> int:
-        """Prompts taken from the order before the step that is to be learned."""
-        return self.state.drawn
 
     @property
     def config(self) -> Config:
@@ -191,26 +174,25 @@ class Run:
         if not best_adapter.is_written(self.job.folder, state.folder, state.best):
             self._write_best(state.folder)
 
-    def take_sampled_ahead(self, step: int) -> None:
-        """Take what is known of this step's sampling into its record. Its seconds are of beside
-        learning."""
-        for name, value in self.sampled_ahead.pop(step, {}).items():
-            phase = name.removeprefix("time/")
-            self.record[name if phase == name else f"time/ahead_{phase}"] = value
+    def step(self, number: int) -> Step:
+        """The step that is to be learned, to be collected."""
+        return Step(
+            number, self.state.drawn, self.job, self.buffer, self.stop, self.watch, self.record
+        )
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[Sampler]:
         """Sampling phase of a step, after the check that the sampler is the policy."""
         with self._saved_if_stopped():
-            with self.sampling_by(self.replicas.version_of(step)) as sampler:
-                yield self.dealing(sampler, self.replicas)
+            with self._sampling_by(self._team.version_of(step)) as sampler:
+                yield self._team.dealing(sampler)
             self.stop.check()
 
     @contextmanager
-    def sampling_by(self, version: int) -> Iterator[Sampler]:
+    def _sampling_by(self, version: int) -> Iterator[Sampler]:
         """The sampler of this process, by the policy of so many learned steps."""
         with (
-            self.replicas.at(version),
+            self._team.at(version),
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self._meter.phase() as peak,
         ):
@@ -221,20 +203,15 @@ class Run:
         name = "memory/sampling_peak_gib"  # a step may be sampled in several phases
         self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
-    def dealing(self, sampler: Sampler, dealer: Dealer) -> Sampler:
-        """The sampler, with what it is asked dealt in the run's shards."""
-        return ShardedSampler(sampler, self.config.run.shards, dealer)
-
     def rows(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
         return self._references.of(self._drawn(self.state.drawn, self.config.train.rows_per_step))
 
     def _drawn(self, start: int, count: int) -> list[Datum]:
         """The rows of the units from ``start`` on in the run's order."""
-        rows = self.job.rows
-        assert rows is not None
-        units = rows.units
-        drawn = order(rows.sizes, rows.weights, self.config.run.seed, start, count)
+        data = self.job.data
+        units = data.units
+        drawn = order(data.sizes, data.weights, self.config.run.seed, start, count)
         return [
             replace(Datum.of_row(row), group=number)
             for number, index in enumerate(drawn)
@@ -259,37 +236,44 @@ class Run:
                 self._references.measure(missing, learner, self.watch, self.stop)
 
     def _held_out_rows(self) -> list[Datum]:
-        rows = self.job.rows
-        if rows is None or rows.held_out is None:
-            return []
-        return self._references.of([Datum.of_row(row) for row in rows.held_out.rows])
+        data_set = self.job.data.held_out_rows
+        rows = [] if data_set is None else data_set.rows
+        return self._references.of([Datum.of_row(row) for row in rows])
 
-    @contextmanager
-    def scoring(self, rollouts: int) -> Iterator[Progress]:
-        """Scoring phase of a reward model over this number of rollouts, after all are sampled."""
+    def model_scores(self, model: RewardModelFolder, groups: Sequence[Group]) -> Sequence[float]:
+        """Score of each completion by a reward model, in a phase of its own."""
+        count = sum(len(group.completions) for group in groups)
         with self._saved_if_stopped():
             self.stop.check()
             with (
                 timed(self.record, "scoring"),
                 learning(self.learners.policy),
                 self._meter.phase() as peak,
-                self.watch.phase("scoring with reward models", rollouts) as progress,
+                self.watch.phase("scoring with reward models", count) as progress,
             ):
-                yield progress
+                scores = self._reward_models.scores(
+                    model, groups, self.learners.policy, lambda rows: progress(0, rows)
+                )
         self.record["memory/scoring_peak_gib"] = peak.gib
+        return scores
 
     @contextmanager
-    def learning(self, rows: int) -> Iterator[tuple[Replicas, Progress]]:
-        """Learning phase over this number of rows."""
-        self._set_kl_coefficient()
+    def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
+        """Learning phase of a step over these rows; what it yields learns them."""
+        if self.state.kl_coefficient is not None:
+            self._team.set_kl_coefficient(self.state.kl_coefficient)
+        ahead: AbstractContextManager[None] = nullcontext()
+        if self.config.samples:
+            ahead = self._team.sampling_ahead(self.step(step), self._sampling_by)
         try:
             with (
+                ahead,
                 timed(self.record, "learning"),
                 learning(self.learners.policy),
                 self._meter.phase() as peak,
-                self.watch.phase("learning", rows * self.config.train.epochs) as progress,
+                self.watch.phase("learning", len(data) * self.config.train.epochs) as progress,
             ):
-                yield self.replicas, progress
+                yield lambda: self._team.learn(step, data, lambda rows: progress(0, rows))
         except OutOfMemory:
             if self.state.folder is None and not self.learners.moved_in_step:
                 self._save()  # run.save_every left it unsaved
@@ -349,7 +333,8 @@ class Run:
                 f"ended early at step {self.state.step} of {self.config.run.steps}: {patience} "
                 f"evaluations in a row were no better than {found} (eval.patience)"
             )
-        write_atomically(folder / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
+        write_atomically(folder / "summary.json", sealed(content))
         return summary
 
     def evaluate_untrained(self) -> None:
@@ -402,9 +387,9 @@ class Run:
             if self.config.run.max_staleness and document and document.weight_version is not None:
                 self.record["sample/staleness_steps"] = step - document.weight_version
         else:
-            assert self.job.rows is not None
-            self.record["data/epoch"] = self.state.drawn / sum(self.job.rows.sizes)
-        self.record |= self._memory() | counts | self.replicas.take_record()
+            self.record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
+        self.record |= self._memory() | counts
+        self.record = self._team.take_record(step) | self.record
         self.record["time/writing_seconds"] = self.writer.take_seconds()
         record = self.log.write(self.state.step, self.record)
         self.record = {}
@@ -426,8 +411,7 @@ class Run:
 
     @property
     def _can_evaluate(self) -> bool:
-        rows = self.job.rows
-        return bool(self.job.data.held_out) or (rows is not None and rows.held_out is not None)
+        return bool(self.job.data.held_out) or self.job.data.held_out_rows is not None
 
     def _evaluate(self) -> None:
         with timed(self.record, "evaluation"):
@@ -439,7 +423,7 @@ class Run:
 
     def _judge_rows(self) -> Record:
         """Loss and metrics of the held-out rows; empty without any."""
-        if self.job.rows is None or self.job.rows.held_out is None:
+        if self.job.data.held_out_rows is None:
             return {}
         with learning(self.learners.policy):
             return held_out.judge(self.learners.policy, self._held_out_rows())
@@ -459,7 +443,7 @@ class Run:
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
             self.watch.phase("evaluating", len(self.job.data.held_out_prompts)) as progress,
         ):
-            dealing = self.dealing(sampler, self.replicas)
+            dealing = self._team.dealing(sampler)
             params = SamplingParams(
                 num_completions=1, max_new_tokens=self.config.eval_max_new_tokens, temperature=0.0,
                 stop=tuple(self.config.sample.stop),
@@ -481,7 +465,7 @@ class Run:
 
     def _write_best(self, source: Path) -> None:
         """Write ``adapter_best/`` from a checkpoint, once that is on disk."""
-        found, rows, folder = self.state.best, self.job.rows, self.job.folder
+        found, folder = self.state.best, self.job.folder
         assert found is not None
         readme = adapter_readme.readme(
             self.config, found.step, f"Its evaluation was the best: {found}."
@@ -490,8 +474,8 @@ class Run:
         if self.config.stage == "reward":
             records = [each for each in self.log.records() if each["step"] <= found.step]
             described = reward_models.describe(records, *self.job.digests)
-            others[reward_models.SCALE] = orjson.dumps(described, option=orjson.OPT_INDENT_2)
-        conditioning = None if rows is None else rows.conditioning
+            others[reward_models.SCALE] = described
+        conditioning = self.job.data.conditioning
         self.writer.submit(lambda: best_adapter.write(folder, source, found, conditioning, others))
 
     def _write_adapter(self, folder: Path, records: Sequence[Record], told: str = "") -> None:
@@ -501,17 +485,12 @@ class Run:
         (folder / adapter_readme.NAME).write_bytes(
             adapter_readme.readme(self.config, self.state.step, told)
         )
-        if self.job.rows is not None and self.job.rows.conditioning is not None:
-            self.job.rows.conditioning.write(folder)
+        if self.job.data.conditioning is not None:
+            self.job.data.conditioning.write(folder)
         if (head := self.model.heads.get("policy")) is not None:
             score_head.save(score_head.state(head), folder)
             described = reward_models.describe(records, *self.job.digests)
-            content = orjson.dumps(described, option=orjson.OPT_INDENT_2)
-            write_atomically(folder / reward_models.SCALE, content)
-
-    def _set_kl_coefficient(self) -> None:
-        if self.state.kl_coefficient is not None:
-            self.replicas.set_kl_coefficient(self.state.kl_coefficient)
+            write_atomically(folder / reward_models.SCALE, described)
 
     def _next_kl_coefficient(self, learned: Record) -> float | None:
         """The KL's weight in the next step; None where it stays as the row says."""
@@ -521,6 +500,8 @@ class Run:
         now = self.state.kl_coefficient
         now = row.kl_coefficient if now is None else now
         self.record["train/kl_coefficient"] = now
+        if self.state.step < self.config.first_policy_step:
+            return now  # the policy has not moved: its KL says nothing of this weight
         kl, count = learned["train/kl_per_completion"], self.config.sample.rollouts_per_step
         return next_kl_coefficient(now, kl, count, row.kl_target, row.kl_horizon)
 
@@ -531,7 +512,7 @@ class Run:
         self.state = checkpoint.save(
             self.job.folder, state, self.model, self.learners.optimizers,
             self.config.run.keep_checkpoints, self.writer, self._best,
-            self.replicas.earlier_adapters,
+            self._team.earlier_adapters,
         )  # fmt: skip
         assert self.state.folder is not None
         if isinstance(self._best, dict):

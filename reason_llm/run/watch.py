@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from reason_llm.rollout import Group
-from reason_llm.run.metrics import Record
+from reason_llm.run.store.metrics import Record
 
 Progress = Callable[[int, int], None]
 """Told of what was done: (tokens, items)."""

@@ -2,7 +2,7 @@
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.shards import Dealer, Draw, Part, SamplesAlone, ShardedSampler
+from reason_llm.sample.shards import Dealer, Draw, Part, ShardedSampler
 from reason_llm.sample.stop_strings import stop_strings
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
 from reason_llm.sample.vllm_sampler import VllmSampler
@@ -13,7 +13,6 @@ __all__ = [
     "Part",
     "Progress",
     "Sampler",
-    "SamplesAlone",
     "SamplingParams",
     "ShardedSampler",
     "TransformersSampler",

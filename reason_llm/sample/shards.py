@@ -36,16 +36,6 @@ class Dealer(Protocol):
         ...
 
 
-class SamplesAlone:
-    """A process that samples all parts by itself, one after the other."""
-
-    def sample(
-        self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
-    ) -> list[list[Group]]:
-        """See ``Dealer.sample``."""
-        return [own(part) for part in parts]
-
-
 class ShardedSampler:
     """The Sampler that deals the prompts: prompt i is in shard i mod ``count``.
 

@@ -1,7 +1,8 @@
 """Answers of judges on disk, so that a run that goes on asks nothing twice.
 
-One line of JSON for each, ``{"key": <64 hexadecimal digits>, "value": <number>}``, appended as it
-comes. What a kill cut short is asked again. Not here: what the key is made of.
+One line of JSON for each, ``{"sha256": <of the rest>, "key": <64 hexadecimal digits>, "value":
+<number>}``, appended as it comes. What a kill cut short is asked again. Not here: what the key is
+made of.
 """
 
 import logging
@@ -12,7 +13,7 @@ from threading import Lock
 
 import orjson
 
-from reason_llm.files import open_to_append, read_bounded
+from reason_llm.files import check_seal, open_to_append, parsed_object, read_bounded, sealed
 
 MAX_BYTES = 256 << 20
 """Of the file; what comes after is not kept."""
@@ -73,7 +74,7 @@ class AnswerCache:
             if self.path is None:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            line = orjson.dumps({"key": key, "value": value}) + b"\n"
+            line = sealed(orjson.dumps({"key": key, "value": value})) + b"\n"
             with open_to_append(self.path) as file:
                 if file.tell() + len(line) < MAX_BYTES:
                     file.write(b"\n" + line if self._is_cut else line)
@@ -101,7 +102,8 @@ class AnswerCache:
 def _parsed(line: bytes) -> dict[str, float]:
     """The key and its number in a line; nothing where it is damaged."""
     try:
-        value = orjson.loads(line)
+        check_seal(line, must_carry=True)
+        value = parsed_object(line)
         key, number = value["key"], float(value["value"])
     except (ValueError, TypeError, KeyError):
         return {}

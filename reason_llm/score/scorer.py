@@ -23,7 +23,7 @@ from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
 from reason_llm.score.math.judge import default_judge
-from reason_llm.score.table import NEED_ANOTHER, Context, Reward, make_reward
+from reason_llm.score.table import Context, Reward, make_reward
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,11 +59,6 @@ class Scorer:
         answers: Path | None = None,
     ) -> None:
         self.config = config
-        if config.rewards[0].name in NEED_ANOTHER:
-            raise ConfigError(
-                f"score.rewards begins with {config.rewards[0].name}, which goes by the first "
-                "reward; put one before it that says what is right, such as boxed"
-            )
         with ExitStack() as until_made:
             context = Context(config, max_new_tokens, until_made, runs_programs, answers)
             self.rewards = [
@@ -241,7 +236,7 @@ class Scorer:
         def answer() -> T:
             try:
                 return future.result()
-            except DataError:
+            except (DataError, RewardError):
                 raise
             except Exception as error:  # whatever a reward does
                 if self.config.on_error == "stop":

@@ -1,5 +1,4 @@
-"""Scored completions become data for offline stages: the best ones, pairs, and prompts that hold
-their completion's score.
+"""Scored completions become data for offline stages: the best ones, and pairs.
 
 Completions are named by their places in the group; among equal rewards the earlier one counts as
 the better for a choice and as the worse for a rejection. A completion without a reward is never
@@ -7,17 +6,12 @@ chosen and never rejected.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
-from statistics import fmean, stdev
 
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import Group
 
 Pair = tuple[int, int]
 """Places of the chosen and of the rejected completion."""
-CONDITIONAL_TEMPLATE = "{input} <rm_score>: {reward} "
-"""Prompt of conditional SFT; the space at its end belongs to it."""
 
 
 def rewards_of(group: Group, name: str | None = None) -> dict[int, float]:
@@ -114,82 +108,3 @@ def _teaches(group: Group, rewards: dict[int, float], pair: Pair, min_margin: fl
     margin = rewards[chosen] - rewards[rejected]
     tokens = group.completions[chosen].token_ids, group.completions[rejected].token_ids
     return margin >= min_margin and tokens[0] != tokens[1]
-
-
-def best_of_n_kl(n: int) -> float:
-    """``log n - (n - 1) / n``, an upper bound in nats of how far best-of-n is from the sampler.
-
-    Raises:
-        ValueError: n is below 1.
-
-    Source: arXiv:2009.01325; that it is a bound, arXiv:2401.01879.
-    """
-    if n < 1:
-        raise ValueError(f"best of {n}: there must be 1 completion or more")
-    return math.log(n) - (n - 1) / n
-
-
-def z_scores(rewards: Sequence[float]) -> list[float]:
-    """``(r - mean) / std`` over the whole set, with the unbiased deviation; 0 for equal rewards.
-
-    Source: OpenRLHF's ``--normalize_reward``.
-    Differs: it divides by 0 where the rewards are equal.
-    """
-    if len(set(rewards)) < 2:
-        return [0.0] * len(rewards)
-    mean, deviation = fmean(rewards), stdev(rewards)
-    return [(reward - mean) / deviation for reward in rewards]
-
-
-def conditional_prompt(text: str, reward: float, template: str = CONDITIONAL_TEMPLATE) -> str:
-    """The prompt of conditional SFT: ``reward`` with two decimals after the prompt's text.
-
-    Args:
-        reward: in training the completion's own, as ``z_scores`` gives it; in sampling the one
-            that is asked for.
-
-    Raises:
-        ConfigError: the template lacks a field.
-
-    Source: arXiv:2308.12050; OpenRLHF of February 2024, ``conditional_sft_processor``.
-    """
-    if missing := [field for field in ("{input}", "{reward}") if field not in template]:
-        raise ConfigError(f"template {template!r} lacks {' and '.join(missing)}; add it")
-    # The text last: a field's name in it is not replaced.
-    return template.replace("{reward}", f"{reward:.2f}").replace("{input}", text)
-
-
-def quantile_edges(rewards: Sequence[float], num_bins: int) -> list[float]:
-    """The num_bins - 1 quantiles of the training rewards between their bins, linearly interpolated.
-
-    Raises:
-        ValueError: no rewards, or fewer than 2 bins.
-
-    Source: quantile tokens, Quark, arXiv:2205.13636 (5 bins).
-    """
-    if not rewards or num_bins < 2:
-        raise ValueError(
-            f"{num_bins} bins of {len(rewards)} rewards; there must be 2 bins and 1 reward or more"
-        )
-    ordered = sorted(rewards)
-    edges = []
-    for k in range(1, num_bins):
-        # In whole numbers: where an edge is a reward, it is that very number.
-        below, part = divmod(k * (len(ordered) - 1), num_bins)
-        above = min(below + 1, len(ordered) - 1)
-        edges.append(ordered[below] + (ordered[above] - ordered[below]) * part / num_bins)
-    return edges
-
-
-def quantile_bin(reward: float, edges: Sequence[float]) -> int:
-    """Number of edges that the reward reaches: 0 is the worst bin, a reward on an edge is above it.
-
-    Source: arXiv:2205.13636.
-    """
-    return bisect_right(edges, reward)
-
-
-def bin_text(index: int) -> str:
-    """Text that stands for a bin in the prompt: plain text, no token of its own, as the embedding
-    is frozen."""
-    return f"<|reward_{index}|>"

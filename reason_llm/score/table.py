@@ -296,5 +296,3 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     REWARD_MODEL: (RewardModelOptions, _model),
     "judge": (JudgeOptions, _judge),
 }
-NEED_ANOTHER = ("cosine", "length")
-"""Rewards that go by what the first one says is right, and give none where that gave none."""

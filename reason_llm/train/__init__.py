@@ -4,6 +4,7 @@ from reason_llm.train.actor_critic import Learners, Values
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.objectives import Objective, PolicyGradient
 from reason_llm.train.optim import check_schedule
+from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import LengthBias, length_bias
 from reason_llm.train.scored import (
     varies_enough,
@@ -31,6 +32,7 @@ __all__ = [
     "Supervised",
     "Values",
     "check_schedule",
+    "kto_desirable_weights",
     "learning",
     "length_bias",
     "next_kl_coefficient",

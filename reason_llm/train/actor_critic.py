@@ -31,7 +31,16 @@ class Values(AllRows):
     """The critic's objective: the clipped squared error of its values."""
 
     clip: float = 0.2
+    leaves_out_truncated: bool = False
     output: Output = "values"
+
+    def counted(self, data: Sequence[Datum]) -> list[int]:
+        """All, or those that the token limit did not cut off."""
+        return [i for i, d in enumerate(data) if not (self.leaves_out_truncated and d.is_truncated)]
+
+    def trained(self, data: Sequence[Datum]) -> list[int]:
+        """Likewise."""
+        return self.counted(data)
 
     def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
         """All trained tokens."""
@@ -142,7 +151,8 @@ class Learners:
         found = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()
         policy.fetch()
-        found["critic/explained_variance"] = _explained_variance(rows)
+        counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
+        found["critic/explained_variance"] = _explained_variance(counted)
         if step >= self.warmup_steps:
             return found | policy.update(step, rows, progress)
         progress(len(rows))
@@ -155,8 +165,11 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _explained_variance(rows: Sequence[Datum]) -> float:
-    """Of the returns by the values before the step; 0 where all returns are equal."""
-    old_N = torch.cat([row.on_trained("old_values") for row in rows])
-    returns_N = torch.cat([row.on_trained("returns") for row in rows])
+    """Of the whole returns by the values before the step, whatever lambda is; 0 where all returns
+    are equal."""
+    old_N = torch.cat([torch.empty(0), *(row.on_trained("old_values").cpu() for row in rows)])
+    returns_N = torch.cat(
+        [torch.empty(0), *(row.on_trained("whole_returns").cpu() for row in rows)]
+    )
     found = values.explained_variance(old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool))
     return found if found == found else 0.0

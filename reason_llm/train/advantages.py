@@ -17,6 +17,7 @@ def group_advantages(
     baseline: Baseline = "group_mean",
     ddof: int = 1,
     epsilon: float = 1e-4,
+    counted_N: Tensor | None = None,
 ) -> Tensor:
     """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon.
 
@@ -30,6 +31,8 @@ def group_advantages(
         ddof: 1 for the sample's standard deviation, 0 for the population's.
         epsilon: keeps nearly equal rewards finite. Where those that a deviation is taken of are all
             equal, the advantages are 0.
+        counted_N: for ``whiten``, the completions over which it is; the others' advantages are 0.
+            None: all.
 
     Returns:
         (N,) in the rewards' dtype, 0 where there is no reward.
@@ -49,7 +52,8 @@ def group_advantages(
         count_P1 = known_PG.sum(dim=1, keepdim=True, dtype=rewards_N.dtype)
         centred_PG = centred_PG * (count_P1 / (count_P1 - 1).clamp(min=1))
     if scale == "whiten":
-        return whiten(centred_PG, known_PG, ddof, epsilon).reshape(-1)
+        counted_PG = known_PG if counted_N is None else known_PG & counted_N.view_as(known_PG)
+        return whiten(centred_PG, counted_PG, ddof, epsilon).reshape(-1)
     if scale != "none":
         over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
         centred_PG = centred_PG / (_deviation(over, ddof) + epsilon)
@@ -73,13 +77,18 @@ def _deviation(values_PG: Tensor, ddof: int) -> Tensor:
 
 
 def per_reward_advantages(
-    rewards_RN: Tensor, weights_R: Tensor, group_size: int, scale: Scale, epsilon: float = 1e-4
+    rewards_RN: Tensor,
+    weights_R: Tensor,
+    group_size: int,
+    scale: Scale,
+    epsilon: float = 1e-4,
+    counted_N: Tensor | None = None,
 ) -> Tensor:
     """Each reward normalised in its group by itself, then the weighted sum, (N,); NaN where a
     completion has none of that reward.
 
-    With ``scale: whiten`` that sum is whitened over the batch. Source: arXiv:2601.05242 eq. 4 to
-    7.
+    With ``scale: whiten`` that sum is whitened over the batch, as in ``group_advantages``. Source:
+    arXiv:2601.05242 eq. 4 to 7.
     """
     normalized_RN = torch.stack(
         [
@@ -90,7 +99,8 @@ def per_reward_advantages(
     total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
     if scale != "whiten":
         return total_N
-    return whiten(total_N, ~rewards_RN.isnan().all(dim=0), epsilon=epsilon)
+    known_N = ~rewards_RN.isnan().all(dim=0)
+    return whiten(total_N, known_N if counted_N is None else known_N & counted_N, epsilon=epsilon)
 
 
 def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
@@ -107,27 +117,10 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
     return returns_BT
 
 
-def whiten(
-    values: Tensor,
-    mask: Tensor,
-    ddof: int = 1,
-    epsilon: float = 1e-8,
-    inside_root: bool = False,
-    shift_mean: bool = True,
-) -> Tensor:
-    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal.
-
-    Args:
-        inside_root: divide by ``sqrt(variance + epsilon)``, as PPO in TRL and verl, and not by
-            ``deviation + epsilon``.
-        shift_mean: False keeps the mean of the masked values, as PPO does for rewards.
-    """
+def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
+    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal."""
     chosen = values[mask]
-    mean = chosen.mean() if len(chosen) else values.new_zeros(())
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
-        whitened = torch.zeros_like(values)
-    elif inside_root:
-        whitened = (values - mean) / (chosen.var(correction=ddof) + epsilon).sqrt()
-    else:
-        whitened = (values - mean) / (chosen.std(correction=ddof) + epsilon)
-    return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
+        return torch.zeros_like(values)
+    whitened = (values - chosen.mean()) / (chosen.std(correction=ddof) + epsilon)
+    return torch.where(mask, whitened, 0.0)

@@ -357,7 +357,7 @@ class Learner:
         if output == "logprobs":
             logprobs_BT, entropies_BT = policy_logprobs(
                 model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
-                settings.chunk_tokens, settings.train.fused_logprobs,
+                settings.chunk_tokens,
             )  # fmt: skip
             return mask_BT, logprobs_BT, entropies_BT, tokens
         read = {"values": token_values, "scores": row_scores}[output]

@@ -241,9 +241,7 @@ class PolicyGradient:
                 for group in groups.values()
             ]
             kept = sorted(i for group in best for i in group)
-        if row.truncated == "leave_out":
-            kept = [i for i in kept if not data[i].is_truncated]
-        return kept
+        return [i for i in kept if not _is_left_out(data[i], row)]
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
         """Those with an advantage, or all where something else has a gradient."""
@@ -348,11 +346,13 @@ def _log_ratio(datum: Datum, name: str) -> Tensor:
 
 
 def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) -> list[Datum]:
-    """Rows with the columns ``advantages``, whitened where the row says so, and ``returns``.
+    """Rows with the columns ``advantages``, whitened where the row says so, ``returns``, which the
+    critic learns, and ``whole_returns``, those with lambda 1.
 
     Args:
         data: with the columns old_values and old_logprobs, and ref_logprobs where there is a KL in
-            the rewards. A row without a reward has advantages of 0 and its values as returns.
+            the rewards. A row without a reward has advantages of 0 and its values as returns; so
+            has one that is left out. Neither counts in the whitening.
 
     Source: arXiv:1909.08593 eq. 2 (rewards); arXiv:1506.02438 eq. 16 (advantages).
     """
@@ -365,10 +365,11 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
     lengths_N = torch.tensor([datum.num_trained for datum in data], device=values_NT.device)
     places_T = torch.arange(values_NT.shape[1], device=values_NT.device)
     mask_NT = places_T[None] < lengths_N[:, None]
-    scores_N = torch.tensor([d.reward for d in data], dtype=torch.float64, device=values_NT.device)
+    scores = [d.reward - row.missing_eos_penalty * d.is_truncated for d in data]
+    scores_N = torch.tensor(scores, dtype=torch.float64, device=values_NT.device)
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
-    rewards_NT, _, _ = values.kl_in_reward(
+    rewards_NT = values.kl_in_reward(
         policy_NT,
         padded("ref_logprobs") if off_reward else policy_NT,
         mask_NT,
@@ -379,17 +380,21 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
     advantages_NT, returns_NT = values.gae(
         rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
     )
-    taught_NT = mask_NT & _has_reward(data, mask_NT)
+    taught_NT = mask_NT & _teaches(data, row, mask_NT)
     advantages_NT = advantages_NT.masked_fill(~taught_NT, 0.0)
     returns_NT = torch.where(taught_NT, returns_NT, values_NT)
     if row.scale == "whiten":
         advantages_NT = advantages.whiten(advantages_NT, taught_NT)
-    return [
-        datum.with_trained("advantages", advantages_NT[i, :length].float()).with_trained(
-            "returns", returns_NT[i, :length].float()
-        )
-        for i, (datum, length) in enumerate(zip(data, lengths_N.tolist(), strict=True))
-    ]
+    made = {
+        "advantages": advantages_NT,
+        "returns": returns_NT,
+        "whole_returns": advantages.returns_to_go(rewards_NT, mask_NT, critic.gamma),
+    }
+    rows = list(data)
+    for name, column_NT in made.items():
+        for i, length in enumerate(lengths_N.tolist()):
+            rows[i] = rows[i].with_trained(name, column_NT[i, :length].float())
+    return rows
 
 
 def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
@@ -406,9 +411,15 @@ def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
     ]
 
 
-def _has_reward(data: Sequence[Datum], mask_NT: Tensor) -> Tensor:
-    """Which rows have a reward, (N, 1)."""
-    return torch.tensor([[datum.has_reward] for datum in data], device=mask_NT.device)
+def _is_left_out(datum: Datum, row: Algorithm) -> bool:
+    """Whether ``truncated`` takes the row out of the loss, of the whitening and of the critic."""
+    return row.truncated == "leave_out" and datum.is_truncated
+
+
+def _teaches(data: Sequence[Datum], row: Algorithm, mask_NT: Tensor) -> Tensor:
+    """Which rows have a reward and are not left out, (N, 1)."""
+    chosen = [[datum.has_reward and not _is_left_out(datum, row)] for datum in data]
+    return torch.tensor(chosen, device=mask_NT.device)
 
 
 def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
@@ -438,7 +449,10 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
             dtype=torch.float64,
         )
         size = len(data) // len({datum.group for datum in data})
-        found_N = advantages.group_advantages(rewards_N, size, row.scale, row.baseline)
+        counted_N = torch.tensor([not _is_left_out(datum, row) for datum in data])
+        found_N = advantages.group_advantages(
+            rewards_N, size, row.scale, row.baseline, counted_N=counted_N
+        )
         return [torch.full_like(k, float(value)) for k, value in zip(kl, found_N, strict=True)]
     lengths = [len(k) for k in kl]
     rewards_NT = torch.nn.utils.rnn.pad_sequence([-beta * k for k in kl], batch_first=True)
@@ -447,5 +461,5 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
     for index, datum in enumerate(data):
         rewards_NT[index, lengths[index] - 1] += datum.reward
     returns_NT = advantages.returns_to_go(rewards_NT, mask_NT)
-    whitened_NT = advantages.whiten(returns_NT, mask_NT & _has_reward(data, mask_NT))
+    whitened_NT = advantages.whiten(returns_NT, mask_NT & _teaches(data, row, mask_NT))
     return [whitened_NT[index, :length] for index, length in enumerate(lengths)]

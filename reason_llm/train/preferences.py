@@ -3,9 +3,9 @@
 Each function returns one loss a pair (or a labelled completion), with gradient; the caller sums
 them and divides once by their number over the whole optimizer batch. Losses are minimised.
 
-Shapes: P pairs, N labelled completions. Log-probs are in nats: those of ``dpo``, ``cdpo``,
-``rdpo`` and ``kto`` are sums over a completion's trained tokens, its end token included; those of
-``orpo`` and ``simpo`` are means over them; ``ipo`` takes either. With ``h = (policy_chosen -
+Shapes: P pairs, N labelled completions. Log-probs are in nats: those of ``cdpo``, ``rdpo`` and
+``kto`` are sums over a completion's trained tokens, its end token included; those of ``orpo`` and
+``simpo`` are means over them; ``ipo`` takes either. With ``h = (policy_chosen -
 ref_chosen) - (policy_rejected - ref_rejected)``, the chosen completion's log-ratio minus the
 rejected one's, every loss of a pair falls as h grows, ``ipo`` up to its target.
 """
@@ -25,24 +25,6 @@ LARGEST_MEAN = -1e-7
 float32, sums of log-probs this small are rounding errors."""
 
 
-def dpo(
-    policy_chosen_P: Tensor,
-    policy_rejected_P: Tensor,
-    ref_chosen_P: Tensor,
-    ref_rejected_P: Tensor,
-    beta: float,
-) -> Tensor:
-    """``-log sigmoid(beta h)``.
-
-    Args:
-        beta: above 0; the larger, the closer the policy stays to the reference.
-
-    Source: DPO, arXiv:2305.18290 eq. 7.
-    """
-    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
-    return -logsigmoid(beta * h_P)
-
-
 def cdpo(
     policy_chosen_P: Tensor,
     policy_rejected_P: Tensor,
@@ -51,17 +33,19 @@ def cdpo(
     beta: float,
     label_smoothing: float,
 ) -> Tensor:
-    """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``: lowest at a finite h, where
-    ``sigmoid(beta h) = 1 - e``.
+    """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``. With e = 0 it is DPO's loss; above
+    it is lowest at a finite h, where ``sigmoid(beta h) = 1 - e``.
 
     Args:
-        label_smoothing: e, the fraction of labels that are wrong, from 0 (DPO) to 0.5.
+        beta: above 0; the larger, the closer the policy stays to the reference.
+        label_smoothing: e, the fraction of labels that are wrong, from 0 to 0.5.
 
-    Source: conservative DPO, E. Mitchell, "A note on DPO with noisy preferences & relationship to
-    IPO" (2023) eq. 3.
+    Source: DPO, arXiv:2305.18290 eq. 7; conservative DPO, E. Mitchell, "A note on DPO with noisy
+    preferences & relationship to IPO" (2023) eq. 3.
     """
     h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
-    return _smoothed(beta * h_P, label_smoothing)
+    right_P, wrong_P = -logsigmoid(beta * h_P), -logsigmoid(-beta * h_P)
+    return (1 - label_smoothing) * right_P + label_smoothing * wrong_P
 
 
 def rdpo(
@@ -165,21 +149,16 @@ def mismatched(count: int) -> list[int]:
 
 
 def kto_desirable_weights(
-    num_desirable: int, num_undesirable: int, undesirable_weight: float = 1.0
+    num_desirable: float, num_undesirable: float, undesirable_weight: float
 ) -> tuple[float, float]:
     """Lowest and highest recommended weight of desirable completions, for which
     ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``.
 
-    Raises:
-        DataError: there are none of one kind.
+    Args:
+        num_desirable, num_undesirable: rows, or shares of what is drawn, above 0.
 
     Source: arXiv:2402.01306 (v1) section 4.2; TRL 1.14.2 warns outside of 1 to 1.33.
     """
-    if min(num_desirable, num_undesirable) < 1:
-        raise DataError(
-            f"KTO needs completions of both labels and there are {num_desirable} desirable and "
-            f"{num_undesirable} undesirable ones; add the missing kind"
-        )
     low, high = KTO_BALANCE
     balance = undesirable_weight * num_undesirable / num_desirable
     return low * balance, high * balance
@@ -223,40 +202,19 @@ def log1mexp(x: Tensor) -> Tensor:
     return torch.where(is_near, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(far)))
 
 
-def simpo(
-    chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float, label_smoothing: float = 0.0
-) -> Tensor:
+def simpo(chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float) -> Tensor:
     """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens and without a
     reference: longer completions gain nothing by their length.
 
     Args:
         gamma: the margin itself, as in TRL, and not gamma / beta.
-        label_smoothing: as in ``cdpo``.
 
-    Source: SimPO, arXiv:2405.14734 eq. 6; label_smoothing, TRL 1.14.2's CPOTrainer.
+    Source: SimPO, arXiv:2405.14734 eq. 6.
     """
-    return _smoothed(beta * (chosen_P - rejected_P) - gamma, label_smoothing)
-
-
-@torch.no_grad()
-def implicit_rewards(policy_N: Tensor, ref_N: Tensor, beta: float) -> Tensor:
-    """``beta (policy - ref)``, the reward of which the policy is the optimum, but for a constant of
-    the prompt. Without gradient, for metrics.
-
-    Args:
-        policy_N, ref_N: sums over each completion's tokens, also where the loss takes means.
-
-    Source: arXiv:2305.18290 eq. 5.
-    """
-    return beta * (policy_N - ref_N)
+    return -logsigmoid(beta * (chosen_P - rejected_P) - gamma)
 
 
 def _h(
     policy_chosen_P: Tensor, policy_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor
 ) -> Tensor:
     return (policy_chosen_P - ref_chosen_P) - (policy_rejected_P - ref_rejected_P)
-
-
-def _smoothed(logits_P: Tensor, label_smoothing: float) -> Tensor:
-    right_P, wrong_P = -logsigmoid(logits_P), -logsigmoid(-logits_P)
-    return (1 - label_smoothing) * right_P + label_smoothing * wrong_P

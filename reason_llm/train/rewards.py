@@ -1,23 +1,18 @@
-"""Losses of reward models, their scores' scale and their preference for length: pure functions.
+"""The loss of reward models and their preference for length: pure functions.
 
-The losses return one number a pair or a ranking, with gradient; the caller sums them and divides
-once by their number over the whole optimizer batch.
+The loss is one number a pair, with gradient; the caller sums them and divides once by their number
+over the whole optimizer batch.
 
-Shapes: P pairs, K completions of a ranking, R rewards, N completions.
+Shapes: P pairs.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import StatisticsError, correlation, fmean
-from typing import Literal
+from statistics import StatisticsError, correlation
 
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-
-StepAggregation = Literal["min", "product", "last", "mean"]
-"""How the probabilities of a process reward model's steps become one score."""
 
 
 def bradley_terry(
@@ -39,71 +34,21 @@ def bradley_terry(
     return -logsigmoid(difference_P) + centering * (chosen_P + rejected_P).square()
 
 
-def ranking_loss(rewards_K: Tensor) -> Tensor:
-    """Mean of ``-log sigmoid(r_i - r_j)`` over all pairs of one ranking, i before j. A scalar: one
-    ranking is one element of the batch, so that its completions are not fitted K - 1 times.
+def in_order(ahead_P: Tensor) -> Tensor:
+    """(P,) accuracy of each pair: 1 where the chosen side is ahead, one half of a tie, else 0.
 
     Args:
-        rewards_K: of the completions from the best to the worst, K at least 2.
-
-    Raises:
-        ValueError: fewer than 2 completions.
-
-    Source: arXiv:2203.02155 eq. 1.
+        ahead_P: (P,) chosen minus rejected.
     """
-    if len(rewards_K) < 2:
-        raise ValueError(f"a ranking of {len(rewards_K)} completions has no pair; it needs 2")
-    better, worse = torch.triu_indices(len(rewards_K), len(rewards_K), 1, device=rewards_K.device)
-    return -logsigmoid(rewards_K[better] - rewards_K[worse]).mean()
-
-
-def normalized(rewards_N: Tensor, mean: float, std: float) -> Tensor:
-    """``(r - mean) / std``, by the fixed mean and deviation of a held-out set; 0 where that set's
-    rewards were all equal. NaN, which stands for no reward, stays NaN.
-    """
-    if std > 0:
-        return (rewards_N - mean) / std
-    return torch.where(rewards_N.isnan(), rewards_N, 0.0)
-
-
-def weighted_total(
-    rewards_RN: Tensor, weights_R: Tensor, clip: tuple[float, float] | None = None
-) -> Tensor:
-    """``sum_r w_r r``, (N,), cut off at ``clip``; NaN where a completion lacks one of the rewards.
-
-    Source: OpenRLHF's sum of several reward models, without weights there; the limits are its
-    ``reward.clip_range``, (-10, 10) there.
-    """
-    total_N = (weights_R[:, None] * rewards_RN).sum(dim=0)
-    return total_N if clip is None else total_N.clamp(*clip)
-
-
-_AGGREGATIONS: dict[StepAggregation, Callable[[Sequence[float]], float]] = {
-    "min": min,
-    "product": math.prod,
-    "last": lambda probabilities: probabilities[-1],
-    "mean": fmean,
-}
-
-
-def prm_aggregate(step_probabilities: Sequence[float], aggregation: StepAggregation) -> float:
-    """Score of a completion from the probabilities that each of its steps is right.
-
-    Raises:
-        ValueError: no steps.
-
-    Source: product, arXiv:2305.20050; min, arXiv:2312.08935.
-    """
-    if not step_probabilities:
-        raise ValueError("a completion without steps has no process reward; split it into steps")
-    return float(_AGGREGATIONS[aggregation](step_probabilities))
+    return (ahead_P > 0).float() + 0.5 * (ahead_P == 0).float()
 
 
 @dataclass(frozen=True, slots=True)
 class PairAccuracy:
     """Pairs and those that are ordered rightly: what a Wilson interval is made of."""
 
-    num_right: int
+    num_right: float
+    """A tie counts one half."""
     num_pairs: int
 
     @property
@@ -119,7 +64,7 @@ class LengthBias:
     pearson: float
     """Correlation of reward and length over all completions; NaN if either is constant."""
     accuracy: PairAccuracy
-    """Pairs whose chosen completion has the higher reward; equal rewards are wrong."""
+    """Pairs whose chosen completion has the higher reward; equal rewards count one half."""
     chosen_longer: PairAccuracy
     """Likewise, where the chosen completion is the longer one."""
     chosen_not_longer: PairAccuracy
@@ -139,7 +84,9 @@ def length_bias(
     Source: length correlations of RLHF's rewards, arXiv:2310.03716.
     """
     rewards = zip(chosen_rewards, rejected_rewards, strict=True)
-    are_right = [chosen > rejected for chosen, rejected in rewards]
+    are_right = [
+        0.5 if chosen == rejected else float(chosen > rejected) for chosen, rejected in rewards
+    ]
     lengths = zip(chosen_lengths, rejected_lengths, strict=True)
     are_longer = [chosen > rejected for chosen, rejected in lengths]
     both = list(zip(are_right, are_longer, strict=True))
@@ -158,5 +105,5 @@ def length_bias(
     )
 
 
-def _accuracy(are_right: Sequence[bool]) -> PairAccuracy:
+def _accuracy(are_right: Sequence[float]) -> PairAccuracy:
     return PairAccuracy(sum(are_right), len(are_right))

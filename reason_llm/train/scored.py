@@ -34,6 +34,10 @@ def with_advantages(
     """
     size = len(groups[0].completions)
     completions = [c for group in groups for c in group.completions]
+    leaves_out = algorithm.truncated == "leave_out"
+    counted_N = torch.tensor(
+        [not (leaves_out and c.finish_reason == "length") for c in completions]
+    )
     if algorithm.normalization == "per_reward":
         names = list(completions[0].rewards)
         rewards_RN = torch.tensor(
@@ -42,11 +46,15 @@ def with_advantages(
         weights_R = torch.tensor(
             [weights[name] if weights else 1.0 for name in names], dtype=torch.float64
         )
-        found = advantages.per_reward_advantages(rewards_RN, weights_R, size, algorithm.scale)
+        found = advantages.per_reward_advantages(
+            rewards_RN, weights_R, size, algorithm.scale, counted_N=counted_N
+        )
     else:
         rewards = [c.reward if c.has_reward else math.nan for c in completions]
         rewards_N = torch.tensor(rewards, dtype=torch.float64)
-        found = advantages.group_advantages(rewards_N, size, algorithm.scale, algorithm.baseline)
+        found = advantages.group_advantages(
+            rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N
+        )
     taught_P = torch.tensor([varies_enough(group, algorithm) for group in groups])
     values = iter(found.masked_fill(~taught_P.repeat_interleave(size), 0.0).tolist())
     return [

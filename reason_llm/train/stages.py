@@ -73,7 +73,7 @@ class PairLoss(AllRows):
             )
             found["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
         found |= {
-            "pair_accuracy": (ahead_P > 0).float(),
+            "pair_accuracy": rewards.in_order(ahead_P),
             "chosen_logprob": mean_B[::2].detach(),
             "rejected_logprob": mean_B[1::2].detach(),
         }
@@ -162,7 +162,7 @@ class RewardModel(AllRows):
         margins_P = batch.rewards_B[::2] if self.uses_margins else None
         loss_P = rewards.bradley_terry(chosen_P, rejected_P, margins_P, self.centering)
         found = {
-            "pair_accuracy": (chosen_P > rejected_P).float(),
+            "pair_accuracy": rewards.in_order(chosen_P - rejected_P),
             "margin": chosen_P - rejected_P,
             "chosen_reward": chosen_P,
             "rejected_reward": rejected_P,

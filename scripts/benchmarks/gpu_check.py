@@ -1,6 +1,6 @@
 """``benchmark.py gpu-check``: what this card can do of what the project needs, one verdict a line.
 
-1. vLLM's CUDA extensions load and compute, and so does the product's kernel of log-probs.
+1. vLLM's CUDA extensions load and compute.
 2. vLLM, views, adapter and learner start; every base weight lies in vLLM's pool of weights.
 3. Three rounds: wake, sync, canary, sample; then release and learn.
 4. Planned and measured memory; nothing stays in vLLM's pools after closing.
@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import device, models, ours
 from benchmarks.work import Work
-from reason_llm.model import Model, default_device, load_tokenizer, target_logprobs, to_data
+from reason_llm.model import Model, default_device, load_tokenizer, to_data
 from reason_llm.model.plan import Meter, Plan
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
@@ -84,7 +84,6 @@ def run(quantize: Literal["none", "nf4"], folder: Path, say: Callable[[str], Non
     report.note(device.describe())
     report.check("vLLM's extensions load", _extensions, needs_cuda=True)
     report.check("vLLM's rms_norm computes", _rms_norm, needs_cuda=True)
-    report.check("log-probs of a chunk in one kernel", _fused_logprobs, needs_cuda=True)
     shape = "qwen2.5-0.5b" if device.has_gpu() else "tiny"
     if report.check(f"a random {shape}", lambda: models.make(shape, folder)):
         _stages(report, _work(str(folder), quantize))
@@ -125,34 +124,6 @@ def _rms_norm() -> None:
     away = float((found.float() - expected).abs().max())
     if away > 0.05:
         raise AssertionError(f"it differs by {away:.3f}")
-
-
-def _fused_logprobs() -> str:
-    """The kernel beside the eager passes at Qwen2.5's sizes, in bfloat16: values and time."""
-    hidden_ND, targets_N = torch.randn(220, 3584).bfloat16(), torch.randint(152_064, (220,))
-    head_VD = torch.randn(152_064, 3584, device="cuda").mul_(0.02).bfloat16()
-    found = {}
-    for fused in (False, True):
-        hidden = hidden_ND.cuda().requires_grad_()
-        seconds = []
-        for _ in range(6):
-            hidden.grad = None
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            logprobs_N, _ = target_logprobs(
-                hidden, targets_N.cuda(), head_VD, None, 1.0, 220, fused=fused
-            )
-            logprobs_N.sum().backward()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-        assert hidden.grad is not None
-        found[fused] = logprobs_N.detach(), hidden.grad, sorted(seconds)[2]
-    (eager, eager_grad, eager_seconds), (fused_N, fused_grad, fused_seconds) = found.values()
-    away = float((fused_N - eager).abs().max())
-    grad_away = float((fused_grad - eager_grad).float().norm() / eager_grad.float().norm())
-    if not (away < 0.01 and grad_away < 0.02):
-        raise AssertionError(f"log-probs differ by {away:.4f}, gradients by {grad_away:.1%}")
-    return f"{eager_seconds / fused_seconds:.2f} times as fast as the eager passes"
 
 
 def _stages(report: Report, work: Work) -> None:

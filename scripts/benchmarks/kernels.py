@@ -3,8 +3,7 @@
 1. ``config``: vLLM's config as the product starts it, for cards of four generations, in bfloat16
    and NF4, and the attention backend that follows.
 2. ``kernels``: the Triton kernels of sampling with an adapter, compiled for the same cards through
-   vLLM's own calling code, and the product's kernel of log-probs, each within the shared memory
-   of the card. Needs Triton.
+   vLLM's own calling code, each within the shared memory of the card. Needs Triton.
 
 Not here: vLLM's compiled extensions (FlashAttention, norms, the KV cache's), kernels that
 torch.compile writes, and whether any kernel computes what it should.
@@ -147,7 +146,6 @@ def run_kernels(capability: str, folder: Path, say: Callable[[str], None]) -> in
     for name, draw in DRAWS.items():
         check(f"draw, {name}", partial(_draw, config, draw))
     check("inputs and block tables of a step", _step)
-    check("log-probs of a chunk", _logprobs)
     return report.end()
 
 
@@ -271,16 +269,3 @@ def _step() -> None:
             tokens,
             state.total_len.gpu,
         )
-
-
-def _logprobs() -> None:
-    """The product's own, in both types, with and without a cap and the entropy's gradient."""
-    from reason_llm.model.fused_logprobs import weights_in_place
-
-    targets_C = torch.zeros(4, dtype=torch.int64)
-    for dtype in (torch.bfloat16, torch.float32):
-        logits_CV = torch.zeros(4, VOCABULARY, dtype=dtype)
-        for softcap in (None, 30.0):
-            weights_in_place(logits_CV, targets_C, 0.7, softcap, False)
-            weights_in_place(logits_CV, targets_C, 0.7, softcap, True)
-            weights_in_place(logits_CV, targets_C, 0.7, softcap, True, logits_CV.clone())

@@ -18,7 +18,7 @@ from reason_llm.app.chat import Chat, Detokenizer, Options, find_subject, option
 from reason_llm.app.chat_terminal import DIM, PLAIN, AnswerWriter, ChatTerminal, read_message
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
-from reason_llm.data.load import load_data
+from reason_llm.data import load_data
 from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.model import adapters
 from reason_llm.model.base import Model

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,25 +13,20 @@ from reason_llm.app.cli.command import run_command
 from reason_llm.config import command
 from reason_llm.config.quick_start import load_quick_start
 from reason_llm.errors import DataError, Stopped
-from reason_llm.run import recovery
+from reason_llm.run.start import recovery
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["trian"], []])
-def test_help_and_mistakes_are_told_at_once(arguments: list[str]) -> None:
+def test_help_and_mistakes_are_told_before_anything_heavy_is_loaded(arguments: list[str]) -> None:
     code = CALL + "print({'torch', 'transformers', 'pydantic'} & set(sys.modules)); sys.exit(code)"
-    seconds = []
-    for _ in range(3):
-        began = time.monotonic()
-        ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT
-        )
-        seconds.append(time.monotonic() - began)
-        assert ended.stdout.splitlines()[-1] == "set()"
-        assert ended.returncode == (0 if arguments == ["--help"] else 2)
-        assert len(ended.stderr.splitlines()) == (0 if arguments == ["--help"] else 1)
-    assert min(seconds) < 1
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert ended.stdout.splitlines()[-1] == "set()"
+    assert ended.returncode == (0 if arguments == ["--help"] else 2)
+    assert len(ended.stderr.splitlines()) == (0 if arguments == ["--help"] else 1)
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

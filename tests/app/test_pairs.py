@@ -14,7 +14,7 @@ from conftest import ROOT, TINY
 from reason_llm.app.cli import main
 from reason_llm.app.pairs import write_pairs
 from reason_llm.config import Config, PairForm, PairsSection
-from reason_llm.data import TokenRows, load_rows
+from reason_llm.data import Data, load_data
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError
 from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Completion, Group, Prompt
@@ -132,12 +132,12 @@ def test_demonstrations_are_the_right_ones_once(tmp_path: Path) -> None:
     assert [row["score"] for row in written(source, "demonstrations", by="best")] == [1.0, 1.0]
 
 
-def load(path: Path, form: str, **preference: Any) -> TokenRows:
+def load(path: Path, form: str, **preference: Any) -> Data:
     kinds = {"demonstrations": "sft", "preferences": "reward", "labels": "preference"}
     tree: dict[str, Any] = {"stage": kinds[form], "data": {"train": str(path), "form": form}}
     if form == "labels":
         tree["preference"] = {"name": "kto"}
-    return load_rows(Config.model_validate(tree), tokenizer, 200, [END])
+    return load_data(Config.model_validate(tree), tokenizer, 200, end_token_ids=[END])
 
 
 @pytest.mark.parametrize("form", ["preferences", "labels", "demonstrations"])
@@ -160,7 +160,7 @@ def test_no_end_is_asked_of_what_is_not_imitated(tmp_path: Path) -> None:
     for form in ("preferences", "labels"):
         written(source, form)
         rows = load(tmp_path / f"{form}.jsonl", form)
-        assert [row.ids[-1] for row in rows.imitated(form)] == [END]
+        assert [row.ids[-1] for row in rows.imitated] == [END]
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,12 @@ def test_ids_that_cannot_be_used_are_one_line(change: dict, told: str, tmp_path:
 
 def test_a_score_is_not_written_into_tokens(tmp_path: Path) -> None:
     written(save(tmp_path, [MIXED]), "demonstrations", threshold=0)
-    tree = {"stage": "sft", "data": {"train": str(tmp_path / "demonstrations.jsonl")}}
-    from reason_llm.data import Condition
-
+    tree: dict[str, Any] = {
+        "stage": "sft", "sft": {"condition": "reward"},
+        "data": {"train": str(tmp_path / "demonstrations.jsonl")},
+    }  # fmt: skip
     with pytest.raises(DataError, match="its prompt is token ids"):
-        load_rows(Config.model_validate(tree), tokenizer, 200, [END], condition=Condition())
+        load_data(Config.model_validate(tree), tokenizer, 200, end_token_ids=[END])
 
 
 def damaged(source: Path) -> None:
@@ -204,7 +205,7 @@ def damaged(source: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "options", "error", "told"),
     [
-        (damaged, {}, RolloutBufferError, "its SHA-256 is another"),
+        (damaged, {}, RolloutBufferError, "is not what was written"),
         (lambda s: (s / "step-00000000.json.gz").write_bytes(b"x"), {}, RolloutBufferError,
          "cannot be read"),
         (lambda s: (s / "step-00000000.json.gz").unlink(), {}, RolloutBufferError, "holds no step"),

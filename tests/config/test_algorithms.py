@@ -5,8 +5,23 @@ from typing import get_args
 
 import pytest
 
-from reason_llm.config.algorithm import AlgorithmSection
-from reason_llm.config.algorithms import ALGORITHMS, SURROGATES, Surrogate, columns, resolve
+from conftest import ROOT
+from reason_llm.config.algorithms import (
+    ALGORITHMS,
+    SURROGATES,
+    Aggregation,
+    AlgorithmSection,
+    Baseline,
+    KLEstimator,
+    KLPlace,
+    Normalization,
+    Ratio,
+    Scale,
+    Surrogate,
+    columns,
+    resolve,
+)
+from reason_llm.config.preferences import PREFERENCES
 from reason_llm.train.losses import FUNCTIONS
 
 
@@ -93,3 +108,22 @@ def test_a_surrogate_is_a_form_and_a_function_of_the_same_name() -> None:
     assert set(SURROGATES) == set(FUNCTIONS) == set(get_args(Surrogate))
     columns_of_some = {column for form in SURROGATES.values() for column in form.columns}
     assert columns_of_some < set(columns())
+
+
+def test_the_docs_have_an_equation_for_each_choice() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    section = text.partition("\n## Equations\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:[a-z_.]+: )?([a-z0-9_]+)`", section))
+    of_columns = (
+        Baseline,
+        Scale,
+        Normalization,
+        Ratio,
+        Surrogate,
+        Aggregation,
+        KLEstimator,
+        KLPlace,
+    )
+    choices = {choice for column in of_columns for choice in get_args(column)} - {"none", "total"}
+    assert len(choices) > 20
+    assert (choices | {*PREFERENCES, "ppo", "opd"}) - named == set()

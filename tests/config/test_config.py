@@ -270,7 +270,8 @@ def test_more_steps_stretch_a_schedule_and_are_told() -> None:
 
 
 def test_every_line_of_the_table_is_an_option() -> None:
-    keys = [key for key, _ in leaves(Config)] + ["data.columns_sha256"]  # of a run's identity
+    of_identity = ["data.columns_sha256", "score.custom_sha256"]
+    keys = [key for key, _ in leaves(Config)] + of_identity
     assert all(any(key.startswith(prefix) for key in keys) for prefix in CHANGES)
 
 
@@ -293,6 +294,10 @@ def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:
         (
             {"run": {"from_buffer": "buffers"}, "algorithm": {"correction": "token_mask"}},
             "token_mask",
+        ),
+        *(
+            ({"run": {"max_staleness": 1}, "algorithm": {"name": name}}, "sequence_truncate")
+            for name in ("gspo", "gspo_token", "luspo")
         ),
     ],
     ids=str,

@@ -69,14 +69,6 @@ def test_another_number_of_replicas_is_the_same_run() -> None:
     assert between({}, {"replicas": 2}) == ([], ["run.shards: 1 -> 8"])
 
 
-def test_a_run_of_an_earlier_version_goes_on() -> None:
-    old = made().model_dump(mode="json")
-    for name in ("replicas", "shards", "ray", "samplers", "max_staleness"):
-        del old["run"][name]
-    found = changes(old, made().model_dump(mode="json"))
-    assert (found.refused, found.warned) == ([], [])
-
-
 @pytest.mark.parametrize(
     ("stage", "told"),
     [

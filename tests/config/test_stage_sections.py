@@ -9,6 +9,7 @@ from reason_llm.config import Config
 from stages import OF_FORM
 
 PREFERENCE = OF_FORM["preferences"]
+LABELS = {"stage": "preference", "preference": {"name": "kto"}}
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,20 @@ PREFERENCE = OF_FORM["preferences"]
         ({"teacher": {"adapter": "x"}}, "the teacher section contradicts algorithm.name=grpo"),
         ({"algorithm": {"name": "opd"}}, "algorithm.name=opd needs a teacher"),
         ({"algorithm": {"name": "ppo"}, "run": {"steps": 10}}, "warmup_steps=10 contradicts"),
+        (
+            {"algorithm": {"name": "ppo"}, "critic": {"start": "rm", "warmup_steps": 0}},
+            "critic.warmup_steps=0 contradicts critic.start=rm",
+        ),
+        ({"algorithm": {"missing_eos_penalty": 1.0}}, "because algorithm.name is not ppo"),
+        (
+            {"algorithm": {"name": "ppo", "missing_eos_penalty": 1.0, "truncated": "leave_out"}},
+            "missing_eos_penalty=1.0 would be ignored because algorithm.truncated is leave_out",
+        ),
+        (
+            LABELS | {"train": {"rows_per_step": 3, "optimizer_steps": 2}},
+            "train.rows_per_step=3 with train.optimizer_steps=2 leaves one row",
+        ),
+        (LABELS | {"train": {"rows_per_step": 1}}, "set rows_per_step to 2 or more"),
         ({"algorithm": {"name": "ppo", "kl_reference": "start"}}, "kl_reference=start contradicts"),
         ({"algorithm": {"name": "ppo", "scale": "group"}}, "algorithm.scale=group contradicts"),
         ({"algorithm": {"kl_target": 6.0, "kl": "k3", "kl_coefficient": 0.1}}, "kl_place is loss"),
@@ -86,3 +101,8 @@ def test_the_form_follows_from_the_stage_and_the_reference_from_the_start() -> N
     ppo: dict[str, Any] = {"data": {"train": "x"}, "algorithm": {"name": "ppo"}}
     assert not Config.model_validate(ppo).compares_with_start
     assert Config.model_validate(ppo | {"model": {"start": "runs/sft"}}).compares_with_start
+
+
+def test_long_answers_have_whole_returns_by_default() -> None:
+    config = Config.model_validate({"data": {"train": "x"}, "algorithm": {"name": "ppo"}})
+    assert (config.critic.lam, config.critic.value_lam, config.critic.gamma) == (1.0, 1.0, 1.0)

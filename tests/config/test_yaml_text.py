@@ -3,7 +3,7 @@
 import pytest
 
 from reason_llm.config.yaml_text import parse
-from reason_llm.run.buffer import count_from_json
+from reason_llm.run.store.buffer import count_from_json
 
 
 @pytest.mark.parametrize("text", ["!!int ''", "!!bool x", "!!float ''", "!!timestamp x"])

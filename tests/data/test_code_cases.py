@@ -133,6 +133,8 @@ def test_a_tests_object_stands_for_a_row_of_it() -> None:
         ({"test_cases": {"assert_code": 3}}, ["'assert_code' is 3"]),
         ({"test": "assert f("}, ["'test' is no valid Python"]),
         ({"test": ""}, ["'test' is ''"]),
+        ({"test": "print('ok' if f(2) == 4 else 'failed')"}, ["asserts nothing", "write assert"]),
+        ({"test": "def check(f):\n    return f(2) == 4", "entry_point": "f"}, ["asserts nothing"]),
         ({"test": "assert f(1)", "entry_point": 3}, ["'entry_point' is 3"]),
         ({"test_cases": ADD, "atol": "x"}, ["the tolerance is 'x'"]),
         ({"test_cases": ADD, "atol": -1}, ["the tolerance is -1"]),

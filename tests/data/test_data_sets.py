@@ -1,4 +1,4 @@
-"""Several sets side by side, what filters leave out, evaluation problems in training sets."""
+"""Several sets side by side, what filters leave out of any form, and what is in two sets."""
 
 import json
 from collections.abc import Callable
@@ -7,26 +7,51 @@ from typing import Any
 
 import pytest
 
+from chat_templates import without_template
+from reason_llm.data import Data
 from reason_llm.data.forms import Problem
 from reason_llm.data.sets import question_key
-from reason_llm.errors import ConfigError, DataError
+from reason_llm.errors import ConfigError, DataError, ModelError
+from stages import OF_FORM
 
-ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
+Load = Callable[..., Data]
 
 
-def lines(folder: Path, *rows: Any) -> Path:
-    path = folder / "rows.jsonl"
+@pytest.fixture
+def of_form(load: Load) -> Load:
+    """``load`` of training rows of a form, with the longest row in tokens."""
+
+    def of_form(form: str, train: Any, context: int = 4000, **options: Any) -> Data:
+        return load(train, context - 1, data__form=form, **OF_FORM[form], **options)
+
+    return of_form
+
+
+def lines(path: Path, *rows: Any) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return str(path)
 
 
-def named_lines(folder: Path, name: str, *rows: Any) -> str:
-    lines(folder, *rows).rename(folder / name)
-    return str(folder / name)
+def row(question: str, answer: str = "3", **columns: Any) -> dict[str, Any]:
+    """A problem and a demonstration in one."""
+    return {"prompt": question, "answer": answer, "completion": answer, **columns}
 
 
-def test_sets_stand_side_by_side_with_their_weights(tmp_path: Path, load: Callable) -> None:
-    a, b = named_lines(tmp_path, "a.jsonl", *ROWS), named_lines(tmp_path, "b.jsonl", ROWS[0])
+ROWS = [row("What is 1 + 2?"), row("Two\nlines", "4")]
+both = pytest.mark.parametrize("form", ["problems", "demonstrations"])
+
+
+def places(data: Data) -> list[str]:
+    """Lines of what is taken."""
+    names = [prompt.id for prompt in data.prompts] + [unit[0].name for unit in data.units]
+    return [name.rpartition(":")[2] for name in names]
+
+
+# --- every form
+
+
+def test_problems_stand_side_by_side(tmp_path: Path, load: Load) -> None:
+    a, b = lines(tmp_path / "a.jsonl", *ROWS), lines(tmp_path / "b.jsonl", ROWS[0])
     data = load([{"source": a, "weight": 3}, b], eval__sets={"x": a, "y-2": b}, data__eval=b)
     assert (data.sizes, data.weights) == ([2, 1], [3.0, 1.0])
     assert [prompt.id for prompt in data.prompts] == [f"{a}:1", f"{a}:2", f"{b}:1"]
@@ -34,39 +59,83 @@ def test_sets_stand_side_by_side_with_their_weights(tmp_path: Path, load: Callab
     assert len(load(a, eval__sets={"x": a}, eval__limit=1).held_out[0].prompts) == 1
 
 
-def test_filters_count_what_they_leave_out(tmp_path: Path, load: Callable) -> None:
-    rows = [
-        {"question": "What is 1 + 2?", "answer": "3", "rate": 0.5},
-        {"question": "what is  1 + $2$?", "answer": "3", "rate": "0.5"},
-        {"question": "Too hard", "answer": "3", "rate": 0},
-        {"question": "Too easy", "answer": "3", "rate": 1},
-        {"question": "Too long " * 50, "answer": "3", "rate": 0.5},
-        {"question": "What is 1 - 2?", "answer": "-1", "rate": 0.9},
-        {"question": "What is 1 * 2?", "answer": "2", "rate": 0.1},
-    ]
-    rate = {"column": "rate", "min": 0.1, "max": 0.9}
-    path = lines(tmp_path, *rows)
-    (loaded,) = load(
-        path, data__max_prompt_tokens=60, data__deduplicate=True, data__pass_rate=rate
-    ).training
-    assert [prompt.id[-2:] for prompt in loaded.prompts] == [":1", ":6", ":7"]
-    assert loaded.num_rows == 7
-    assert dict(loaded.dropped) == {
-        "data.pass_rate": 2, "data.max_prompt_tokens": 1, "data.deduplicate": 1,
-    }  # fmt: skip
-    assert loaded.left_out == (
-        "left out: 1 by data.deduplicate, 2 by data.pass_rate, 1 by data.max_prompt_tokens"
+def test_pairs_stand_side_by_side(tmp_path: Path, of_form: Load) -> None:
+    pair = {"prompt": "Q", "chosen": "good", "rejected": "bad", "margin": 2}
+    a, b = lines(tmp_path / "a.jsonl", pair, pair), lines(tmp_path / "b.jsonl", pair)
+    data = of_form("preferences", [{"source": a, "weight": 3}, b], eval__rows=a)
+    assert (data.sizes, data.weights) == ([2, 1], [3.0, 1.0])
+    names = [f"{a}:1", f"{a}:1", f"{a}:2", f"{a}:2", f"{b}:1", f"{b}:1"]
+    assert [each.name for unit in data.units for each in unit] == names
+    assert [each.value for each in data.units[0]] == [2.0, 0.0]
+    assert data.held_out_rows is not None
+    assert [each.group for each in data.held_out_rows.rows] == [0, 0, 1, 1]
+
+
+@both
+def test_filters_count_what_they_leave_out(form: str, tmp_path: Path, of_form: Load) -> None:
+    train = lines(
+        tmp_path / "a.jsonl",
+        row("What is 1 + 2?", rate=0.5),
+        row("what is  1 + $2$?", rate="0.5"),
+        row("Too hard", rate=0),
+        row("Too easy", rate=1),
+        row("Too long " * 50, rate=0.5),
+        row("What is 1 - 2?", "-1", rate=0.9),
+        row("In both", "2", rate=0.1),
     )
-    assert len(load(path).prompts) == 7
+    others = lines(tmp_path / "b.jsonl", {"question": "in BOTH?", "answer": "2"})
+    data = of_form(
+        form, train, data__max_prompt_tokens=60, data__deduplicate=True,
+        data__pass_rate={"column": "rate", "min": 0.1, "max": 0.9},
+        data__contamination="drop", eval__sets={"x": others},
+    )  # fmt: skip
+    assert places(data) == ["1", "6"]
+    (data_set,) = data.training
+    assert data_set.num_rows == 7
+    assert data_set.left_out == (
+        "left out: 1 by data.deduplicate, 2 by data.pass_rate, 1 by data.contamination, "
+        "1 by data.max_prompt_tokens"
+    )
+    assert data.notes() == [f"{train}: {data_set.left_out}"]
+    assert data.contamination == [(f"{train}:7", f"{others}:1")]
+    assert data.contamination_warning() is None
+    assert len(data.held_out_prompts) == 1
+    assert of_form(form, train).sizes == [7]
     with pytest.raises(DataError, match=r"no row is left; left out: 7 by data\.max_prompt_tokens"):
-        load(path, data__max_prompt_tokens=2)
-    with pytest.raises(ConfigError, match=r"max_prompt_tokens=500 is more than the 60"):
-        load(path, room=60, data__max_prompt_tokens=500)
+        of_form(form, train, data__max_prompt_tokens=2)
+
+
+@both
+def test_evaluation_problems_in_the_training_set(form: str, tmp_path: Path, of_form: Load) -> None:
+    train = lines(tmp_path / "a.jsonl", *ROWS, row("New"))
+    shouted = lines(tmp_path / "b.jsonl", {"problem": "WHAT is 1+2?", "answer": "3"})
+    data = of_form(form, train, eval__sets={"shouted": shouted})
+    assert data.contamination == [(f"{train}:1", f"{shouted}:1")]
+    assert data.sizes == [3]
+    warning = str(data.contamination_warning())
+    assert f"evaluation set asks: 1, such as {train}:1, which is {shouted}:1; set" in warning
+    data = of_form(form, train, eval__sets={"x": shouted}, data__contamination="ignore")
+    assert data.contamination_warning() is None
+
+
+@both
+def test_faults_can_be_collected(form: str, tmp_path: Path, of_form: Load) -> None:
+    errors: list[DataError] = []
+    path, none = tmp_path / "rows.jsonl", tmp_path / "none.jsonl"
+    good, long = json.dumps(row("a")), json.dumps(row("a " * 200))
+    path.write_text(f'{{"prompt": "a"}}\n{{\n{good}\n[]\n{long}\n')
+    data = of_form(form, [str(path), str(none)], 200, fault=errors.append)
+    assert data.sizes == [1, 0]
+    assert [str(error).partition(": ")[0] for error in errors] == [
+        f"{path}:1", f"{path}:2", f"{path}:4",
+        f"data file {none} does not exist; check data.train, data.eval and eval.sets", f"{path}:5",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("rate", [None, "high", True, "nan"])
-def test_a_row_without_a_pass_rate_is_named(rate: Any, tmp_path: Path, load: Callable) -> None:
-    path = lines(tmp_path, ROWS[0] | {"rate": 0.5}, ROWS[1] | {"rate": rate})
+def test_a_row_without_a_pass_rate_is_named(rate: Any, tmp_path: Path, load: Load) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines(path, ROWS[0] | {"rate": 0.5}, ROWS[1] | {"rate": rate})
     with pytest.raises(DataError, match=r"rows\.jsonl:2: 'rate' is .*; expected a number"):
         load(path, data__pass_rate={"column": "rate"})
     with pytest.raises(DataError, match=r"rows\.jsonl:1: lacks column 'rates'"):
@@ -74,42 +143,14 @@ def test_a_row_without_a_pass_rate_is_named(rate: Any, tmp_path: Path, load: Cal
 
 
 def test_duplicates_are_found_across_sets_and_held_out_sets_are_left_alone(
-    tmp_path: Path, load: Callable
+    tmp_path: Path, load: Load
 ) -> None:
-    a = named_lines(tmp_path, "a.jsonl", *ROWS)
-    b = named_lines(tmp_path, "b.jsonl", ROWS[0], {"question": "New", "answer": "5"})
-    data = load(
-        [a, b], data__deduplicate=True, data__eval=named_lines(tmp_path, "c.jsonl", *ROWS, *ROWS)
-    )
+    a = lines(tmp_path / "a.jsonl", *ROWS)
+    b = lines(tmp_path / "b.jsonl", ROWS[0], row("New", "5"))
+    held_out = lines(tmp_path / "c.jsonl", *ROWS, *ROWS)
+    data = load([a, b], data__deduplicate=True, data__eval=held_out)
     assert data.sizes == [2, 1]
     assert len(data.held_out[0].prompts) == 4
-
-
-def test_evaluation_problems_in_the_training_set(tmp_path: Path, load: Callable) -> None:
-    train = named_lines(tmp_path, "a.jsonl", *ROWS, {"question": "New", "answer": "5"})
-    shouted = named_lines(tmp_path, "b.jsonl", {"problem": "WHAT is 1+2?", "answer": "3"})
-    held_out = {"eval__sets": {"shouted": shouted}}
-    data = load(train, **held_out)
-    assert data.contamination == [(f"{train}:1", f"{shouted}:1")]
-    assert len(data.prompts) == 3
-    warning = str(data.contamination_warning())
-    assert f"evaluation set asks: 1, such as {train}:1, which is {shouted}:1; set" in warning
-    dropped = load(train, data__contamination="drop", **held_out)
-    assert (dropped.sizes, dropped.contamination_warning()) == ([2], None)
-    assert dropped.notes() == [f"{train}: left out: 1 by data.contamination"]
-    assert load(train, data__contamination="ignore", **held_out).contamination_warning() is None
-
-
-def test_faults_can_be_collected(tmp_path: Path, load: Callable) -> None:
-    found: list[DataError] = []
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "a"}\n{\n{"question": "a", "answer": "1"}\n[]\n')
-    data = load([str(path), str(tmp_path / "none.jsonl")], fault=found.append)
-    assert data.sizes == [1, 0]
-    places = [str(error).partition(": ")[0] for error in found]
-    assert [p.rpartition(":")[2] for p in places[:3]] == ["1", "2", "4"]
-    assert "none.jsonl does not exist" in str(found[3])
-    assert len(found) == 4
 
 
 def test_what_counts_as_the_same_question() -> None:
@@ -123,3 +164,103 @@ def test_what_counts_as_the_same_question() -> None:
     assert len(set(map(key, same))) == 1
     different = ["1.5", "15", "1 + 2", "1 - 2", "5!", "5", "f'(x)", "f(x)", "?", "."]
     assert len(set(map(key, different))) == len(different)
+
+
+# --- rows to learn from
+
+
+def test_labels_and_texts(tmp_path: Path, of_form: Load) -> None:
+    train = lines(tmp_path / "a.jsonl", *[row("Q", label=False, text="abc" * 20)] * 2)
+    labels = of_form("labels", train)
+    assert [unit[0].value for unit in labels.units] == [-1.0, -1.0]
+    assert labels.notes() == ["all 2 rows are labelled bad; KTO tells good from bad"]
+    texts = of_form("texts", train, data__max_tokens=40)
+    assert texts.sizes == [4]  # 61 tokens each, in rows of at most 40
+    assert [len(unit[0].ids) for unit in texts.units] == [40, 21, 40, 21]
+    assert [unit[0].group for unit in texts.units] == [0, 1, 2, 3]
+
+
+def test_held_out_rows_are_whole_and_are_questions_too(tmp_path: Path, of_form: Load) -> None:
+    train = lines(tmp_path / "a.jsonl", *ROWS)
+    held_out = lines(tmp_path / "b.jsonl", ROWS[1], row("Long " * 5), row("Five?", "5" * 40))
+    limits = {"data__max_tokens": 40, "data__max_prompt_tokens": 30, "eval__rows": held_out}
+    data = of_form("demonstrations", train, **limits)
+    assert data.held_out_rows is not None
+    assert len(data.held_out_rows.units) == 3  # the limits are for training rows
+    assert data.contamination == [(f"{train}:2", f"{held_out}:1")]
+    with pytest.raises(DataError, match=rf"^{held_out}:3: the row has \d+ tokens"):
+        of_form("demonstrations", train, 40, **limits)
+
+
+def test_a_row_beyond_the_context_is_an_error_or_is_counted(tmp_path: Path, of_form: Load) -> None:
+    train = lines(tmp_path / "a.jsonl", row("One?"), row("Long " * 5), row("Five?", "5" * 40))
+    with pytest.raises(DataError, match=rf"^{train}:2: the row has \d+ tokens and the context 30"):
+        of_form("demonstrations", train, 30)
+    data = of_form("demonstrations", train, 30, data__max_tokens=30)
+    assert dict(data.training[0].dropped) == {"data.max_tokens": 2}
+    pair = {"prompt": "Q", "chosen": "A", "rejected": "a much longer one than the other"}
+    with pytest.raises(DataError, match=r"pairs\.jsonl:1: the row has"):
+        of_form("preferences", lines(tmp_path / "pairs.jsonl", pair), 30)
+
+
+def test_scores_are_written_into_the_prompts(tmp_path: Path, of_form: Load, tokenizer: Any) -> None:
+    rows = [row("Q", "A", score=score) for score in (2, 4, 9)]
+    train = lines(tmp_path / "a.jsonl", *rows)
+    held_out = lines(tmp_path / "b.jsonl", rows[0] | {"score": 5})
+    options: dict[str, Any] = {"sft__condition": "reward"}
+    data = of_form("demonstrations", train, **options, eval__rows=held_out, data__eval=held_out)
+    texts = [tokenizer.decode(unit[0].ids) for unit in data.units]
+    assert ["Q <rm_score>: -0.83 <" in texts[0], "Q <rm_score>: 1.11 <" in texts[2]] == [True] * 2
+    assert [unit[0].value for unit in data.units] == [2.0, 4.0, 9.0]
+    assert data.conditioning is not None
+    assert data.conditioning.mean == 5.0
+    assert data.held_out_rows is not None
+    assert "Q <rm_score>: 0.00 <" in tokenizer.decode(data.held_out_rows.rows[0].ids)
+    assert "Q <rm_score>: 5.00 <" in data.held_out_prompts[0].text
+    with pytest.raises(DataError, match="all 1 scores are equal"):
+        of_form("demonstrations", held_out, **options)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: lacks column 'score'"):
+        of_form("demonstrations", lines(tmp_path / "a.jsonl", *ROWS), **options)
+
+
+def test_a_model_without_a_chat_template_learns_texts(tmp_path: Path, of_form: Load) -> None:
+    by = without_template()
+
+    def learned(train: str, **options: Any) -> str:
+        data = of_form("demonstrations", train, by=by, **options)
+        return str(by.decode(data.units[0][0].ids))
+
+    train = lines(tmp_path / "a.jsonl", {"prompt": "a b", "completion": "c"})
+    assert learned(train, data__system_prompt="auto") == "a bc<|im_end|>"
+    assert learned(train, data__template="plain_chat") == "User: a b\n\nAssistant: c<|im_end|>"
+    with pytest.raises(ConfigError, match=r"data\.system_prompt='boxed' needs a chat template"):
+        learned(train, data__system_prompt="boxed")
+    with pytest.raises(ModelError, match="no chat template"):
+        learned(train, eval__sets={"x": lines(tmp_path / "b.jsonl", *ROWS)})
+    talk = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
+    with pytest.raises(DataError, match=r"c\.jsonl:1: the row is a conversation"):
+        learned(lines(tmp_path / "c.jsonl", talk))
+
+
+# --- options that contradict each other
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "named"),
+    [
+        (
+            "problems",
+            {"data__max_prompt_tokens": 500},
+            "max_prompt_tokens=500 is more than the 299",
+        ),
+        ("problems", {"sample__max_new_tokens": 300}, r"sample\.max_new_tokens=300 leaves no"),
+        ("labels", {"data__max_tokens": 301}, r"data\.max_tokens=301 is not from 2 to 300"),
+        ("labels", {"data__max_tokens": 1}, r"data\.max_tokens=1 is not"),
+        ("texts", {"sft__condition": "bins"}, r"sft\.condition=bins contradicts data\.form=texts"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    form: str, options: dict, named: str, tmp_path: Path, of_form: Load
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        of_form(form, lines(tmp_path / "a.jsonl", *ROWS), 300, **options)

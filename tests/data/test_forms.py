@@ -10,10 +10,8 @@ import pytest
 from reason_llm.config.data import ColumnsSection
 from reason_llm.data import forms
 from reason_llm.data.forms import (
-    Demonstration,
+    Completed,
     Document,
-    Labelled,
-    Preference,
     read_demonstration,
     read_document,
     read_labelled,
@@ -46,42 +44,43 @@ S = {"role": "system", "content": "S"}
 )
 def test_demonstrations(row: dict, messages: list, completion: list, is_text: bool) -> None:
     found = read_demonstration("x:1", row, COLUMNS)
-    assert found == Demonstration("x:1", messages, completion, is_text)
+    assert found == Completed("x:1", messages, (completion,), is_text)
 
 
 def test_named_columns() -> None:
     columns = ColumnsSection(prompt="q", answer="a")
     row = {"q": "Q", "a": "A", "prompt": 1, "completion": 2, "label": 1}
-    assert read_demonstration("x", row, columns) == Demonstration("x", [U], [A], True)
-    assert read_labelled("x", row, columns) == Labelled("x", [U], [A], 1.0, True)
+    assert read_demonstration("x", row, columns) == Completed("x", [U], ([A],), True)
+    assert read_labelled("x", row, columns) == Completed("x", [U], ([A],), True, 1.0)
     assert read_document("x", row, columns) == Document("x", "Q")
     talk = ColumnsSection(prompt="talk")
-    assert read_demonstration("x", {"talk": [U, A]}, talk).completion == [A]
+    assert read_demonstration("x", {"talk": [U, A]}, talk).completions == ([A],)
 
 
 def test_a_score_is_read_where_it_is_asked_for() -> None:
     row = {"prompt": "Q", "completion": "A", "score": "-1.5"}
-    assert read_demonstration("x", row, COLUMNS).score == 0
-    assert read_demonstration("x", row, COLUMNS, score=True).score == -1.5
+    assert read_demonstration("x", row, COLUMNS).value == 0
+    assert read_demonstration("x", row, COLUMNS, score=True).value == -1.5
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, ([U], [A], [B], True, 0.0)),
-        ({"prompt": [U], "chosen": [A], "rejected": [B]}, ([U], [A], [B], False, 0.0)),
-        ({"prompt": "Q", "chosen": "A", "rejected": [B]}, ([U], [A], [B], False, 0.0)),
-        ({"chosen": [U, A], "rejected": [U, B]}, ([U], [A], [B], False, 0.0)),
+        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, ([U], ([A], [B]), True, 0.0)),
+        ({"prompt": [U], "chosen": [A], "rejected": [B]}, ([U], ([A], [B]), False, 0.0)),
+        ({"prompt": "Q", "chosen": "A", "rejected": [B]}, ([U], ([A], [B]), False, 0.0)),
+        ({"chosen": [U, A], "rejected": [U, B]}, ([U], ([A], [B]), False, 0.0)),
         ({"chosen": [S, U, A, R, A], "rejected": [S, U, A, R, B]},
-         ([S, U, A, R], [A], [B], False, 0.0)),
+         ([S, U, A, R], ([A], [B]), False, 0.0)),
         # UltraFeedback's form: the prompt stands in the sides, and as text beside them.
-        ({"prompt": "Q", "chosen": [U, A], "rejected": [U, B]}, ([U], [A], [B], False, 0.0)),
-        ({"prompt": "Q", "chosen": "A", "rejected": "B", "margin": 2}, ([U], [A], [B], True, 2.0)),
-        ({"chosen": [U, A, R, B], "rejected": [U, B]}, ([U], [A, R, B], [B], False, 0.0)),
+        ({"prompt": "Q", "chosen": [U, A], "rejected": [U, B]}, ([U], ([A], [B]), False, 0.0)),
+        ({"prompt": "Q", "chosen": "A", "rejected": "B", "margin": 2},
+         ([U], ([A], [B]), True, 2.0)),
+        ({"chosen": [U, A, R, B], "rejected": [U, B]}, ([U], ([A, R, B], [B]), False, 0.0)),
     ],
 )  # fmt: skip
 def test_preferences(row: dict, expected: tuple) -> None:
-    assert read_preference("x", row, COLUMNS) == Preference("x", *expected)
+    assert read_preference("x", row, COLUMNS) == Completed("x", *expected)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_preferences(row: dict, expected: tuple) -> None:
 )  # fmt: skip
 def test_labels(label: Any, value: float) -> None:
     found = read_labelled("x", {"prompt": "Q", "completion": "A", "label": label}, COLUMNS)
-    assert found == Labelled("x", [U], [A], value, True)
+    assert found == Completed("x", [U], ([A],), True, value)
 
 
 DEEP: Any = "A"

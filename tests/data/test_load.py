@@ -1,6 +1,7 @@
 """Rows become prompts: every documented form, every fault with its line, an order that resumes."""
 
 import json
+import resource
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,12 +13,13 @@ import pyarrow.parquet
 import pytest
 
 from reason_llm.config import Config
+from reason_llm.data import Data, load_data
 from reason_llm.data.code_cases import ProgramTests, read_tests
 from reason_llm.data.forms import gold_answer
-from reason_llm.data.load import Data, load_data
+from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import RolloutBuffer, RunIdentity, read_document
+from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity, read_document
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
 
@@ -287,3 +289,17 @@ def test_a_custom_reward_s_column_must_outlive_the_buffer(
     with RolloutBuffer(buffer_path, RunIdentity("a", "b", {})) as buffer:
         buffer.write_part(0, prompts)
     assert read_document(buffer_path).groups[0].prompt.extra == {"unit": value}
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.csv"])
+def test_a_vast_line_or_field_is_refused_before_it_fills_the_memory(
+    name: str, tmp_path: Path
+) -> None:
+    """30 MB, of which Python would make hundreds."""
+    path, text = tmp_path / name, "x" * (30 << 20)
+    path.write_text(f'question,answer\n"{text}",1\n' if name == "r.csv" else f'{{"a": "{text}"}}\n')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"r\.\w+:\d: (a line of more than|not valid CSV)") as told:
+        list(read_rows(str(path), "train"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+    assert len(str(told.value)) < 300

@@ -12,8 +12,7 @@ from conftest import TINY
 from reason_llm.app.chat import find_subject
 from reason_llm.app.data_check import check_data
 from reason_llm.config import Config, file as config_file
-from reason_llm.data import load_data, load_evaluation, load_rows
-from reason_llm.data.load import Data
+from reason_llm.data import Data, load_data, load_evaluation
 from reason_llm.errors import ConfigError, DataError, ReasonError
 
 MATH = [
@@ -83,7 +82,7 @@ def test_bad_rows_are_skipped_counted_and_shown(
     assert len(told) == 4 and "rows.jsonl:3: not valid JSON" in told[1]
     report = check_data(small_run(data__train=train, data__on_bad_row="skip"))
     assert report.num_errors == 0
-    assert any("8 rows" in line or "4 by data.on_bad_row" in line for line in report.lines)
+    assert any("8 rows, 4 taken; left out: 4 by data.on_bad_row" in line for line in report.lines)
     with pytest.raises(DataError, match=r"aime.*:2: lacks any of the columns"):
         held_out = lines(tmp_path / "aime.jsonl", AIME[0], {"x": 1})
         read(data__train=train, data__on_bad_row="skip", data__eval=held_out)
@@ -114,9 +113,9 @@ def test_bad_rows_to_learn_from_are_skipped(
     config = small_run(**options)
     ends = [tokenizer.eos_token_id]
     with pytest.raises(DataError, match=r"rows\.jsonl:2"):
-        load_rows(config, tokenizer, 400, ends)
+        load_data(config, tokenizer, 400, end_token_ids=ends)
     config = small_run(**options, data__on_bad_row="skip")
-    found = load_rows(config, tokenizer, 400, ends)
+    found = load_data(config, tokenizer, 400, end_token_ids=ends)
     assert (len(found.units), found.training[0].dropped["data.on_bad_row"]) == (2, 2)
     assert "rows.jsonl:2" in found.notes()[1]
 

@@ -20,10 +20,15 @@ from chat_templates import (
     with_spaces,
     without_template,
 )
-from reason_llm.data.forms import Demonstration, Document, Labelled, Messages, Preference
+from reason_llm.data.forms import (
+    Completed,
+    Document,
+    Learned,
+    Messages,
+)
 from reason_llm.data.render import Renderer
 from reason_llm.data.templates import shipped
-from reason_llm.data.token_rows import Learned, LongRow, check_ends, prompt_tokens, render
+from reason_llm.data.token_rows import check_ends, prompt_tokens, render
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
 
@@ -36,11 +41,17 @@ def assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
+def demonstration(
+    where: str, messages: Messages, completion: Messages, **options: Any
+) -> Completed:
+    return Completed(where, messages, (completion,), **options)
+
+
 ASKED: Messages = [user("Q?")]
-ONE = Demonstration("x.jsonl:1", ASKED, [assistant("It is 4.")])
-TWO = Demonstration("x.jsonl:2", ASKED, [assistant("A."), user("R?"), assistant("B.")])
+ONE = demonstration("x.jsonl:1", ASKED, [assistant("It is 4.")])
+TWO = demonstration("x.jsonl:2", ASKED, [assistant("A."), user("R?"), assistant("B.")])
 THOUGHT = "<think>\nhm\n</think>\n\nA."
-TEXTS = Demonstration("x.jsonl:3", [user("Wh")], [assistant("at")], is_text=True)
+TEXTS = demonstration("x.jsonl:3", [user("Wh")], [assistant("at")], is_text=True)
 
 
 def one(example: Learned, by: Renderer, context: int = 400) -> TokenRow:
@@ -77,7 +88,7 @@ def test_a_completion_and_its_end_token(tokenizer: Any) -> None:
 def test_ids_are_those_of_the_whole_text(tokenizer: Any) -> None:
     by = renderer(tokenizer)
     for example in (ONE, TWO):
-        text = by.text("x", [*example.messages, *example.completion], generation=False)
+        text = by.text("x", [*example.messages, *example.completions[0]], generation=False)
         # less the last line break
         assert list(one(example, by).ids) == by.token_ids("x", text)[:-1]
 
@@ -90,7 +101,7 @@ def test_each_turn_of_the_assistant_and_nothing_between(tokenizer: Any) -> None:
 def test_turns_in_the_prompt_are_only_read(tokenizer: Any) -> None:
     by = renderer(tokenizer)
     prompt = [user("Q?"), assistant("A."), user("R?")]
-    row = one(Demonstration("x", prompt, [assistant("B.")]), by)
+    row = one(demonstration("x", prompt, [assistant("B.")]), by)
     assert learned(row, by) == ["B.<|im_end|>"]
     assert row.ids[: prompt_tokens(row)] == by.prompt("x", prompt, "").token_ids
 
@@ -105,7 +116,7 @@ def test_the_system_prompt_is_read_as_when_sampling(tokenizer: Any) -> None:
 
 def test_a_pair_has_one_prompt_and_one_group(tokenizer: Any) -> None:
     by = renderer(tokenizer)
-    pair = Preference("x", ASKED, [assistant("good one")], [assistant("bad")], margin=0.5)
+    pair = Completed("x", ASKED, ([assistant("good one")], [assistant("bad")]), value=0.5)
     chosen, rejected = render(pair, by, 200, [END], group=7)
     prompt = by.prompt("x", ASKED, "").token_ids
     for row in (chosen, rejected):
@@ -117,8 +128,8 @@ def test_a_pair_has_one_prompt_and_one_group(tokenizer: Any) -> None:
 
 def test_a_label_and_a_score_are_the_value(tokenizer: Any) -> None:
     by = renderer(tokenizer)
-    assert one(Labelled("x", ASKED, [assistant("A")], -1.0), by).value == -1.0
-    assert one(Demonstration("x", ASKED, [assistant("A")], score=2.5), by).value == 2.5
+    assert one(demonstration("x", ASKED, [assistant("A")], value=-1.0), by).value == -1.0
+    assert one(demonstration("x", ASKED, [assistant("A")], value=2.5), by).value == 2.5
 
 
 # --- templates
@@ -135,7 +146,7 @@ def test_a_first_token_is_never_learned(tokenizer: Any) -> None:
     deaf = without_template()
     deaf.backend_tokenizer.normalizer = Replace("Wh", "")
     row = one(
-        Demonstration("x", [user("Wh")], [assistant("abc")], is_text=True), renderer(deaf, None)
+        demonstration("x", [user("Wh")], [assistant("abc")], is_text=True), renderer(deaf, None)
     )
     assert row.trained == (False, True, True, True)
 
@@ -158,10 +169,10 @@ def test_an_end_token_that_the_tokenizer_does_not_read(tokenizer: Any) -> None:
         "{{ ':' if add_generation_prompt }}",
     )
     end = tokenizer.convert_tokens_to_ids("h")
-    (row,) = render(Demonstration("x", ASKED, [assistant("Q")]), by, 400, [end])
+    (row,) = render(demonstration("x", ASKED, [assistant("Q")]), by, 400, [end])
     assert learned(row, by) == ["Qh"]
     with pytest.raises(DataError, match="x: the tokenizer does not read h as end tokens"):
-        render(Demonstration("x", ASKED, [assistant("W")]), by, 400, [end])  # Wh is one token
+        render(demonstration("x", ASKED, [assistant("W")]), by, 400, [end])  # Wh is one token
 
 
 def test_one_token_begins_a_row() -> None:
@@ -176,9 +187,9 @@ def test_one_token_begins_a_row() -> None:
 
 def test_a_template_that_drops_earlier_thinking_is_refused(tokenizer: Any) -> None:
     by = renderer(tokenizer, DROPS_THINKING)
-    single = Demonstration("x", ASKED, [assistant(THOUGHT)])
+    single = demonstration("x", ASKED, [assistant(THOUGHT)])
     assert learned(one(single, by), by) == [f"{THOUGHT}<|im_end|>"]
-    several = Demonstration("x:9", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
+    several = demonstration("x:9", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
     with pytest.raises(DataError, match=r"^x:9: its template .* no training template") as caught:
         one(several, by)
     assert "\n" not in str(caught.value)
@@ -188,12 +199,12 @@ def test_a_template_that_drops_earlier_thinking_is_refused(tokenizer: Any) -> No
 def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> None:
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     by = renderer(tokenizer, template.read_text())
-    several = Demonstration("x", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
+    several = demonstration("x", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
     row = one(several, by)
     assert learned(row, by) == [f"{THOUGHT}<|im_end|>", "<think>\n\n</think>\n\nB.<|im_end|>"]
     assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
     # It would keep the thinking in a prompt, too, which is not there when the policy is sampled.
-    thinks = Demonstration("x:7", [*ASKED, assistant(THOUGHT), user("R?")], TWO.completion)
+    thinks = demonstration("x:7", [*ASKED, assistant(THOUGHT), user("R?")], TWO.completions[0])
     with pytest.raises(DataError, match=r"^x:7: its template does not write"):
         one(thinks, by)
 
@@ -211,7 +222,7 @@ def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> 
     ],
 )  # fmt: skip
 def test_a_template_that_cannot_be_learned_from(
-    jinja: str, example: Demonstration, named: str, tokenizer: Any
+    jinja: str, example: Completed, named: str, tokenizer: Any
 ) -> None:
     with pytest.raises(DataError, match=rf"^x\.jsonl:\d: its template.*{named}") as caught:
         one(example, renderer(tokenizer, jinja))
@@ -227,7 +238,7 @@ def test_shipped_templates_can_be_learned_from(name: str, tokenizer: Any) -> Non
 
 
 def test_an_end_token_within_a_turn_is_refused(tokenizer: Any) -> None:
-    bad = Demonstration("x:4", ASKED, [assistant("A.<|im_end|>\nMore")])
+    bad = demonstration("x:4", ASKED, [assistant("A.<|im_end|>\nMore")])
     with pytest.raises(DataError, match=r"^x:4: .*holds the end token <\|im_end\|>; remove it"):
         one(bad, renderer(tokenizer))
 
@@ -235,7 +246,7 @@ def test_an_end_token_within_a_turn_is_refused(tokenizer: Any) -> None:
 def test_a_pair_that_the_template_makes_equal(tokenizer: Any) -> None:
     by = renderer(tokenizer, CHATML.replace("m.content", "m.content | trim"))
     with pytest.raises(DataError, match=r"^x:5: .*the same tokens; remove the row"):
-        render(Preference("x:5", ASKED, [assistant("A")], [assistant("A ")]), by, 200, [END])
+        render(Completed("x:5", ASKED, ([assistant("A")], [assistant("A ")])), by, 200, [END])
 
 
 # --- texts
@@ -249,10 +260,10 @@ def test_texts_without_a_template_are_read_as_they_are() -> None:
     assert row.trained == (False, True, True)
     (line,) = check_ends([row], [END], by.tokenizer)
     assert "1 end with an end token, 0 have the ids of their text" in line
-    ended = Demonstration("x", [user("a b")], [assistant("c<|im_end|>")], is_text=True)
+    ended = demonstration("x", [user("a b")], [assistant("c<|im_end|>")], is_text=True)
     assert list(one(ended, by).ids) == by.token_ids("x", "a bc<|im_end|>")
     for completion in ("c<|im_end|>d", "c<|im_end|><|im_end|>"):
-        twice = Demonstration("x:1", [user("a")], [assistant(completion)], is_text=True)
+        twice = demonstration("x:1", [user("a")], [assistant(completion)], is_text=True)
         with pytest.raises(DataError, match="x:1: the completion holds an end token"):
             one(twice, by)
     with pytest.raises(DataError, match=r"^x\.jsonl:1: the row is a conversation .*data\.template"):
@@ -275,7 +286,7 @@ def test_texts_begin_as_the_tokenizer_begins_them() -> None:
 def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:
     by = renderer(with_spaces())
     row = one(TWO, by)
-    text = by.text("x", [*TWO.messages, *TWO.completion], generation=False)
+    text = by.text("x", [*TWO.messages, *TWO.completions[0]], generation=False)
     assert list(row.ids) == by.token_ids("x", text)[: len(row.ids)]
     assert learned(row, by) == ["A.<|im_end|>", "B.<|im_end|>"]
 
@@ -293,21 +304,6 @@ def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
     assert len(render(Document("x", text), by, 25, [END])) == 2  # one token alone teaches nothing
     assert len(render(Document("x", text), by, 51, [END])) == 1
     assert one(Document("x", "0<|im_end|>"), by).ids == (*by.token_ids("x", "0"), END)
-
-
-# --- lengths
-
-
-def test_a_row_is_never_cut(tokenizer: Any) -> None:
-    by = renderer(tokenizer)
-    length = len(one(ONE, by).ids)
-    assert len(render(ONE, by, length, [END])[0].ids) == length
-    message = rf"^x\.jsonl:1: the row has {length} tokens .* {length - 1}; .*data\.max_tokens"
-    with pytest.raises(LongRow, match=message):
-        render(ONE, by, length - 1, [END])
-    pair = Preference("x:6", ASKED, [assistant("A")], [assistant("a much longer one")])
-    with pytest.raises(LongRow, match="x:6, rejected: the row has"):
-        render(pair, by, len(one(ONE, by).ids), [END])
 
 
 # --- the check before a run
@@ -357,7 +353,7 @@ def test_what_is_learned_is_what_trl_learns(name: str) -> None:
     by = renderer(tokenizer, (folder / f"{name}.jinja").read_text())
     (row,) = render(TWO, by, 400, [end])
     theirs = tokenizer.apply_chat_template(
-        [*TWO.messages, *TWO.completion], return_dict=True, return_assistant_tokens_mask=True,
+        [*TWO.messages, *TWO.completions[0]], return_dict=True, return_assistant_tokens_mask=True,
         chat_template=(folder / f"{name}_training.jinja").read_text(),
     )  # fmt: skip
     assert list(row.ids) == theirs["input_ids"][: len(row.ids)]

@@ -19,7 +19,7 @@ import yaml
 from conftest import ROOT, TINY
 from hostile_cases import HOSTILE
 from reason_llm.files import FileLock
-from reason_llm.run.buffer import RolloutBuffer, RunIdentity, lock
+from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity, lock
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -265,7 +265,6 @@ def test_there_are_at_least_sixty_of_them() -> None:
     assert len(CASES) >= 60
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", CASES)
 def test_one_line_and_nothing_changes(
     name: str, config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
@@ -283,6 +282,7 @@ def test_one_line_and_nothing_changes(
     assert tree_of(tmp_path) == before
 
 
+@pytest.mark.long
 def test_a_missing_config_and_a_busy_buffer_as_real_processes(config: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(TRAIN), *arguments]

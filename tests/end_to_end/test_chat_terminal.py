@@ -33,7 +33,7 @@ def call(*arguments: str, message: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -57,6 +57,7 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
     return folder
 
 
+@pytest.mark.long
 def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> None:
     folder = hostile_model(tmp_path / "hostile")
     ended = call(str(folder), "--temperature", "0", message=QUESTION)
@@ -102,6 +103,7 @@ def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
         yield opened
 
 
+@pytest.mark.long
 def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) -> None:
     chat = Chat(find_subject(str(run_folder), None), Options(temperature=0, max_new_tokens=32))
     tuned = "".join(chat.answer(QUESTION))

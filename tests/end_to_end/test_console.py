@@ -15,12 +15,9 @@ from hostile import HOSTILE, hostile_model
 from reason_llm.app.console import REFRESHES_PER_SECOND
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
-from terminals import Terminal
+from terminals import ALLOWED, Terminal
 
 TRAIN = str(ROOT / "scripts" / "train.py")
-# What a run may tell a terminal: styles, and the cursor moves of a live part that stays in its
-# place. No other screen, no title, no clearing.
-ALLOWED = re.compile(r"\x1b\[(\d+(;\d+)*)?m|\x1b\[2K|\x1b\[\d*A|\x1b\[\?25[hl]|\r|\n")
 
 
 def write_config(small_run: Callable[..., Config], folder: Path, **options: object) -> Path:
@@ -29,6 +26,7 @@ def write_config(small_run: Callable[..., Config], folder: Path, **options: obje
     return path
 
 
+@pytest.mark.long
 def test_a_run_of_a_hostile_model_on_a_terminal(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -53,11 +51,12 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     raw = tmp_path / "raw"
     command = f"env -u NO_COLOR {sys.executable} {TRAIN} {config}"
     with closing(Terminal(tmp_path, command, width=60, raw=raw)) as terminal:
-        shown = terminal.wait("rollout   reward")
-        for label in ("step", "reward", "held out", "speed", "memory"):
-            assert re.search(rf"^{label} +\S", shown, re.MULTILINE), label
+        terminal.wait_until(
+            lambda shown: bool(re.search(r"^step +━.* [1-9]\d*/15 config", shown, re.MULTILINE)),
+            "the run's bar",
+        )
         shown = terminal.wait("ended 0")
-        assert "left" not in shown  # the live part is gone, the lines are there
+        assert "━" not in shown  # the bars are gone, the lines are there
         assert re.search(r"^step 15/15  reward", shown, re.MULTILINE)
     written = raw.read_bytes().decode(errors="surrogateescape")
     assert "careful:" in written
@@ -66,6 +65,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
 
 
+@pytest.mark.long
 def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Path) -> None:
     config = write_config(small_run, tmp_path, run__steps=1)
     ended = subprocess.run(
@@ -73,7 +73,7 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     first, second, *_ = ended.stdout.splitlines()
@@ -134,6 +134,7 @@ console.line("the end")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("no_color", [True, False])
 def test_refreshes_are_few_warnings_stand_above_and_no_color_is_honoured(
     tmp_path: Path, no_color: bool
@@ -149,12 +150,12 @@ def test_refreshes_are_few_warnings_stand_above_and_no_color_is_honoured(
     assert re.match(
         r"WARNING +careful: .*\\x1b\]0;owned\\x07.*printed\nthe end\nended 0\n", shown, re.DOTALL
     )
-    assert "tokens/s" not in shown
+    assert "━" not in shown
     written = raw.read_bytes().decode(errors="surrogateescape")
     seconds = float((tmp_path / "seconds").read_text())
-    # Three more for what was printed.
-    assert 3 <= written.count("sampling") <= 2 * REFRESHES_PER_SECOND * seconds + 3
-    assert re.search(r"alone.* 1/2  0:\d\d left", written)
+    # More for the phase's start, for what was printed and at the end.
+    assert 3 <= written.count("sampling") <= REFRESHES_PER_SECOND * seconds + 5
+    assert re.search(r"alone.* 1/2 ", ALLOWED.sub("", written))
     colours = re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", written)
     assert bool(colours) != no_color
     assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))

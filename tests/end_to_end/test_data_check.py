@@ -16,7 +16,7 @@ from conftest import ROOT, TINY
 from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.config import Config
-from reason_llm.run import metrics
+from reason_llm.run.store import metrics
 from reason_llm.score.code import code_tests
 from stages import OF_FORM
 

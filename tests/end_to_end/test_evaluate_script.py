@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from conftest import ROOT, TINY
+from marks import most_are_long
 from reason_llm.config import AdapterSection
 from reason_llm.evaluate.request import PRESETS
 from reason_llm.model import adapters
@@ -128,7 +129,9 @@ def test_the_base_is_what_transformers_generates(
 @pytest.mark.parametrize(
     ("place", "count"),
     [
-        ("reason_llm.sample.transformers_sampler:_Batch.extend", 60),
+        pytest.param(
+            "reason_llm.sample.transformers_sampler:_Batch.extend", 60, marks=pytest.mark.long
+        ),
         pytest.param("reason_llm.score:Scorer.score", 6, marks=pytest.mark.faults),
         pytest.param("reason_llm.evaluate.evaluation:answer_of", 20, marks=pytest.mark.faults),
     ],
@@ -154,6 +157,7 @@ def test_killed_it_goes_on_to_the_same_file(
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # vLLM warns of deprecations in what it imports
 def test_either_engine_gives_the_same_numbers(call: Call, run_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
@@ -197,6 +201,7 @@ def test_completions_of_prompts_without_answers(
     assert "asked.jsonl:1" in error
 
 
+@pytest.mark.long
 def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path: Path) -> None:
     from reason_llm.config import ModelSection
     from reason_llm.model.base import load_tokenizer
@@ -345,7 +350,9 @@ def test_in_the_run_s_own_folder_a_finished_evaluation_gives_way(
     assert "holds an evaluation with other options" in error
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff", None], ids=str)
+@pytest.mark.parametrize(
+    "damage", most_are_long([b"", b"{", b"[]", b"{}", b"\xff", None], [b"{", None]), ids=str
+)
 def test_a_damaged_header_is_told_as_damaged(
     call: Call, run_folder: Path, tmp_path: Path, damage: bytes | None
 ) -> None:

@@ -18,11 +18,12 @@ from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.run import metrics
+from reason_llm.run.store import metrics
 
 pytestmark = pytest.mark.filterwarnings("default")  # PEFT warns of Conv1D
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", families.OLDER)
 def test_three_steps_and_an_export(
     name: str, small_run: Callable[..., Config], tmp_path: Path

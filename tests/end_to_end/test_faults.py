@@ -1,7 +1,7 @@
 """The fault matrix: whatever ends a run, the same command goes on to the very same end.
 
 The same adapter, optimizer, metrics, curves and rollouts, bit by bit; nothing sampled twice that
-had been sampled, nothing learned that was not. A representative dozen here; all by ``make faults``.
+had been sampled, nothing learned that was not. A dozen by ``make long``, all by ``make faults``.
 """
 
 import os
@@ -33,7 +33,7 @@ from faults import (
     small_disk,
     write_config,
 )
-from reason_llm.run import metrics
+from reason_llm.run.store import metrics
 from stage_runs import STAGES
 
 
@@ -71,7 +71,10 @@ def whole(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "archive" else pytest.mark.faults) for name in CHAINS],
+    [
+        pytest.param(name, marks=pytest.mark.long if name == "archive" else pytest.mark.faults)
+        for name in CHAINS
+    ],
 )
 def test_a_run_that_suffers_one_fault_after_another(
     name: str, trainer: Trainer, whole: Callable[[str], tuple[Ended, Path]]

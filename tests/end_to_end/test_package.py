@@ -69,6 +69,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_package_and_the_quick_start(wheel: Path) -> None:
     files = (path for path in (ROOT / "reason_llm").rglob("*") if path.is_file())
     wanted = {str(path.relative_to(ROOT)): path for path in files if "__pycache__" not in str(path)}
@@ -79,6 +80,7 @@ def test_the_wheel_holds_the_package_and_the_quick_start(wheel: Path) -> None:
         assert all(opened.read(name) == path.read_bytes() for name, path in wanted.items())
 
 
+@pytest.mark.long
 def test_the_metadata_tells_what_it_is_and_what_is_optional(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
@@ -109,6 +111,7 @@ def call(installed: Path, tmp_path: Path) -> Callable[..., str]:
     return call
 
 
+@pytest.mark.long
 def test_the_quick_start_runs_in_an_empty_folder(
     call: Callable[..., str], installed: Path, tmp_path: Path
 ) -> None:

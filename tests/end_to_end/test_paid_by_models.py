@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from conftest import ROOT, TINY
+from marks import most_are_long
 from reason_llm.app.console import Console
 from reason_llm.app.export import Request, export
 from reason_llm.app.report import alarms
@@ -27,12 +28,13 @@ from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, file as config_file
 from reason_llm.errors import ConfigError, ReasonError, RewardError
+from reason_llm.files import MANIFEST, read_object
 from reason_llm.loop import train
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import metrics
-from reason_llm.run.buffer import read_document
-from reason_llm.run.prepare import prepare
 from reason_llm.run.reward_models import RewardModels
+from reason_llm.run.start.prepare import prepare
+from reason_llm.run.store import metrics
+from reason_llm.run.store.buffer import read_document
 from reason_llm.run.watch import SILENT
 from reward_runs import by_form, by_length, reward_config
 
@@ -68,6 +70,7 @@ def test_the_rule_of_form_is_learned_from_log_2_on(form: Path) -> None:
     assert examine(read_run(form, "form")).findings[ALARM].state == "clear"
 
 
+@pytest.mark.long
 def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
     """After one step the average is the adapter; after three it is not."""
     scales = []
@@ -87,6 +90,7 @@ def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
     assert 0 < later_average["std"] < 0.9 * later["std"]
 
 
+@pytest.mark.long
 def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
     train(reward_config(tmp_path, "long", by_length, 6))
     folder = tmp_path / "runs" / "long"
@@ -200,7 +204,7 @@ class Killed(BaseException):
     """In the place of a signal that nothing catches."""
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", most_are_long([1, 2, 3], [2]))
 def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     call: int,
     form: Path,
@@ -255,7 +259,9 @@ def test_killed_as_the_scores_are_saved_it_goes_on_to_the_same_bits(
 
 
 def broken(form: Path, to: Path, change: Callable[[Path], object]) -> Path:
+    """A copy that carries no digests, as another program's."""
     shutil.copytree(form / "adapter", to)
+    (to / MANIFEST).unlink()
     change(to)
     return to
 
@@ -277,7 +283,7 @@ def test_a_head_of_nan_is_one_line(form: Path, tmp_path: Path) -> None:
 
 def write(name: str, **changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        value = orjson.loads((folder / name).read_bytes()) | changes
+        value = read_object(folder / name) | changes
         kept = {key: each for key, each in value.items() if each is not None}
         (folder / name).write_bytes(orjson.dumps(kept))
 
@@ -295,7 +301,10 @@ def write(name: str, **changes: Any) -> Callable[[Path], None]:
         (write("reward.json", std=0.0), "all its held-out rewards are equal"),
         (write("reward.json", mean="1"), "no mean and std of held-out"),
         (lambda f: (f / "reward.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "reward.json").unlink(), "no mean and std of held-out"),
+        (
+            lambda f: [(f / n).unlink(missing_ok=True) for n in ("reward.json", "digests.json")],
+            "no mean and std of held-out",
+        ),
         (lambda f: (f / "adapter_model.safetensors").write_bytes(b"x"), "cannot be read"),
     ],
 )

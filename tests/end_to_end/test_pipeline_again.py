@@ -105,6 +105,7 @@ def now(finished: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_anew_it_learns_from_the_new_rollouts(
     now: Path, finished: Path, other_seed: list[bytes], capsys: Capture
 ) -> None:
@@ -159,15 +160,10 @@ def test_other_options_give_other_rows(now: Path, capsys: Capture) -> None:
     assert steps(now, "learned") == 2
 
 
-@pytest.mark.parametrize("has_record", [True, False])
-def test_rows_without_their_rollouts_stay(
-    has_record: bool, now: Path, finished: Path, capsys: Capture
-) -> None:
-    """An archive may be deleted once its stage has ended; a version before this one noted no
-    origin."""
+@pytest.mark.long
+def test_rows_without_their_rollouts_stay(now: Path, finished: Path, capsys: Capture) -> None:
+    """An archive may be deleted once its stage has ended."""
     shutil.rmtree(now / "mine" / "drawn" / "buffers")
-    if not has_record:
-        (now / "mine" / "learned.rows.json").unlink()
     told = train(capsys, write(now, DRAWN))
     assert told.count("is finished at step") == 2
     assert made(now) == made(finished)
@@ -175,6 +171,7 @@ def test_rows_without_their_rollouts_stay(
     assert "buffers does not exist" in told
 
 
+@pytest.mark.long
 def test_rows_that_were_changed_are_written_anew(
     now: Path, finished: Path, capsys: Capture
 ) -> None:
@@ -193,6 +190,7 @@ def test_anew_a_later_stage_s_mistake_is_told_first(
     assert not list((now / "mine").glob("*.old-*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "learned"),
     [

@@ -83,7 +83,7 @@ def kernel(tmp_path: Path) -> Any:
     manager.start_kernel(cwd=str(tmp_path), env=environment(tmp_path))
     client = manager.client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=600)
     yield manager, client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
@@ -92,9 +92,9 @@ def kernel(tmp_path: Path) -> Any:
 def run_cell(kernel: Any, text: str, stop_at: str | None = None) -> tuple[str, list[str]]:
     """Standard output and the types of what was displayed; stops the cell once at a word."""
     manager, client = kernel
-    asked, shown, displayed, deadline = client.execute(text), "", [], time.monotonic() + 200
+    asked, shown, displayed, deadline = client.execute(text), "", [], time.monotonic() + 600
     while time.monotonic() < deadline:
-        message = client.get_iopub_msg(timeout=200)
+        message = client.get_iopub_msg(timeout=600)
         if message["parent_header"].get("msg_id") != asked:
             continue
         kind, content = message["msg_type"], message["content"]
@@ -112,6 +112,7 @@ def run_cell(kernel: Any, text: str, stop_at: str | None = None) -> tuple[str, l
     raise AssertionError(f"the cell did not end: {shown}")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # of jupyter's own
 def test_a_notebook_shows_progress_and_a_plot_and_stops_and_goes_on(kernel: Any) -> None:
     run_cell(kernel, STATE)

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from reason_llm.run import metrics
+from reason_llm.files import read_object
+from reason_llm.run.store import metrics
 
 TRAIN = ROOT / "scripts" / "train.py"
 DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
@@ -84,7 +85,7 @@ def outcome(folder: Path) -> dict[str, object]:
         "curves": (run / "curves.png").read_bytes()[:8],
         "summary": {
             k: v
-            for k, v in orjson.loads((run / "summary.json").read_bytes()).items()
+            for k, v in read_object(run / "summary.json").items()
             if not k.endswith(("_seconds", "_mib", "_gib", "adapter"))
         },
         "finished": orjson.loads((folder / "buffer.json").read_bytes())["trained"],
@@ -115,6 +116,7 @@ def test_killed_in_the_middle_of_sampling(tmp_path: Path, uninterrupted: dict[st
     assert outcome(tmp_path) == uninterrupted
 
 
+@pytest.mark.long
 def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     """The step is learned to its end and saved; on resuming nothing is learned twice."""
     config = write_config(tmp_path)
@@ -134,6 +136,7 @@ def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object
     assert outcome(tmp_path) == uninterrupted
 
 
+@pytest.mark.long
 def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     assert train(config, "--run.steps", "1").returncode == 0
@@ -168,7 +171,6 @@ def test_the_buffer_of_the_first_step_is_enough_to_go_on(
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)  # seven processes, one after the other
 def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     tmp_path: Path, uninterrupted: dict[str, object]
 ) -> None:

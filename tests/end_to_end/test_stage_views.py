@@ -14,6 +14,7 @@ import pytest
 
 from chromium import PROGRAM, Chromium
 from conftest import ROOT, TINY
+from marks import most_are_long
 from reason_llm.app import training
 from reason_llm.app.chat import Chat, Options, find_subject
 from reason_llm.app.console import Console, restored_output
@@ -158,7 +159,7 @@ def test_the_curves_are_a_picture(made: dict[str, Any], name: str) -> None:
 def test_the_summary_holds_what_was_judged(made: dict[str, Any]) -> None:
     summary = orjson.loads((made["reward"][0] / "summary.json").read_bytes())
     assert summary["held_out_loss"][0] == pytest.approx(0.6931, abs=1e-4)  # log 2: a head of zeros
-    assert summary["held_out_pair_accuracy"][0] == 0.0
+    assert summary["held_out_pair_accuracy"][0] == 0.5
     assert summary["held_out_pairs"] == [35, 35]
     assert summary["accuracy_before"] is None
     records = (made["sft"][0] / "metrics.jsonl").read_bytes().splitlines()
@@ -203,6 +204,7 @@ def opened(browser: Chromium, report: Path, view: str = "overview") -> str:
     return text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_draws_every_chart(
@@ -227,10 +229,11 @@ def test_the_report_draws_every_chart(
     for word in ("undefined", "NaN", "Infinity"):
         assert not re.search(rf"\b{word}\b", text), word
     opened(browser, report, "setup")
-    assert browser.run("document.querySelectorAll('.equation math').length") >= 1
+    assert "section Equations" in browser.run("document.body.innerText")
     assert browser.complaints == []
 
 
+@pytest.mark.long
 def test_runs_of_several_stages_stand_beside_one_another(
     made: dict[str, Any], browser: Chromium, tmp_path: Path
 ) -> None:
@@ -253,7 +256,7 @@ def line_of(*arguments: str) -> Any:
     return read_command_line("evaluate", "", ("X", ""), [*arguments], {}, values)
 
 
-@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize("name", most_are_long(WRITING, ["sft"]))
 def test_evaluate_chat_and_export_take_the_policy(
     made: dict[str, Any], tmp_path: Path, name: str
 ) -> None:

@@ -20,9 +20,9 @@ from peer_processes import file_digest
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
-from reason_llm.run import ahead
-from reason_llm.run.buffer import RolloutBuffer, read_document
 from reason_llm.run.stopping import StopSignal
+from reason_llm.run.store.buffer import RolloutBuffer, read_document
+from reason_llm.run.team import ahead
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner
@@ -87,7 +87,7 @@ def versions(config: Config) -> list[int | None]:
 
 def records(config: Config) -> list[dict[str, float]]:
     lines = (folder(config) / "metrics.jsonl").read_bytes().splitlines()
-    left_out = ("time/", "memory/", "replicas/", "sample/tokens_")
+    left_out = ("time/", "memory/", "replicas/", "sample/tokens_", "sha256")
     return [
         {key: value for key, value in orjson.loads(line).items() if not key.startswith(left_out)}
         for line in lines
@@ -179,6 +179,7 @@ def test_a_run_goes_on_from_an_older_checkpoint(make: Make, alone: Callable[...,
 # --- samplers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_samplers_do_the_next_step_while_one_is_learned(
     make: Make,
     alone: Callable[..., Config],
@@ -194,7 +195,7 @@ def test_samplers_do_the_next_step_while_one_is_learned(
 
     def watched(self: Learner, step: int, data: Any, progress: Any) -> Any:
         found = original(self, step, data, progress)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         names: list[str] = []
         while not names and step < 4 and time.monotonic() < until:
             files = sorted((folder(helped) / "ahead").glob("step-*.json"))
@@ -218,6 +219,7 @@ def test_samplers_do_the_next_step_while_one_is_learned(
     assert list((folder(helped) / "ahead").iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_head_takes_what_the_samplers_have_not_begun(
     make: Make,
     alone: Callable[..., Config],
@@ -243,6 +245,7 @@ def test_the_head_takes_what_the_samplers_have_not_begun(
     assert records(helped) == records(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_samplers_that_die(
     staleness: int, make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
@@ -264,6 +267,7 @@ def test_samplers_that_die(
     assert records(struck) == records(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [(Learner, "learn", 2), (Learner, "_update", 3), (RolloutBuffer, "finish", 1)],
@@ -282,6 +286,7 @@ def test_the_head_is_killed_while_samplers_sample(
     assert records(killed) == records(whole)
 
 
+@pytest.mark.long
 def test_what_fails_ahead_is_tried_again_at_its_turn(
     make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -296,6 +301,7 @@ def test_what_fails_ahead_is_tried_again_at_its_turn(
     assert adapter(failing) == adapter(whole)
 
 
+@pytest.mark.long
 def test_an_error_of_a_sampler_ends_the_run_in_one_line(
     make: Make,
     alone: Callable[..., Config],
@@ -320,6 +326,7 @@ def test_an_error_of_a_sampler_ends_the_run_in_one_line(
     assert adapter(failing) == adapter(whole)
 
 
+@pytest.mark.long
 def test_a_signal_while_samplers_sample(
     make: Make,
     alone: Callable[..., Config],
@@ -395,6 +402,7 @@ def _array(tensor: Any) -> Any:
     return tensor.numpy()
 
 
+@pytest.mark.long
 def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
     make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

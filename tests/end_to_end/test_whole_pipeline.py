@@ -108,6 +108,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, call(TRAIN, write(folder, tree(folder)))
 
 
+@pytest.mark.long
 def test_every_stage_begins_from_an_earlier_one(whole: tuple[Path, str]) -> None:
     folder, told = whole
     home = folder / "runs" / "mine"
@@ -130,6 +131,7 @@ def test_every_stage_begins_from_an_earlier_one(whole: tuple[Path, str]) -> None
     )
 
 
+@pytest.mark.long
 def test_finished_stages_are_passed_over(
     whole: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

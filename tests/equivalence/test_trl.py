@@ -49,7 +49,7 @@ from conftest import TINY
 from marks import most_are_long
 from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.preferences import resolve
-from reason_llm.data import load_rows
+from reason_llm.data import load_data
 from reason_llm.model import Datum, Model
 from reason_llm.train import (
     Labels,
@@ -139,7 +139,7 @@ def rows(tokenizer: Any, tmp_path: Path) -> Callable[..., list[Datum]]:
         }
         if form == "labels":
             tree["preference"] = {"name": "kto"}
-        found = load_rows(Config.model_validate(tree), tokenizer, 400, [END])
+        found = load_data(Config.model_validate(tree), tokenizer, 400, end_token_ids=[END])
         return [Datum.of_row(row) for unit in found.units for row in unit]
 
     return read

@@ -28,7 +28,7 @@ from reason_llm.data import load_data, load_function
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, group_from_json, group_to_json
 from reason_llm.run.collect import is_kept
-from reason_llm.run.metrics import describe
+from reason_llm.run.store.metrics import describe
 from reason_llm.score import Scorer
 from reason_llm.score.selection import rewards_of
 from reason_llm.train import with_advantages

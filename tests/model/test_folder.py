@@ -78,12 +78,13 @@ def train(folder: Path, model: Path, *options: str) -> subprocess.CompletedProce
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "HF_HOME": str(folder / "home"), "COLUMNS": "200"},
     )
 
 
+@pytest.mark.long
 def test_code_that_comes_with_a_model_runs_only_when_asked(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     model = with_code(tmp_path / "own_model", mark)
@@ -165,7 +166,6 @@ def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
         check_model(ModelSection(path=path))
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -187,7 +187,6 @@ def test_files_that_would_hang_or_lead_elsewhere(tmp_path: Path, spoil: Any, nam
         load_tokenizer(path)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "changes",
     [

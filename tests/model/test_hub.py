@@ -3,7 +3,6 @@ shipped config is planned."""
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     ended.set()
 
 
-def test_a_hub_id_without_a_network_is_one_line_in_three_seconds(
+def test_a_hub_id_without_a_network_is_one_line_before_the_name_is_found(
     dead: list[str], tmp_path: Path
 ) -> None:
     for call, error in (
@@ -63,10 +62,8 @@ def test_a_hub_id_without_a_network_is_one_line_in_three_seconds(
         (lambda: base.read_config("org/name"), ModelError),
         (lambda: list(read_rows("org/rows:main", "train")), DataError),
     ):
-        begun = time.perf_counter()
         with files.hub_restored(), pytest.raises(error, match="the Hub cannot be reached") as why:
             call()
-        assert time.perf_counter() - begun < 3 * (1 if error is ModelError else 4)  # of imports
         assert "\n" not in str(why.value)
         assert constants.HF_HUB_OFFLINE is False
     assert dead == ["huggingface.co"] * 3
@@ -83,14 +80,15 @@ def test_what_is_in_the_cache_is_read_without_a_network(dead: list[str], tmp_pat
     assert len(dead) == 1  # from then on nothing is asked
 
 
+@pytest.mark.long
 def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert files.reach_hub() and files.reach_hub()
-        server.settimeout(1)
         server.accept()[0].close()
-        with pytest.raises(TimeoutError):
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
             server.accept()
         monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")  # it looks up the name

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
 from families import SIZES, make_model, quiet, randomize
+from marks import most_are_long
 from reason_llm.config import AdapterSection, Config, DataSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.sections import SampleSection
@@ -61,7 +62,16 @@ def ordinary(path: str, dtype: torch.dtype) -> Any:
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [("qwen2", True), ("qwen3", False), ("llama", False), ("phi3", False), ("gemma3_text", True)],
+    most_are_long(
+        [
+            ("qwen2", True),
+            ("qwen3", False),
+            ("llama", False),
+            ("phi3", False),
+            ("gemma3_text", True),
+        ],
+        [("phi3", False)],
+    ),
 )
 def test_every_packed_byte_is_shared_and_the_checkpoint_s(
     family: str, tied: bool, tmp_path: Path
@@ -210,7 +220,7 @@ def section_of(folder: Path, quantize: str = "nf4") -> ModelSection:
     )
 
 
-@pytest.mark.parametrize("under_vllm", [False, True])
+@pytest.mark.parametrize("under_vllm", most_are_long([False, True], [False]))
 def test_a_checkpoint_that_is_nf4_already_loads_as_it_is(
     under_vllm: bool, quantized: Path, tokenizer: Any
 ) -> None:

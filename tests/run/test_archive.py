@@ -12,10 +12,16 @@ import pytest
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
-from reason_llm.run import saved_rollouts
-from reason_llm.run.archive import Archive, Entry, read_index
-from reason_llm.run.buffer import Document, RolloutBuffer, RunIdentity, read_document, to_bytes
-from reason_llm.run.saved_rollouts import default_target
+from reason_llm.run.start import saved_rollouts
+from reason_llm.run.start.saved_rollouts import default_target
+from reason_llm.run.store.archive import Archive, Entry, read_index
+from reason_llm.run.store.buffer import (
+    Document,
+    RolloutBuffer,
+    RunIdentity,
+    read_document,
+    to_bytes,
+)
 
 RUN = RunIdentity(
     "a", "small", Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")
@@ -181,13 +187,14 @@ def test_what_a_kill_left_out_of_the_index_or_damaged(
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reason_llm.run.buffer.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("reason_llm.run.store.buffer.MAX_BYTES", 1 << 20)
     path = tmp_path / "x.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 21)))
     with pytest.raises(RolloutBufferError, match=r"\(it is larger than 1 MiB\)"):
         read_document(path)
 
 
+@pytest.mark.long
 def test_512_rollouts_of_2000_tokens(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words = ["therefore", " the", " of", " = ", "12", "\n"]
@@ -215,3 +222,21 @@ def test_512_rollouts_of_2000_tokens(tmp_path: Path) -> None:
     assert written - started < 2 * plainly
     assert read - written < 2 * plainly
     assert path.stat().st_size <= 30e6
+
+
+def test_a_missing_last_step_is_told_by_the_summary(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    archive = Archive(run, "all", 1 << 30)
+    for step in range(3):
+        archive.add(document(step))
+    (run / "resolved_config.yaml").write_text("run: {}")
+    (run / "summary.json").write_text('{"steps": 3}')
+    for source in (run, run / "buffers"):
+        found = saved_rollouts.files(source)
+        assert saved_rollouts.missing_steps(source, found) == (0, 3)
+    (run / "buffers" / "step-00000002.json.gz").unlink()
+    for source in (run, run / "buffers"):
+        found = saved_rollouts.buffer_files(source)
+        assert saved_rollouts.missing_steps(source, found) == (1, 2)
+        with pytest.raises(RolloutBufferError, match=r"lacks step-00000002.*its run has 3 steps"):
+            saved_rollouts.files(source)

@@ -19,10 +19,11 @@ from reason_llm.app.lines import of_summary
 from reason_llm.config import CommandLine, Config
 from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.evaluate.request import make_request
+from reason_llm.files import read_object
 from reason_llm.loop import train
-from reason_llm.run import best, checkpoint, folder as run_folder
-from reason_llm.run.best import Best
-from reason_llm.run.folder import read_config
+from reason_llm.run.store import best, folder as run_folder
+from reason_llm.run.store.best import Best
+from reason_llm.run.store.folder import read_config
 
 HELD_OUT = str(ROOT / "data" / "arithmetic_test.jsonl")
 
@@ -30,37 +31,42 @@ HELD_OUT = str(ROOT / "data" / "arithmetic_test.jsonl")
 def judged(*values: float, metric: str = "eval/accuracy") -> Best | None:
     found = None
     for step, value in enumerate(values):
-        found = best.after(found, step, {metric: value}, "set")
+        found = best.after(found, step, {metric: value}, "set", "accuracy")
     return found
 
 
 def test_the_highest_accuracy_is_the_best_and_of_equal_ones_the_first() -> None:
-    assert judged(0.2, 0.5, 0.4, 0.5) == Best(1, "eval/accuracy", 0.5, "set", 2)
+    assert judged(0.2, 0.5, 0.4, 0.5) == Best(1, "eval/accuracy", 0.5, "set", "accuracy", 2)
     assert str(judged(0.2, 0.5)) == "held-out accuracy 50.0% at step 1"
 
 
 def test_the_lowest_loss_is_the_best_where_there_is_no_accuracy() -> None:
-    assert judged(2.0, 1.5, 1.6, metric="eval/loss") == Best(1, "eval/loss", 1.5, "set", 1)
+    assert judged(2.0, 1.5, 1.6, metric="eval/loss") == Best(
+        1, "eval/loss", 1.5, "set", "accuracy", 1
+    )
     record = {"eval/loss": 9.0, "eval/pair_accuracy": 0.9}
-    assert best.after(None, 3, record, "set") == Best(3, "eval/pair_accuracy", 0.9, "set")
+    assert best.after(None, 3, record, "set", "accuracy") == Best(
+        3, "eval/pair_accuracy", 0.9, "set", "accuracy"
+    )
 
 
 def test_a_value_that_is_not_finite_is_never_the_best() -> None:
     assert judged(float("nan"), 1.5, float("nan"), metric="eval/loss") == Best(
-        1, "eval/loss", 1.5, "set", 1
+        1, "eval/loss", 1.5, "set", "accuracy", 1
     )
 
 
 def test_other_problems_are_judged_anew() -> None:
-    found = best.after(judged(0.9), 4, {"eval/accuracy": 0.1}, "another set")
-    assert found == Best(4, "eval/accuracy", 0.1, "another set")
+    found = best.after(judged(0.9), 4, {"eval/accuracy": 0.1}, "another set", "accuracy")
+    assert found == Best(4, "eval/accuracy", 0.1, "another set", "accuracy")
 
 
 @pytest.mark.parametrize("value", [
     {"step": -1}, {"step": True}, {"metric": "eval/speed"}, {"value": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_damage_in_a_state_is_noticed(value: dict[str, Any]) -> None:
-    whole = {"step": 1, "metric": "eval/accuracy", "value": 0.5, "held_out": "set"}
+    whole = {"step": 1, "metric": "eval/accuracy", "value": 0.5, "held_out": "set",
+             "judged_by": "accuracy"}  # fmt: skip
     assert Best.from_json(whole).step == 1
     with pytest.raises((ValueError, TypeError)):
         Best.from_json(whole | value)
@@ -103,8 +109,8 @@ def test_the_run_ends_early_and_keeps_the_adapter_of_its_best_step(
     lines = "\n".join(of_summary(summary))
     assert f"best: held-out even {max(values):.4g} at step {step}, in {run}/adapter_best" in lines
     assert f"ended early at step {step + 2} of 9: 2 evaluations in a row" in lines
-    assert train(falling(run__keep_checkpoints=9)) == orjson.loads(
-        (run / "summary.json").read_bytes()
+    assert train(falling(run__keep_checkpoints=9)) == read_object(
+        run / "summary.json"
     )  # it is finished, and says so
     assert train(falling(eval__patience=0, run__steps=step + 3))["steps"] == step + 3
 
@@ -141,20 +147,6 @@ def test_without_keep_best_nothing_is_kept_and_the_early_end_stays(
     assert summary["ended_early"] is not None
     assert not (run / "adapter_best").exists()
     assert not list(run.glob("checkpoints/*/best.*"))
-
-
-def test_a_run_from_before_goes_on_and_keeps_the_best_from_there(
-    falling: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = tmp_path / "runs" / "small"
-    train(falling(run__keep_best=False, run__steps=1, eval__patience=0))
-    newest = checkpoint.listing(run)[-1]
-    state = orjson.loads((newest / "state.json").read_bytes())
-    del state["best"], state["sha256"], state["run"]["config"]["run"]["keep_best"]
-    state["sha256"] = checkpoint._digest(state)
-    (newest / "state.json").write_bytes(orjson.dumps(state))
-    assert train(falling(run__steps=2, eval__patience=0))["best"]["step"] == 2
-    assert run_folder.best_step(run) == 2
 
 
 def test_a_best_adapter_that_was_not_kept_is_told(

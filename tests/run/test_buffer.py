@@ -16,14 +16,13 @@ import pytest
 from reason_llm.app.rescore import accept_edited
 from reason_llm.config import Config
 from reason_llm.errors import BusyError, RolloutBufferError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.files import sealed, write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import (
+from reason_llm.run.store.buffer import (
     RolloutBuffer,
     RunIdentity,
     read_ahead,
     read_document,
-    with_digest,
 )
 
 
@@ -180,7 +179,7 @@ def test_a_damaged_document_is_one_line(spoil: Any, tmp_path: Path) -> None:
     value = orjson.loads(path.read_bytes())
     del value["sha256"]
     spoil(value)
-    path.write_bytes(with_digest(orjson.dumps(value)))
+    path.write_bytes(sealed(orjson.dumps(value)))
     with pytest.raises(RolloutBufferError) as caught:
         RolloutBuffer(path, identity()).__enter__()
     assert "\n" not in str(caught.value)
@@ -203,7 +202,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "the digest": lambda v: v.update(sha256="0" * 64),
     "another kind of digest": lambda v: v.update(sha256=5),
     "without the digest": lambda v: v.pop("sha256"),
-    "an earlier format with a digest": lambda v: v.update(format=1),
     "something new": lambda v: v.update(note="x"),
 }
 
@@ -250,21 +248,6 @@ def test_the_digest_is_that_of_the_bytes_behind_it(tmp_path: Path) -> None:
     assert value["sha256"] == hashlib.sha256(without).hexdigest()
 
 
-def test_a_document_of_the_earlier_format_has_no_digest_and_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = saved(tmp_path / "buffer.json")
-    value = orjson.loads(path.read_bytes()) | {"format": 1}
-    del value["sha256"], value["checkpoint"]
-    path.write_bytes(orjson.dumps(value))
-    document = read_document(path)
-    assert (document.groups, document.has_digest) == ([group("a"), group("b")], False)
-    assert "buffer.json is of format 1, which has no SHA-256" in caplog.text
-    with RolloutBuffer(path, identity()) as buffer:
-        buffer.finish()
-    assert read_document(path).has_digest
-
-
 def test_what_was_edited_on_purpose_is_accepted(tmp_path: Path) -> None:
     for suffix in ("json", "json.gz"):
         path = tmp_path / f"buffer.{suffix}"
@@ -291,7 +274,7 @@ def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "buffer.json"
     code = (
         "import sys; from pathlib import Path\n"
-        "from reason_llm.run.buffer import RolloutBuffer, RunIdentity\n"
+        "from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity\n"
         "RolloutBuffer(Path(sys.argv[1]), RunIdentity('x', 'x', {})).__enter__()\n"
     )
     with RolloutBuffer(path, identity()):

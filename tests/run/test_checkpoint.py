@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 
 from reason_llm.config import Config, TrainSection
 from reason_llm.errors import CheckpointError, WriteError
+from reason_llm.files import MANIFEST, read_object, sealed
 from reason_llm.model.base import Model
-from reason_llm.run import checkpoint
-from reason_llm.run.checkpoint import RunState
-from reason_llm.run.writer import BackgroundWriter
+from reason_llm.run.store import checkpoint
+from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
 CONFIG = Config.model_validate({"data": {"train": "x"}}).model_dump(mode="json")
@@ -120,11 +121,9 @@ def test_a_file_outside_the_checkpoint_is_not_looked_at(
 ) -> None:
     first = save(1)
     folder = save(2).folder or tmp_path
-    value = orjson.loads((folder / "state.json").read_bytes())
+    value = read_object(folder / MANIFEST)
     value["files"]["../../secret"] = {"bytes": 0, "sha256": ""}
-    del value["sha256"]
-    value["sha256"] = checkpoint._digest(value)
-    (folder / "state.json").write_bytes(orjson.dumps(value))
+    (folder / MANIFEST).write_bytes(sealed(orjson.dumps(value)))
     assert find(tmp_path) == first
 
 

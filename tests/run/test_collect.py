@@ -13,11 +13,10 @@ from reason_llm.config.algorithms import ALGORITHMS, resolve
 from reason_llm.data.render import order
 from reason_llm.errors import Stopped
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.buffer import RolloutBuffer
-from reason_llm.run.collect import collect, collected_before, is_kept
-from reason_llm.run.prepare import Job, prepare
-from reason_llm.run.run import Run
+from reason_llm.run.collect import Step, collect, is_kept, sampled_before
+from reason_llm.run.start.prepare import Job, prepare
 from reason_llm.run.stopping import StopSignal
+from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.watch import SILENT
 
 BOXED = {"boxed": 1.0}
@@ -108,16 +107,12 @@ def collected(
 
     sampler.sample = sample  # type: ignore[method-assign]
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
-        groups = collect(run_of(job, buffer, StopSignal(), start), sampler, step)
+        groups = collect(step_of(job, buffer, StopSignal(), start, step), sampler)
         return groups, buffer.drawn(step)
 
 
-def run_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int) -> Run:
-    """A run that samples and does nothing else."""
-    unused: Any = None
-    run = Run(job, unused, unused, unused, buffer, unused, unused, SILENT, stop, unused)
-    run.state = replace(job.state, drawn=drawn)
-    return run
+def step_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int, number: int) -> Step:
+    return Step(number, drawn, job, buffer, stop, SILENT, {})
 
 
 @pytest.fixture
@@ -163,11 +158,11 @@ def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job
     job = replace(job, reward_models=["a model"])  # type: ignore[list-item]
     groups, _ = collected(job, Scripted(lambda number: False))
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
-        run = run_of(job, buffer, StopSignal(), 32)
-        assert collected_before(run, 2) == groups
-        assert collected_before(run, 3) is None
+        second, third = (step_of(job, buffer, StopSignal(), 32, number) for number in (2, 3))
+        assert sampled_before(second) == groups
+        assert sampled_before(third) is None
         buffer.write_part(2, groups[1:])
-        assert collected_before(run, 2) is None
+        assert sampled_before(second) is None
 
 
 def test_no_prompt_is_passed_over_between_steps(job: Job) -> None:
@@ -184,7 +179,7 @@ def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:
     buffer = RolloutBuffer(job.config.run.buffer, job.state.run)
     with StopSignal() as stop, buffer, pytest.raises(Stopped) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
-        collect(run_of(job, buffer, stop, drawn=32), sampler, 2)
+        collect(step_of(job, buffer, stop, 32, 2), sampler)
     assert stopped.value.exit_code == 143
     assert len(sampler.asked) == 1
     assert buffer.drawn(2) == sampler.asked[0][0]

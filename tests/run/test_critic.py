@@ -1,17 +1,19 @@
-"""The critic of a run: how many optimizer steps it takes."""
+"""The critic of a run: its optimizer steps, the KL beside it, and where it begins."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
 from reason_llm.loop import rollouts, train
-from reason_llm.model import to_data
-from reason_llm.run import SILENT, metrics
-from reason_llm.run.prepare import prepare
+from reason_llm.model import score_head, to_data
+from reason_llm.run import SILENT, reward_models
 from reason_llm.run.run import open_run
+from reason_llm.run.start.prepare import prepare
+from reason_llm.run.store import metrics
 
 
 def test_it_takes_its_updates_in_the_warm_up(small_run: Callable[..., Config]) -> None:
@@ -19,8 +21,8 @@ def test_it_takes_its_updates_in_the_warm_up(small_run: Callable[..., Config]) -
     config = small_run(algorithm={"name": "ppo", "kl": "none"}, critic=critic)
     with open_run(prepare(config, SILENT), SILENT) as run:
         data = to_data(rollouts(run, 0))
-        with run.learning(len(data)) as (replicas, _):
-            found = replicas.learn(0, data, lambda rows: None)
+        with run.learning(0, data) as learn:
+            found = learn()
         learners = run.learners
         assert learners.critic is not None
         taken = {int(each["step"]) for each in learners.critic.optimizer.state.values()}
@@ -70,4 +72,39 @@ def test_the_kl_adapts_where_no_row_counts(
     assert [record["train/kl_per_completion"] for record in found] == pytest.approx(
         [0, 0], abs=1e-6
     )
-    assert found[1]["train/kl_coefficient"] < found[0]["train/kl_coefficient"]
+    # KL far below its target: lower by a fifth of the step's 16 rollouts over the horizon.
+    assert [record["train/kl_coefficient"] for record in found] == pytest.approx(
+        [0.02, 0.02 * (1 - 0.2 * 16 / 10_000)], rel=1e-9
+    )
+
+
+def test_the_kl_s_weight_stays_while_the_critic_learns_alone(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    row = {"name": "ppo", "kl": "k1", "kl_target": 5.0}
+    train(small_run(algorithm=row, critic={"warmup_steps": 2}, run__steps=4))
+    found = [r["train/kl_coefficient"] for r in metrics.read_all(tmp_path / "runs" / "small")[1:]]
+    assert found[0] == found[1] == found[2] > found[3]
+
+
+def test_a_reward_model_s_head_gives_what_the_run_pays(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    """(score - 3) / 0.5 by the folder's scale, times the reward's weight."""
+    (tmp_path / "reward.json").write_text('{"mean": 3.0, "std": 0.5}')
+
+    def values(weight: float, **options: object) -> list[float]:
+        spec = {"name": "reward_model", "options": {"path": str(tmp_path), **options}}
+        judge = {"name": "think_answer_tags", "weight": 0}
+        config = small_run(score__rewards=[judge, {**spec, "weight": weight}])
+        head = score_head.make(2, torch.device("cpu"), bias=True)
+        head.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+        score_head.scale(head, *reward_models.paid_by(config, tmp_path))
+        return head(torch.tensor([[1.0, 1.0], [2.0, 1.0]]))[:, 0].tolist()  # scores 3 and 4
+
+    assert values(1.0) == [0.0, 2.0]
+    assert values(-2.0) == [0.0, -4.0]
+    assert values(2.0, normalize="none") == [6.0, 8.0]
+    other = small_run()
+    assert reward_models.paid_by(other, tmp_path) == (2.0, -6.0)
+    assert reward_models.paid_by(other, tmp_path / "none") == (1.0, 0.0)

@@ -7,10 +7,10 @@ import pytest
 
 from conftest import TINY
 from reason_llm.config import Config
-from reason_llm.data.load import Data
+from reason_llm.data import Data
 from reason_llm.files import MIB
 from reason_llm.model.plan import plan_only
-from reason_llm.run import environment
+from reason_llm.run.store import environment
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_a_damaged_one_is_begun_anew(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     path.write_bytes(content)
     plan = plan_only(Config.model_validate({"data": {"train": "x"}, "model": {"path": str(TINY)}}))
-    environment.record_start(tmp_path, 2, Data([], [], [], []), None, plan)
+    environment.record_start(tmp_path, 2, Data([], [], []), plan)
     assert [start["step"] for start in orjson.loads(path.read_bytes())["starts"]] == [2]

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from reason_llm.errors import ConfigError
-from reason_llm.run import folder
-from reason_llm.run.best import Best
+from reason_llm.run.store import folder
+from reason_llm.run.store.best import Best
 
-BEST = asdict(Best(3, "eval/accuracy", 0.5, "digest", evaluations_since=2))
+BEST = asdict(Best(3, "eval/accuracy", 0.5, "digest", "accuracy", evaluations_since=2))
 
 
 def make(run: Path, resolved: int, newest: int, **summary: Any) -> Path:

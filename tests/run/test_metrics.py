@@ -6,8 +6,8 @@ import pytest
 
 from reason_llm.app.lines import of_replica
 from reason_llm.errors import DataError
-from reason_llm.run import metrics
-from reason_llm.run.metrics import MetricsLog
+from reason_llm.run.store import metrics
+from reason_llm.run.store.metrics import MetricsLog
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Options of a run that other trainers have, too: epochs, kept evaluations, a floor of the rewards'
-deviation, a tracker's project."""
+deviation, a tracker's project; the labels of KTO."""
 
 import gzip
 from collections.abc import Callable
@@ -9,15 +9,17 @@ import orjson
 import pytest
 
 from conftest import ROOT
-from reason_llm.app.tracker_process import project_of
+from reason_llm.app.trackers import project_of
 from reason_llm.config import Config, ScoreSection
 from reason_llm.config.algorithms import resolve
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, DataError
 from reason_llm.loop import train
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run import metrics
+from reason_llm.run import SILENT
 from reason_llm.run.collect import is_kept
-from reason_llm.run.folder import read_config
+from reason_llm.run.start.prepare import prepare
+from reason_llm.run.store import metrics
+from reason_llm.run.store.folder import read_config
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
 
@@ -113,3 +115,26 @@ def test_the_project_of_a_tracker() -> None:
     assert project_of({"log": {"project": "mine"}}, "of_the_environment") == "mine"
     assert project_of({"log": {"project": None}}, "of_the_environment") == "of_the_environment"
     assert project_of({}) == "reason_llm"
+
+
+def test_kto_s_weights_are_warned_of_with_the_numbers_to_set(
+    small_run: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f'{{"prompt": "Q{n}", "completion": "A", "label": {n % 5 == 0:d}}}' for n in range(20)]
+    (tmp_path / "labels.jsonl").write_text("\n".join(rows))
+    (tmp_path / "one.jsonl").write_text(rows[0].replace("Q0", "Z"))
+    data = {"train": str(tmp_path / "labels.jsonl"), "system_prompt": "none"}
+    options = {
+        "stage": "preference", "data": data, "sample": {}, "score": {}, "algorithm": {},
+        "train__rows_per_step": 4,
+    }  # fmt: skip
+    kto = {"name": "kto"}
+    prepare(small_run(**options, preference=kto), SILENT)
+    assert "preference.desirable_weight=1 " in caplog.text
+    assert "20 % of the rows are good ones; set it to a number from 4 to 5.33" in caplog.text
+    caplog.clear()
+    prepare(small_run(**options, preference=kto | {"desirable_weight": 4.0}), SILENT)
+    assert "desirable_weight" not in caplog.text
+    held_out = {"rows": str(tmp_path / "one.jsonl")}
+    with pytest.raises(DataError, match=r"one\.jsonl holds one row.* leave eval\.rows out"):
+        prepare(small_run(**options, preference=kto, eval=held_out), SILENT)

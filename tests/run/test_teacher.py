@@ -13,11 +13,11 @@ from reason_llm.data import Data
 from reason_llm.errors import DataError, TrainingError
 from reason_llm.model import Datum
 from reason_llm.run import SILENT
-from reason_llm.run.prepare import prepare
 from reason_llm.run.run import open_run
+from reason_llm.run.start.prepare import prepare
 
 HINT = "{prompt} Psst: {answer}."
-OPD = {"algorithm": {"name": "opd"}, "teacher": {"prompt": HINT}}
+OPD = {"algorithm": {"name": "opd"}, "teacher": {"prompt": HINT, "coefficient": 2.5}}
 
 
 def rows(folder: Path, *rows: Any) -> Path:
@@ -100,7 +100,7 @@ def test_the_teacher_reads_its_prompt_and_the_student_its_own(
         assert torch.equal(seen.on_trained("teacher_logprobs"), wanted[0])
         assert not torch.allclose(wanted[0], plain[0], atol=1e-3)
         torch.testing.assert_close(
-            seen.on_trained("advantages"), wanted[0] - seen.on_trained("old_logprobs")
+            seen.on_trained("advantages"), 2.5 * (wanted[0] - seen.on_trained("old_logprobs"))
         )
         assert seen.on_trained("old_logprobs").tolist() == pytest.approx(plain[0].tolist())
         with pytest.raises(TrainingError, match=r"asks what no row of data\.train asks"):

@@ -3,7 +3,7 @@
 import pytest
 
 from reason_llm.errors import Stopped, WriteError
-from reason_llm.run.writer import BackgroundWriter
+from reason_llm.run.store.writer import BackgroundWriter
 
 
 def test_in_order_and_none_after_a_failure() -> None:

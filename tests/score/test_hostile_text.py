@@ -21,7 +21,7 @@ from reason_llm.score.math.answer_text import (
     reading_of,
     tokens_of,
 )
-from reason_llm.score.math.boxed_math import _spelled, is_worked_out, majority
+from reason_llm.score.math.boxed_math import is_copied, is_worked_out, majority
 from reason_llm.score.math.extraction import (
     candidates,
     extract_answer,
@@ -29,12 +29,13 @@ from reason_llm.score.math.extraction import (
     last_answer_tags,
     last_boxed,
 )
+from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import unit_words
 from reason_llm.score.table import REWARDS, Context, make_reward
 
 CHARACTERS = 100_000
 MAX_CPU_SECONDS = 0.2
-CACHES = (tokens_of, reading_of, _spelled)
+CACHES = (tokens_of, reading_of, read_question, words_of)
 """Emptied before each measurement: a hit is no work."""
 
 UNITS = [
@@ -111,7 +112,7 @@ def test_no_finder_takes_long(name: str) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 def test_no_question_takes_long(unit: str) -> None:
     for text in texts(unit, CHARACTERS)[-2:]:
-        assert cpu_seconds(lambda of: is_worked_out("5", "y = 5", of), text) < MAX_CPU_SECONDS
+        assert cpu_seconds(lambda of: is_copied("2x", "y = 2x", of), text) < MAX_CPU_SECONDS
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -152,11 +153,9 @@ def test_a_pattern_that_backtracks_is_ended_and_finds_nothing(
         spec = RewardSpec(name="regex", options={"pattern": pattern})
         section = ScoreSection(timeout_seconds=0.3)
         reward = make_reward(spec, Context(section, 100, resources))
-        start = time.monotonic()
         assert reward.of_one is not None
         text = "a" * 30_000 + "c"
         assert reward.of_one(Prompt("p", "", (), ""), Completion((1,), text, (0.0,), "stop")) == 0
-    assert time.monotonic() - start < 10
     assert "took more than" in caplog.text
 
 

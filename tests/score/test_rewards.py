@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
@@ -86,9 +87,9 @@ def test_boxed(text: str, answer: str, value: float) -> None:
     [
         ("<think>1+2</think><answer>3</answer>", 1),
         ("<answer> 3\n</answer>", 1),
-        ("<answer>4</answer><answer>3</answer>", 1),
+        ("<answer>4</answer><answer>3</answer>", 0),
         ("<answer>3</answer><answer>4</answer>", 0),
-        ("<answer>4<answer>3</answer>", 1),
+        ("<answer>4<answer>3</answer>", 0),
         ("<answer>3", 0),
         ("3", 0),
         ("\\boxed{3}", 0),
@@ -154,6 +155,20 @@ def test_length_in_a_group() -> None:
     assert length_in_group([7, 7], [True, False]) == [0.0, 0.0]
     found = scores([{"name": "boxed"}, {"name": "length"}], group("\\boxed{3}", "so \\boxed{3}"))
     assert [f["length"] for f in found] == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("first", ["format", "tag_count", "soft_overlong", "cosine", "length"])
+@pytest.mark.parametrize("second", ["cosine", "length", "boxed"])
+def test_rewards_that_go_by_what_is_right_need_a_first_one_that_says_it(
+    first: str, second: str
+) -> None:
+    """With ``tag_count`` first a tiny model gave ``</answer>`` alone, and ``cosine`` 0.995."""
+    specs = {name: {"name": name, "weight": 0.5} for name in (first, second)}
+    if second == "boxed" and first not in ("cosine", "length"):
+        assert ScoreSection.model_validate({"rewards": list(specs.values())})
+        return
+    with pytest.raises(ValidationError, match=f"begins with {first}, and .*such as boxed"):
+        ScoreSection.model_validate({"rewards": list(specs.values())})
 
 
 def test_length_is_no_reward_where_nothing_says_what_is_right(tmp_path: Path) -> None:
@@ -240,7 +255,7 @@ def interrupts(completion):
 
 def hung(completion):
     if completion == "bad":
-        time.sleep(60)
+        time.sleep(600)
     return 1
 
 def nan(completion):
@@ -306,12 +321,12 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("interrupts", r"failed on p#1 \(RuntimeError: .*mine\.py:interrupts raised Keyboard"),
         ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves ended with sys\.exit\(0\)"),
         ("broken", r"on p#1 \(KeyError: 'no such thing' at .*mine\.py:17\); .*on_error"),
-        ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 0\.3 s"),
+        ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 2 s"),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
         ("endless", r"failed on p \(ValueError: .*gave more than 2 rewards for 2 completions"),
-        ("stuck", r"failed on p \(TimeoutError: .* longer than 0\.3 s"),
+        ("stuck", r"failed on p \(TimeoutError: .* longer than 2 s"),
         ("leaving", r"failed on p \(RuntimeError: .*leaving ended with sys\.exit\(3\)"),
         ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
     ],
@@ -320,9 +335,10 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
     custom: Path, function: str, message: str
 ) -> None:
     specs, asked = [{"custom": f"{custom}:{function}"}], group("fine", "bad")
+    seconds = 2.0 if function in ("hung", "stuck") else 300.0
     with pytest.raises(RewardError, match=message):
-        scores(specs, asked, timeout_seconds=0.3)
-    config = {"rewards": specs, "on_error": "zero", "timeout_seconds": 0.3}
+        scores(specs, asked, timeout_seconds=seconds)
+    config = {"rewards": specs, "on_error": "zero", "timeout_seconds": seconds}
     with Scorer(ScoreSection.model_validate(config), 100) as scorer:
         (scored,) = scorer.score([asked])
         counts = scorer.take_counts()
@@ -340,7 +356,6 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
         ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
         ({"name": "repetition_penalty", "options": {"penalty": 1}}, "option 'penalty'"),
-        ({"name": "length"}, "begins with length.*put one before it"),
         ({"custom": "nowhere.py:f"}, r"nowhere\.py does not exist"),
         ({"custom": "mine.py"}, r"must be path/to/file\.py:function"),
         ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),

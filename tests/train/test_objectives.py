@@ -13,6 +13,7 @@ from reason_llm.config import CriticSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.train.actor_critic import Values
 from reason_llm.train.objectives import PolicyGradient, shaped_advantages, with_critic
 from reason_llm.train.scored import with_advantages
 
@@ -127,6 +128,57 @@ def test_a_completion_without_a_reward_teaches_nothing_where_the_kl_is_in_it(nam
     assert found[2].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("name", ["reinforce_pp", "ppo"])
+def test_what_is_left_out_counts_in_no_whitening(name: str) -> None:
+    row, logs = resolve(name, {"truncated": "leave_out"}), torch.tensor([-1.0, -1.5])
+    data = [
+        rollout(reward)
+        .with_trained("old_logprobs", logs)
+        .with_trained("ref_logprobs", logs + 0.1 * reward)
+        .with_trained("old_values", torch.tensor([0.25, 0.5]))
+        for reward in (1, 0, 5)
+    ]
+    made = PolicyGradient(row, 32).prepared([*data[:2], replace(data[2], is_truncated=True)])
+    without = PolicyGradient(row, 32).prepared(data[:2])
+    for column in ("advantages", "returns") if row.critic else ("advantages",):
+        found = [each.on_trained(column).tolist() for each in made]
+        assert found[:2] == [each.on_trained(column).tolist() for each in without]
+        assert found[2] == ([0.25, 0.5] if column == "returns" else [0.0, 0.0])
+
+
+def test_the_whitening_of_what_the_buffer_holds_passes_over_truncated_completions() -> None:
+    rewards, ends = (3.0, 1.0, 0.0, 8.0), ("stop", "stop", "stop", "length")
+    completions = tuple(
+        Completion((1,), "", (-1.0,), end, {"a": reward}, reward)
+        for reward, end in zip(rewards, ends, strict=True)
+    )
+    groups = [Group(Prompt("p", "", (1,), ""), completions)]
+    for name in ("reinforce_pp_baseline", "gdpo"):
+        row = resolve(name, {"truncated": "leave_out"})
+        found = [c.advantage for c in with_advantages(groups, row)[0].completions]
+        assert found[3] == 0
+        kept = torch.tensor(found[:3], dtype=torch.float64)
+        assert (kept.mean().item(), kept.std().item()) == pytest.approx((0, 1), abs=1e-3)
+
+
+def test_the_critic_learns_nothing_of_what_is_left_out() -> None:
+    data = [rollout(1), replace(rollout(0), is_truncated=True)]
+    leaving = Values(leaves_out_truncated=True)
+    assert (leaving.counted(data), leaving.trained(data)) == ([0], [0])
+    assert (Values().counted(data), Values().trained(data)) == ([0, 1], [0, 1])
+
+
+def test_a_missing_end_costs_the_reward_of_the_last_token() -> None:
+    row = resolve("ppo", {"kl": "none", "scale": "none", "missing_eos_penalty": 2.0})
+    data = [
+        rollout(1).with_trained(name, torch.zeros(2)) for name in ("old_values",) for _ in range(2)
+    ]
+    data = [each.with_trained("old_logprobs", torch.zeros(2)) for each in data]
+    data[1] = replace(data[1], is_truncated=True)
+    found = with_critic(data, row, CriticSection(gamma=0.5))
+    assert [each.on_trained("advantages").tolist() for each in found] == [[0.5, 1.0], [-0.5, -1.0]]
+
+
 def test_a_completion_without_a_reward_teaches_neither_ppo_s_policy_nor_its_critic() -> None:
     row, logs = ALGORITHMS["ppo"], torch.tensor([-1.0, -1.5])
     data = [
@@ -163,3 +215,22 @@ def test_the_reward_stands_at_the_last_token_of_a_short_completion_too() -> None
     returns = torch.tensor([2.0, 0.0, 0.0, 0.0])
     by_hand = (returns - returns.mean()) / returns.std()
     assert torch.allclose(torch.cat(found), by_hand, atol=1e-6)
+
+
+def test_the_reward_reaches_the_first_of_300_tokens() -> None:
+    """A right and a wrong answer and a critic that knows nothing yet, by the default lambdas."""
+    row = resolve("ppo", {"kl": "none"})
+    data = [
+        rollout(reward, length=300)
+        .with_trained("old_logprobs", torch.zeros(300))
+        .with_trained("old_values", torch.zeros(300))
+        for reward in (1, 0)
+    ]
+    right, wrong = (
+        each.on_trained("advantages") for each in with_critic(data, row, CriticSection())
+    )
+    assert (right[0].item(), wrong[0].item()) == pytest.approx((1, -1), abs=0.01)
+    assert right[0] == right[-1]
+    short = with_critic(data, row, CriticSection(lam=0.95))
+    ahead = (short[0].on_trained("advantages") - short[1].on_trained("advantages")).tolist()
+    assert 0 < ahead[0] < 1e-5 < 1 < ahead[-1]

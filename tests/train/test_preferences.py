@@ -34,20 +34,20 @@ def value_and_gradients(name: str, pair: tuple, *arguments: float) -> list[float
 
 def test_dpo_is_minus_log_sigmoid_of_beta_h() -> None:
     push = 0.5 * (1 - SIGMOID)
-    got = value_and_gradients("dpo", PAIR, 0.5)
+    got = value_and_gradients("cdpo", PAIR, 0.5, 0.0)
     assert got == pytest.approx([SOFTPLUS, -push, push, push, -push])
 
 
 def test_dpo_of_equal_log_ratios_is_log_2() -> None:
-    assert value_and_gradients("dpo", ([-3.0], [-9.0], [-4.0], [-10.0]), 0.1)[0] == pytest.approx(
-        math.log(2)
-    )
+    equal = ([-3.0], [-9.0], [-4.0], [-10.0])
+    assert value_and_gradients("cdpo", equal, 0.1, 0.0)[0] == pytest.approx(math.log(2))
 
 
 def test_dpo_of_huge_log_ratios_is_finite() -> None:
-    loss, chosen, *_ = value_and_gradients("dpo", ([-2000.0], [-1.0], [-1.0], [-2000.0]), 1.0)
+    far, near = [-2000.0], [-1.0]
+    loss, chosen, *_ = value_and_gradients("cdpo", (far, near, near, far), 1.0, 0.0)
     assert (loss, chosen) == (3998.0, -1.0)
-    assert value_and_gradients("dpo", ([-1.0], [-2000.0], [-2000.0], [-1.0]), 1.0)[0] == 0.0
+    assert value_and_gradients("cdpo", (near, far, far, near), 1.0, 0.0)[0] == 0.0
 
 
 def test_cdpo_counts_the_flipped_label_for_a_part() -> None:
@@ -109,8 +109,6 @@ def test_kto_gives_each_prompt_the_completion_before_its_own() -> None:
 def test_kto_weights_balance_the_labels() -> None:
     low, high = preferences.kto_desirable_weights(200, 50, undesirable_weight=2.0)
     assert (low, high) == pytest.approx((0.5, 2 / 3))
-    with pytest.raises(DataError, match="3 desirable and 0 undesirable"):
-        preferences.kto_desirable_weights(3, 0)
 
 
 def test_orpo_compares_odds_of_mean_logprobs() -> None:
@@ -167,11 +165,3 @@ def test_simpo_subtracts_gamma_itself() -> None:
     assert loss.item() == pytest.approx(SOFTPLUS)
     assert chosen.grad.item() == pytest.approx(-2 * (1 - SIGMOID))
     assert rejected.grad.item() == pytest.approx(2 * (1 - SIGMOID))
-    smoothed = preferences.simpo(chosen, rejected, 2.0, 1.0, 0.25)
-    assert smoothed.item() == pytest.approx(SOFTPLUS + 0.25 * 1.5)
-
-
-def test_implicit_rewards_have_no_gradient() -> None:
-    policy = tensor([-4.0, -9.0]).requires_grad_()
-    rewards = preferences.implicit_rewards(policy, tensor([-6.0, -8.0]), 0.5)
-    assert (rewards.tolist(), rewards.requires_grad) == ([1.0, -0.5], False)

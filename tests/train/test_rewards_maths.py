@@ -1,7 +1,6 @@
-"""Losses of reward models against their equations, and what is told about their scores.
+"""The loss of reward models against its equation, and what is told about their scores.
 
-1. Bradley-Terry with margin and centering.     2. Rankings.       3. The scale of several rewards.
-4. Process rewards.     5. Dependence on length.
+1. Bradley-Terry with margin and centering.     2. Dependence on length.
 """
 
 import math
@@ -51,57 +50,16 @@ def test_centering_pulls_the_sum_to_0_and_leaves_the_difference() -> None:
     assert rejected.grad.item() == pytest.approx(push + 0.1)
 
 
-def test_a_ranking_is_the_mean_of_its_pairs() -> None:
-    scores = tensor([2.0, 0.0, 1.0]).requires_grad_()
-    loss = rewards.ranking_loss(scores)
-    loss.backward()
-    pairs = [softplus(-2.0), softplus(-1.0), softplus(1.0)]  # 0 over 1, 0 over 2, 1 over 2
-    assert loss.item() == pytest.approx(sum(pairs) / 3)
-    assert scores.grad[0] < 0 < scores.grad[2]
-    pair = rewards.ranking_loss(tensor([1.0, 0.0]))
-    assert pair.item() == pytest.approx(rewards.bradley_terry(tensor([1.0]), tensor([0.0])).item())
-    with pytest.raises(ValueError, match="ranking of 1 completions"):
-        rewards.ranking_loss(tensor([1.0]))
-
-
-def test_rewards_are_normalized_by_the_given_statistics() -> None:
-    values = rewards.normalized(tensor([1.0, 5.0, math.nan]), mean=3.0, std=0.5)
-    assert values[:2].tolist() == [-4.0, 4.0]
-    assert values[2].isnan()
-    constant = rewards.normalized(tensor([3.0, math.nan]), mean=3.0, std=0.0)
-    assert constant[0] == 0
-    assert constant[1].isnan()
-
-
-def test_the_total_is_weighted_and_cut_off() -> None:
-    table = tensor([[1.0, -2.0, math.nan], [3.0, 30.0, 1.0]])
-    total = rewards.weighted_total(table, tensor([2.0, 0.5]))
-    assert total[:2].tolist() == [3.5, 11.0]
-    assert total[2].isnan()
-    cut = rewards.weighted_total(table, tensor([2.0, 0.5]), clip=(-1.0, 10.0))
-    assert cut[:2].tolist() == [3.5, 10.0]
-    low = rewards.weighted_total(table[:, :1], tensor([-2.0, 0.0]), clip=(-1.0, 10.0))
-    assert low.tolist() == [-1.0]
-
-
-def test_process_rewards() -> None:
-    steps = [0.5, 0.25, 0.8]
-    by_name = {n: rewards.prm_aggregate(steps, n) for n in ("min", "product", "last", "mean")}
-    assert by_name == pytest.approx({"min": 0.25, "product": 0.1, "last": 0.8, "mean": 1.55 / 3})
-    assert rewards.prm_aggregate([0.7], "product") == 0.7
-    with pytest.raises(ValueError, match="without steps"):
-        rewards.prm_aggregate([], "min")
-
-
 def test_length_bias_of_four_pairs() -> None:
     bias = rewards.length_bias(
         [2.0, 1.0, 0.0, 3.0], [1.0, 1.0, 2.0, 0.0], [9, 8, 7, 5], [3, 7, 6, 5]
     )
-    assert bias.accuracy == rewards.PairAccuracy(2, 4)  # equal rewards are wrong
-    assert bias.chosen_longer == rewards.PairAccuracy(1, 3)
+    assert bias.accuracy == rewards.PairAccuracy(2.5, 4)  # equal rewards count one half
+    # (9, 3): right; (8, 7): a tie; (7, 6): wrong.
+    assert bias.chosen_longer == rewards.PairAccuracy(1.5, 3)
     assert bias.chosen_not_longer == rewards.PairAccuracy(1, 1)  # equal lengths are here
     assert bias.prefer_longer == rewards.PairAccuracy(3, 4)  # and wrong here
-    assert bias.accuracy.fraction == 0.5
+    assert bias.accuracy.fraction == 0.625
     assert math.isnan(rewards.PairAccuracy(0, 0).fraction)
 
 

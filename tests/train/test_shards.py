@@ -14,6 +14,7 @@ import torch
 
 from conftest import TINY
 from learners import ROW, groups
+from marks import most_are_long
 from peer_processes import digest, together
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
@@ -112,7 +113,7 @@ def test_a_fast_sum_is_the_same_everywhere_and_nearly_the_tree() -> None:
 
 
 def test_a_gradient_travels_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reason_llm.run.peers.CHUNK_BYTES", 8)
+    monkeypatch.setattr("reason_llm.run.team.peers.CHUNK_BYTES", 8)
     expected = digest(summed(Shards(4)))
     assert set(together(4, lambda peers: digest(summed(Shards(4, peers))))) == {expected}
 
@@ -251,7 +252,7 @@ def learned_by(size: int, case: str, count: int, dropout: float = 0.1) -> list[d
     return together(size, lambda peers: learned(case, learners, Shards(count, peers)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", most_are_long(CASES, ["grpo with a KL", "kto"]))
 def test_any_number_of_processes_learns_the_same_bits(case: str) -> None:
     (expected,) = learned_by(1, case, COUNT)
     assert expected["rows"] > 3
@@ -261,7 +262,7 @@ def test_any_number_of_processes_learns_the_same_bits(case: str) -> None:
     assert other["digest"] != expected["digest"]
 
 
-@pytest.mark.parametrize("case", ["grpo with a KL", "kto", "ppo"])
+@pytest.mark.parametrize("case", most_are_long(["grpo with a KL", "kto", "ppo"], ["ppo"]))
 def test_shards_change_the_gradient_by_rounding_alone(case: str) -> None:
     """Without dropout, whose masks are a shard's own."""
     (whole,) = learned_by(1, case, 1, dropout=0.0)

@@ -283,7 +283,7 @@ def test_advantages_are_over_trained_tokens_with_the_kl_of_each() -> None:
         old_logprobs=([-1.0, -1.0, -1.0], [-2.0]),
         ref_logprobs=([-1.2, -0.6, -1.0], [-2.0]),
     )
-    found = with_critic(rows, row, CriticSection(gamma=1.0, lam=0.5))
+    found = with_critic(rows, row, CriticSection(gamma=1.0, lam=0.5, value_lam=0.5))
     last, middle = 2 - 0.1, 0.2 + 0.1 - 0.6
     first = -0.1 + 0.6 - 0.5
     by_hand = [first + 0.5 * (middle + 0.5 * last), middle + 0.5 * last, last]
@@ -292,6 +292,8 @@ def test_advantages_are_over_trained_tokens_with_the_kl_of_each() -> None:
     assert found[0].on_trained("returns").tolist() == pytest.approx(returns, abs=1e-6)
     assert found[0].columns["advantages"][[0, 2]].tolist() == [0, 0]
     assert found[1].on_trained("advantages").tolist() == pytest.approx([-1.3])
+    whole = [2 - 0.1 + 0.2, 2 + 0.2, 2.0]
+    assert found[0].on_trained("whole_returns").tolist() == pytest.approx(whole, abs=1e-6)
     apart = with_critic(rows, row, CriticSection(gamma=1.0, lam=0.5, value_lam=0.0))
     one_step = [first + 0.5, middle + 0.6, last + 0.1]
     assert apart[0].on_trained("returns").tolist() == pytest.approx(one_step, abs=1e-6)
@@ -430,6 +432,22 @@ def test_the_critic_learns_first_and_the_policy_from_the_values_before(
     explained = 1 - float(residual.var() / returns.var())
     assert found["critic/explained_variance"] == pytest.approx(explained, abs=1e-3)
     assert {"critic/loss", "critic/value", "train/loss"} <= found.keys()
+
+
+def test_explained_variance_is_that_of_whole_returns_whatever_lambda_is(model: Model) -> None:
+    short = CriticSection(lam=0.5, value_lam=0.0)
+    policy = Learner(model, settings(PolicyGradient(PPO, 32, critic=short)))
+    learners = Learners(policy, Learner(model, settings(Values(), "critic")), warmup_steps=1)
+    rows = rollouts()
+    old, _ = learners.policy.measure(rows, "critic", "values")
+    with learning(learners.policy):
+        found = learners.learn(0, rows, lambda rows: None)
+        expected = ppo(model, warmup_steps=1).policy.prepared(
+            [row.with_trained("old_values", each) for row, each in zip(rows, old, strict=True)]
+        )
+    returns = torch.cat([row.on_trained("returns") for row in expected]).double()
+    explained = 1 - float((returns - torch.cat(old).double()).var() / returns.var())
+    assert found["critic/explained_variance"] == pytest.approx(explained, abs=1e-3)
 
 
 def test_both_optimizers_are_saved_and_the_kl_s_weight_is_the_policy_s(model: Model) -> None:

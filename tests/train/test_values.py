@@ -1,8 +1,7 @@
 """PPO's rewards, advantages and critic against their equations, on numbers worked by hand.
 
-1. The KL in the reward, and where the score goes.      2. GAE: gaps, padding, cut-off rows, two
-lambdas.    3. The clipped value loss and its gradient.     4. Explained variance.
-5. The KL's coefficient.        6. Whitening as PPO does it.        7. Resampling.
+1. The KL in the reward, and where the score goes.      2. GAE: gaps, padding, two lambdas.
+3. The clipped value loss and its gradient.     4. Explained variance.      5. The KL's coefficient.
 """
 
 import math
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from reason_llm.train import values
-from reason_llm.train.advantages import returns_to_go, whiten
+from reason_llm.train.advantages import returns_to_go
 
 NAN = math.nan
 
@@ -25,46 +24,32 @@ MASK = torch.tensor(
 )
 
 
-def kl_rewards(**options: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def test_the_score_is_at_the_last_trained_token_and_the_kl_at_each() -> None:
     """Two rows, one with a tool gap and padding on both sides; garbage outside the mask."""
     logprobs = tensor([[NAN, -1.0, -2.0, NAN, -3.0, NAN], [-1.0, *[NAN] * 5]])
     ref = tensor([[NAN, -1.5, -1.0, NAN, -3.0, NAN], [-21.0, *[NAN] * 5]])
-    return values.kl_in_reward(logprobs, ref, MASK, tensor([4.0, -6.0]), 0.1, **options)
-
-
-def test_the_score_is_at_the_last_trained_token_and_the_kl_at_each() -> None:
-    rewards, kl, scores = kl_rewards()
+    rewards = values.kl_in_reward(logprobs, ref, MASK, tensor([4.0, -6.0]), 0.1)
     assert rewards[0].tolist() == pytest.approx([0, -0.05, 0.1, 0, 4.0, 0])
     assert rewards[1].tolist() == pytest.approx([-8.0, 0, 0, 0, 0, 0])
-    assert kl.tolist() == pytest.approx([-0.5, 20.0])
-    assert scores.tolist() == [4.0, -6.0]
-
-
-def test_estimator_and_limits_of_the_kl_in_the_reward() -> None:
-    rewards, kl, _ = kl_rewards(estimator="k2", kl_clip=10.0)
-    assert kl.tolist() == pytest.approx([0.125 + 0.5, 10.0])
-    assert rewards[0, 1].item() == pytest.approx(-0.0125)
-    assert rewards[1, 0].item() == pytest.approx(-6.0 - 1.0)
-    assert kl_rewards(kl_clip=0.75)[1].tolist() == pytest.approx([0.5 - 0.75, 0.75])
-
-
-def test_the_penalty_for_a_missing_end_comes_after_the_clip() -> None:
-    ended = torch.tensor([True, False])
-    _, _, scores = kl_rewards(score_clip=(-5.0, 3.0), ended_B=ended, missing_eos_penalty=2.0)
-    assert scores.tolist() == [3.0, -7.0]
+    squares = values.kl_in_reward(logprobs, ref, MASK, tensor([4.0, -6.0]), 0.1, "k2")
+    assert squares[0].tolist() == pytest.approx([0, -0.0125, -0.05, 0, 4.0, 0])
 
 
 def test_a_row_without_trained_tokens_gets_no_reward() -> None:
     some = tensor([[-1.0, -2.0]])
     mask = torch.zeros(1, 2, dtype=torch.bool)
-    rewards, kl, _ = values.kl_in_reward(some, some - 1, mask, tensor([5.0]), 0.1)
-    assert (rewards.tolist(), kl.tolist()) == ([[0.0, 0.0]], [0.0])
+    assert values.kl_in_reward(some, some - 1, mask, tensor([5.0]), 0.1).tolist() == [[0.0, 0.0]]
 
 
 def test_gae_of_three_tokens_by_hand() -> None:
     """delta = 0 + 0.5*3 - 1 = 0.5; 0 + 0.5*(-2) - 3 = -4; 10 - (-2) = 12. gamma lam = 0.25."""
     advantages, returns = values.gae(
-        tensor([[0.0, 0.0, 10.0]]), tensor([[1.0, 3.0, -2.0]]), torch.ones(1, 3).bool(), 0.5, 0.5
+        tensor([[0.0, 0.0, 10.0]]),
+        tensor([[1.0, 3.0, -2.0]]),
+        torch.ones(1, 3).bool(),
+        0.5,
+        0.5,
+        0.5,
     )
     assert advantages.tolist() == [[0.5 + 0.25 * (-4 + 0.25 * 12), -4 + 0.25 * 12, 12.0]]
     assert returns.tolist() == [[0.25 + 1, -1 + 3, 10.0]]
@@ -74,7 +59,7 @@ def test_gae_goes_over_gaps_and_garbage_to_the_next_trained_token() -> None:
     mask = torch.tensor([[True, False, True, False, True, False]])
     rewards = tensor([[0.0, NAN, 0.0, 7.0, 10.0, NAN]])
     estimates = tensor([[1.0, 50.0, 3.0, NAN, -2.0, math.inf]])
-    advantages, returns = values.gae(rewards, estimates, mask, 0.5, 0.5)
+    advantages, returns = values.gae(rewards, estimates, mask, 0.5, 0.5, 0.5)
     assert advantages.tolist() == [[0.25, 0.0, -1.0, 0.0, 12.0, 0.0]]
     assert returns.tolist() == [[1.25, 0.0, 2.0, 0.0, 10.0, 0.0]]
 
@@ -82,7 +67,7 @@ def test_gae_goes_over_gaps_and_garbage_to_the_next_trained_token() -> None:
 def test_gae_of_rows_that_end_at_different_places() -> None:
     mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
     rewards, estimates = tensor([[1.0, 9, 9], [9, 9, 9], [0, 0, 1.0]]), tensor([[0.25] * 3] * 3)
-    advantages, returns = values.gae(rewards, estimates, mask, 1.0, 1.0)
+    advantages, returns = values.gae(rewards, estimates, mask, 1.0, 1.0, 1.0)
     assert advantages.tolist() == [[0.75, 0, 0], [0, 0, 0], [0.75, 0.75, 0.75]]
     assert returns.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 1]]
 
@@ -92,42 +77,20 @@ def test_gae_with_lambda_1_is_the_return_minus_the_value_and_with_0_the_error_of
     rewards = torch.randn(3, 8, dtype=torch.float64, generator=generator)
     estimates = torch.randn(3, 8, dtype=torch.float64, generator=generator)
     mask = torch.rand(3, 8, generator=generator) < 0.6
-    advantages, returns = values.gae(rewards, estimates, mask, 0.9, 1.0)
+    advantages, returns = values.gae(rewards, estimates, mask, 0.9, 1.0, 1.0)
     expected = returns_to_go(rewards, mask, 0.9)
     assert torch.allclose(returns, expected)
     assert torch.allclose(advantages, torch.where(mask, expected - estimates, 0.0))
-    one_step, _ = values.gae(rewards[:, :2], estimates[:, :2], torch.ones(3, 2).bool(), 0.9, 0.0)
+    every = torch.ones(3, 2).bool()
+    one_step, _ = values.gae(rewards[:, :2], estimates[:, :2], every, 0.9, 0.0, 0.0)
     assert torch.allclose(one_step[:, 0], rewards[:, 0] + 0.9 * estimates[:, 1] - estimates[:, 0])
-
-
-def test_a_row_that_was_cut_off_may_go_on_from_a_value() -> None:
-    mask = torch.tensor([[True, True, False], [True, True, False]])
-    advantages, returns = values.gae(
-        torch.zeros(2, 3), torch.zeros(2, 3), mask, 0.5, 1.0, bootstrap_B=torch.tensor([4.0, 0.0])
-    )
-    assert advantages.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
-    assert torch.equal(returns, advantages)
 
 
 def test_the_critic_has_a_lambda_of_its_own() -> None:
     arguments = tensor([[0.0, 1.0]]), tensor([[0.5, 0.25]]), torch.ones(1, 2).bool()
-    advantages, returns = values.gae(*arguments, lam=0.0, critic_lam=1.0)
+    advantages, returns = values.gae(*arguments, 1.0, lam=0.0, critic_lam=1.0)
     assert advantages.tolist() == [[-0.25, 0.75]]
     assert returns.tolist() == [[1.0, 1.0]]
-
-
-def test_each_row_may_have_its_lambda() -> None:
-    rewards, estimates = tensor([[0.0, 1.0]] * 2), tensor([[0.5, 0.25]] * 2)
-    mask = torch.ones(2, 2).bool()
-    advantages, _ = values.gae(rewards, estimates, mask, lam=torch.tensor([0.0, 1.0]))
-    assert advantages.dtype == torch.float64
-    assert advantages[:, 0].tolist() == [-0.25, 0.5]
-
-
-def test_lambda_grows_with_length() -> None:
-    lams = values.length_adaptive_lambda(torch.tensor([0, 10, 20, 40, 400]))
-    assert lams.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.5, 0.95])
-    assert values.length_adaptive_lambda(torch.tensor([4]), alpha=0.5).item() == 0.5
 
 
 @pytest.mark.parametrize(
@@ -180,35 +143,3 @@ def test_explained_variance_of_equal_returns_is_nan(mask: list[bool]) -> None:
 def test_the_kl_coefficient_follows_its_target(kl: float, factor: float) -> None:
     got = values.next_kl_coefficient(0.5, kl, num_rollouts=100, target=6.0, horizon=1000)
     assert got == pytest.approx(0.5 * factor)
-
-
-def test_whitening_with_epsilon_inside_the_root() -> None:
-    numbers, mask = tensor([[1.0, 3.0, 77.0]]), torch.tensor([[True, True, False]])
-    got = whiten(numbers, mask, epsilon=2.0, inside_root=True)  # variance 2
-    assert got.tolist() == [[-0.5, 0.5, 0.0]]
-    kept = whiten(numbers, mask, epsilon=2.0, inside_root=True, shift_mean=False)
-    assert kept.tolist() == [[1.5, 2.5, 0.0]]
-    assert whiten(numbers, mask, ddof=0, epsilon=3.0, inside_root=True).tolist() == [[-0.5, 0.5, 0]]
-    today = whiten(numbers, mask, epsilon=2.0)
-    assert today[0, 1].item() == pytest.approx(1 / (math.sqrt(2) + 2))
-
-
-@pytest.mark.parametrize("mask", [[True, True], [True, False], [False, False]])
-def test_whitening_equal_values_gives_0_or_the_mean(mask: list[bool]) -> None:
-    numbers, chosen = tensor([[0.1, 0.1]]), torch.tensor([mask])
-    assert whiten(numbers, chosen, inside_root=True).tolist() == [[0.0, 0.0]]
-    kept = whiten(numbers, chosen, inside_root=True, shift_mean=False)
-    assert torch.allclose(kept, torch.where(chosen, 0.1, 0.0).double())
-
-
-def test_pf_ppo_weights() -> None:
-    scores = tensor([1.0, -3.0, 0.0, 1.0])
-    by_name = {
-        n: values.pf_ppo_weights(scores, n).tolist() for n in ("pow", "max_min", "max_random")
-    }
-    assert by_name["pow"] == pytest.approx([1 / 11, 9 / 11, 0, 1 / 11], abs=1e-7)
-    assert by_name["max_min"] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3], abs=1e-7)
-    assert by_name["max_random"] == pytest.approx([0.4, 0.1, 0.1, 0.4], abs=1e-7)
-    cubes = values.pf_ppo_weights(tensor([1.0, -2.0]), "pow", power=3.0)
-    assert cubes.tolist() == pytest.approx([1 / 9, 8 / 9], abs=1e-7)
-    assert values.pf_ppo_weights(tensor([0.0, 0.0]), "pow").tolist() == [0.5, 0.5]

@@ -29,7 +29,7 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
-    from reason_llm.run import folder as run_folder
+    from reason_llm.run.store import folder as run_folder
 
     subject = find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
     if given.template is not None:

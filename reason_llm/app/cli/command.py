@@ -29,11 +29,29 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
     except ReasonError as error:
         print(f"error: {shown(error)}", file=sys.stderr)
         return 2
+    except (RuntimeError, BlockingIOError) as error:
+        if not _is_refused(error):
+            raise
+        print(f"error: {shown(error)}: {NO_MORE}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stopped:
         if when_stopped is not None:
             print(when_stopped, file=sys.stderr)
         return stopped.exit_code if isinstance(stopped, Stopped) else 130
     return code
+
+
+NO_MORE = (
+    "the system starts no further thread or process for this user; end others, or raise the limit "
+    "(ulimit -u, pids.max of the container, TasksMax of systemd), and call the same command again"
+)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the system refused a thread (Python's own message) or a process."""
+    is_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    is_fork = isinstance(error, BlockingIOError) and error.filename is None
+    return is_thread or is_fork
 
 
 def _flushed(body: Callable[[], int | None]) -> int:

@@ -68,7 +68,7 @@ def _export(program: str, arguments: Sequence[str]) -> None:
 
     console = Console("plain")
     from reason_llm.app.export import Request, dtype_name, export, shard_bytes
-    from reason_llm.run import folder as run_folder
+    from reason_llm.run.store import folder as run_folder
 
     rollouts = line.one("rollouts")
     request = Request(

@@ -48,5 +48,5 @@ def _report(program: str, arguments: Sequence[str]) -> None:
     out = given.out or given.runs[0] / "report.html"
     alarms = write_report(given.runs, out)
     print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
-    for title in alarms:
-        print(f"alarm: {title}")
+    for line in alarms:
+        print(line)

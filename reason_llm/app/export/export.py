@@ -41,13 +41,9 @@ from reason_llm.errors import (
 )
 from reason_llm.files import check_writable, regular, replacing_folder
 from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
-from reason_llm.run import (
-    Document,
-    folder as run_folder,
-    read_document,
-    reward_models,
-    saved_rollouts,
-)
+from reason_llm.run import Document, read_document, reward_models
+from reason_llm.run.start import saved_rollouts
+from reason_llm.run.store import folder as run_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
@@ -110,7 +106,7 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
     quiet_libraries()
     job = _prepare(request)
     found: Parity | ScoreParity | None = None
-    with replacing_folder(request.out) as beside:
+    with replacing_folder(request.out, is_noted=False) as beside:
         if request.adapter_only:
             heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):

@@ -18,7 +18,8 @@ from reason_llm.config import Config, DataSection, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import MIB, read_object, read_text
-from reason_llm.run import Best, folder as run_folder
+from reason_llm.run import Best
+from reason_llm.run.store import folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
@@ -222,7 +223,7 @@ def _scores(run: Path, adapter: Path) -> str:
         label
         for label, each in asked.items()
         if each["sha256"]
-        == run_folder.weights_digest(Path(each["path"]), each["adapter"] and adapter)
+        == run_folder.weights_digest(each["path"], adapter if each["adapter"] else None)
     }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
     rows = [

@@ -24,7 +24,7 @@ from transformers import (
 from reason_llm.app.export import parity
 from reason_llm.app.export.merging import SCORE
 from reason_llm.config import Config
-from reason_llm.data import load_rows
+from reason_llm.data import load_data
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
 from reason_llm.model import Datum, adapters, base, score_head
@@ -144,8 +144,8 @@ def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
     """
     ends = base.end_token_ids(config.model.path, tokenizer)
     context = base.context_limit(config.model)
-    found = load_rows(config, tokenizer, context, ends, held_out=config.eval.rows)
-    sets = [found.held_out] if found.held_out is not None else found.training
+    data = load_data(config, tokenizer, context, end_token_ids=ends)
+    sets = [data.held_out_rows] if data.held_out_rows is not None else data.training
     pairs = [[Datum.of_row(row) for row in unit] for each in sets for unit in each.units]
     return [pair[side] for side in (0, 1) for pair in pairs]  # evenly spread ones are of both
 

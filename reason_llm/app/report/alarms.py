@@ -95,7 +95,10 @@ def length_drift(seen: Evidence) -> Finding:
         is_length = (length.is_up and factor >= LENGTH_FACTOR) or (
             length.is_down and factor <= 1 / LENGTH_FACTOR
         )
-        earned = is_length and _accuracy_rises(seen, window)
+        # A reward model's pairs may prefer another length: as long as nothing is cut off, that is
+        # what is to be learned. ``goes_by_length`` judges the model itself.
+        aimed = seen.paid_by_model and max(series(window, "sample/truncated_fraction")[1]) == 0
+        earned = is_length and (aimed or _accuracy_rises(seen, window))
         cut = truncated.is_up and truncated.rise >= TRUNCATED_RISE
         if (is_length and not earned) or cut:
             found = found or (window, length, truncated)
@@ -112,8 +115,13 @@ def length_drift(seen: Evidence) -> Finding:
         f"{truncated.after:.0%}."
     )
     advice = (
-        "If the reward pays for length, weigh it less. If answers are cut off, raise "
-        "sample.max_new_tokens, or add soft_overlong or algorithm.truncated: leave_out."
+        "If the reward model pays for length, see its report (The reward model goes by length) and "
+        "add pairs whose chosen side is the shorter one. "
+        if seen.paid_by_model
+        else "If the reward pays for length, weigh it less. "
+    ) + (
+        "If answers are cut off, raise sample.max_new_tokens, or add soft_overlong or "
+        "algorithm.truncated: leave_out."
     )
     inside = [group for group in seen.groups if first <= group.step + 1 <= last]
     shown = sorted(seen.recent(inside), key=lambda g: -fmean(g.lengths))[:MOST_GROUPS]

@@ -91,9 +91,12 @@ function ticks(from, to, most) {
   return found;
 }
 
-// As the chart's values are written, without the digits and units that every tick would repeat.
-function tickText(spec, value) {
-  return spec.format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "").replace(" GiB", "");
+// As the chart's values are written, without the digits and units that every tick would repeat; with
+// more digits where two ticks would read the same.
+function tickTexts(spec, values) {
+  const texts = values.map((value) => spec.format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "").replace(/ (GiB|s)$/, ""));
+  if (new Set(texts).size === texts.length) return texts;
+  return values.map((value) => (spec.format === percent ? shown(100 * value, 3) + "%" : shown(value, 3)));
 }
 
 function bounds(spec, lines) {
@@ -105,6 +108,7 @@ function bounds(spec, lines) {
     for (const line of lines) for (const value of line.values) { if (value < low) low = value; if (value > high) high = value; }
   }
   if (low === Infinity) return [0, 1];
+  if (spec.level !== undefined) { low = Math.min(low, spec.level); high = Math.max(high, spec.level); }
   if (spec.zero && low > 0) low = 0;
   if (spec.zero && high < 0) high = 0;
   if (low === high) { const by = Math.abs(low) * 0.1 || 1; if (low !== 0 || !spec.zero) low -= spec.zero ? 0 : by; high += by; }
@@ -138,10 +142,11 @@ function draw(state) {
   const [low, high] = bounds(spec, lines);
   const y = scale(low, high, height - MARGIN.bottom, MARGIN.top);
   state.x = x; state.y = y;
-  for (const value of ticks(low, high, 4)) {
+  const levels = ticks(low, high, 4), texts = tickTexts(spec, levels);
+  levels.forEach((value, i) => {
     drawing.append(svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    drawing.append(svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, tickText(spec, value)));
-  }
+    drawing.append(svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, texts[i]));
+  });
   for (const step of ticks(first, last, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger)) {
     drawing.append(svg("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, step.toLocaleString("en")));
   }
@@ -153,6 +158,7 @@ function draw(state) {
     const from = x(Math.max(first, spec.band[0]) - 0.5 * (spec.band[0] === spec.band[1])), to = x(Math.min(last, spec.band[1]) + 0.5 * (spec.band[0] === spec.band[1]));
     drawing.append(svg("rect", { class: "band", x: from, y: MARGIN.top, width: Math.max(3, to - from), height: height - MARGIN.top - MARGIN.bottom }));
   }
+  if (spec.level !== undefined) drawing.append(svg("line", { class: "level", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(spec.level), y2: y(spec.level) }));
   if (spec.stack) drawColumns(state, x, y); else for (const line of lines) drawLine(drawing, line, x, y);
   state.marks = svg("g");
   drawing.append(state.marks);

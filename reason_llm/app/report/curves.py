@@ -30,6 +30,8 @@ def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") 
     ):
         for _, label, style, points in panel:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+        if any(key.endswith("/pair_accuracy") for key, *_ in panel):
+            axes.axhline(0.5, color="grey", linestyle=":", linewidth=1, label="chance")
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if axes.lines:

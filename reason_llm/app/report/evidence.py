@@ -36,6 +36,8 @@ class Evidence:
     """Of the adapter in adapter_best/; None without one."""
     compares_groups: bool = True
     """Whether the algorithm learns from the differences within a group alone."""
+    paid_by_model: bool = False
+    """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
 
     @property
     def first(self) -> str:

@@ -19,7 +19,7 @@ const CHARTS = [
     ["eval/accuracy", "Held-out accuracy", "greedy", percent],
     ["eval/*/accuracy", "", "held-out accuracy, greedy", percent],
     ["score/*", "", "mean of this reward", number],
-    ["eval/pair_accuracy", "Held-out pairs", "the chosen side ahead", percent],
+    ["eval/pair_accuracy", "Held-out pairs", "the chosen side ahead; dotted: chance, 50 %", percent],
     ["eval/loss", "Held-out loss", "", loss],
     ["eval/perplexity", "Held-out perplexity", "e to the loss of a token", loss],
     ["train/loss", "Loss", "of the step's rows, before they are learned", loss],
@@ -110,7 +110,7 @@ function metricChart(key, title, note, format, band, height = 130) {
   }
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
   const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
-  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), band, warmup, height, span: data.runs.length > 1 ? stepsOfAll() : null });
+  return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), level: key.endsWith("/pair_accuracy") ? 0.5 : undefined, band, warmup, height, span: data.runs.length > 1 ? stepsOfAll() : null });
 }
 
 // What evaluation measures: a first reward that does not tell what is right is no accuracy.
@@ -136,7 +136,8 @@ function overview(place) {
   view.append(head, several ? comparison() : figures(run));
   for (const each of data.runs) view.append(...notices(each));
   view.append(alarms());
-  const at = place.has("alarm") ? data.runs[Number(place.get("run") || 0)].checks[Number(place.get("alarm"))] : null;
+  const of = data.runs[Number(place.get("run") || 0)];
+  const at = place.has("alarm") ? of.checks[Number(place.get("alarm"))] : place.has("ended") ? of.ended[Number(place.get("ended"))] : null;
   const drawn = new Set();
   for (const [heading, specs] of CHARTS) {
     const isFirst = heading === CHARTS[0][0], grid = make("div", { class: isFirst ? "charts large" : "charts" });
@@ -214,7 +215,7 @@ function comparison() {
     ["Length, tokens", last("sample/completion_tokens", number)],
     ["Steps", (run) => `${run.step} of ${run.planned_steps}`],
     ["Time", (run) => duration(total(run, "time/total_seconds"))],
-    ["Alarms", (run) => String(run.checks.filter((check) => check.state === "alarm").length)],
+    ["Alarms", (run) => run.checks.filter((check) => check.state === "alarm").length + (run.ended.length ? ` (${run.ended.length} before)` : "")],
   ];
   const shownColumns = all.filter(([, cell]) => data.runs.some((run) => cell(run) !== "–"));
   for (const [name] of [["Run"], ...shownColumns]) head.append(make("th", { scope: "col" }, name));
@@ -250,7 +251,9 @@ function alarms() {
   const section = make("section", {}), raised = [];
   data.runs.forEach((run, r) => run.checks.forEach((check, i) => { if (check.state === "alarm") raised.push([run, r, check, i]); }));
   const box = make("div", { class: "alarms" });
-  section.append(make("h2", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}` : "No alarms"));
+  const ended = data.runs.flatMap((run, r) => run.ended.map((each, i) => [run, r, each, i]));
+  const before = ended.length ? `, ${ended.length} raised before` : "";
+  section.append(make("h2", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}${before}` : before ? `No alarms now${before}` : "No alarms"));
   for (const [run, r, check, i] of raised) {
     const links = make("p", { class: "links" });
     if (check.charts.length) links.append(make("a", { class: "button", href: `#view=overview&run=${r}&alarm=${i}` }, "Show the curves"));
@@ -258,6 +261,14 @@ function alarms() {
     box.append(make("div", { class: "alarm" }, make("h3", {}, check.title, data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), make("p", {}, ...visible(check.text)), make("p", { class: "do" }, ...visible(check.advice)), links));
   }
   if (raised.length) section.append(box);
+  if (ended.length) {
+    const past = make("div", { class: "alarms" });
+    for (const [run, r, each, i] of ended) {
+      const link = each.charts.length ? make("p", { class: "links" }, make("a", { class: "button", href: `#view=overview&run=${r}&ended=${i}` }, "Show the curves")) : "";
+      past.append(make("div", { class: "alarm ended" }, make("h3", {}, each.title, make("span", {}, ` · raised at step ${each.step}, not now`), data.runs.length > 1 ? make("span", {}, " · ", ...visible(run.label)) : ""), make("p", {}, ...visible(each.text)), make("p", { class: "do" }, ...visible(each.advice)), link));
+    }
+    section.append(past);
+  }
   for (const run of data.runs) {
     const quiet = run.checks.filter((check) => check.state !== "alarm");
     if (!quiet.length) continue;
@@ -328,7 +339,7 @@ function memorySection(drawn) {
       return [lineOf(run, i, `memory/${phase}_peak_gib`), { label: data.runs.length > 1 ? "planned" : "planned", color: COLORS[i % COLORS.length], ...planned, kind: "plan" }];
     });
     if (data.runs.length === 1 && lines.length) lines[0].label = "peak";
-    if (lines.some((line) => line.kind !== "plan" && line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
+    if (lines.some((line) => line.kind !== "plan" && line.values.length)) grid.append(chart({ key: "memory/" + phase, title, note: "GiB", format: (value) => shown(value, 2) + " GiB", lines, zero: true, height: 130 }));
     drawn.add(`memory/${phase}_peak_gib`).add(`memory/${phase}_planned_gib`);
   }
   for (const key of keysLike("sample/tokens_per_second")) grid.append(metricChart(key, "Sampling speed", "tokens per second", number));

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from reason_llm.app.report.equation import equation
-from reason_llm.app.report.payload import Examined, blobs, examine, to_value
+from reason_llm.app.report import raised
+from reason_llm.app.report.payload import Examined, blobs, examine, to_value, without_paths
 from reason_llm.app.report.runs import read_runs
 from reason_llm.errors import without_secrets
 from reason_llm.files import check_writable, read_text, write_atomically
@@ -29,7 +29,8 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     """Examine the runs in ``folders`` and write their report.
 
     Returns:
-        The titles of the alarms that are raised, of several runs with the run's label.
+        For each run in a line what alarms are raised and which were raised before, of several runs
+        with the run's label.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
@@ -39,10 +40,8 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))
     return [
-        f"{each.run.label}: {title}" if len(runs) > 1 else title
+        (f"{each.run.label}: " if len(runs) > 1 else "") + raised.told(each.alarms, each.ended)
         for each in examined
-        for title, finding in each.findings.items()
-        if finding.state == "alarm"
     ]
 
 
@@ -75,15 +74,13 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-    templates = "\n".join(
-        f'<template id="equation-{index}">{equation(each.run.config)}</template>'
-        for index, each in enumerate(examined)
-    )
-    title = escape(without_secrets(" · ".join(each.run.label for each in examined)))
+    runs = [each.run for each in examined]
+    labels = without_paths(" · ".join(run.label for run in runs), runs)
+    title = escape(without_secrets(labels))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")
-    for name, value in (("script", script), ("data", data), ("templates", templates),
-                        ("style", style), ("title", title), ("policy", policy)):  # fmt: skip
+    for name, value in (("script", script), ("data", data), ("style", style), ("title", title),
+                        ("policy", policy)):  # fmt: skip
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + value + after
     return text.encode()

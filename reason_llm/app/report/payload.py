@@ -1,15 +1,18 @@
 """Data of the page: one JSON-ready value, and the compressed rollouts beside it."""
 
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Evidence, Finding
+from reason_llm.app.report.raised import Raised
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
@@ -17,7 +20,8 @@ from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, ya
 from reason_llm.errors import ModelError, tree_without_secrets
 from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
-from reason_llm.run import Record, folder as run_folder
+from reason_llm.run import Record
+from reason_llm.run.store import folder as run_folder
 
 OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
 """Options that each run has of its own."""
@@ -36,6 +40,18 @@ class Examined:
     findings: dict[str, Finding]
     token_notice: str | None
     """Why tokens cannot be coloured; None if they can."""
+    raised: list[Raised]
+    """Every alarm that the run told while it ran."""
+
+    @property
+    def alarms(self) -> list[str]:
+        """Titles of the alarms that are raised now."""
+        return [title for title, each in self.findings.items() if each.state == "alarm"]
+
+    @property
+    def ended(self) -> list[Raised]:
+        """Alarms that were raised before and are not now."""
+        return [each for each in self.raised if each.title not in self.alarms]
 
 
 def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examined:
@@ -60,7 +76,7 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
             f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, "
             "so they cannot be coloured."
         )
-    return Examined(run, rollouts, findings, notice)
+    return Examined(run, rollouts, findings, notice, raised.read(run.folder))
 
 
 def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
@@ -77,6 +93,7 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
         config.stage,
         run_folder.best_step(run.folder),
         config.algorithm.row().needs_group,
+        any(each.name == "reward_model" and each.weight for each in config.score.rewards),
     )
 
 
@@ -89,8 +106,36 @@ def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
         "runs": [_run(each) for each in examined],
         "differing": differing_options([each.run.config for each in examined]),
     }
-    shown: dict[str, Any] = tree_without_secrets(value)
+    shown: dict[str, Any] = without_paths(
+        tree_without_secrets(value), [each.run for each in examined]
+    )
     return shown
+
+
+def without_paths(value: Any, runs: Sequence[Run]) -> Any:
+    """The value with no absolute path of this machine: those of the runs' configs and folders, of
+    the working folder and of the home folder are told from there, or by their last part."""
+    here, home = f"{Path.cwd()}{os.sep}", f"{Path.home()}{os.sep}"
+    short = {here: "", home: "~/"}
+    for run in runs:
+        leaves = (text for _, text in config_file.flatten(run.config.model_dump(mode="json")))
+        texts = [each for leaf in leaves for each in (leaf if isinstance(leaf, list) else [leaf])]
+        for path in (*texts, str(run.folder.resolve()), str(run.folder)):
+            is_below = isinstance(path, str) and path.startswith((here, home))
+            if isinstance(path, str) and path.startswith(os.sep) and len(path) > 1 and not is_below:
+                short[path] = f"…/{Path(path).name}"
+    longest_first = sorted(short, key=len, reverse=True)
+
+    def told(value: Any) -> Any:
+        if isinstance(value, str):
+            for path in longest_first:
+                value = value.replace(path, short[path])
+            return value
+        if isinstance(value, dict):
+            return {told(key): told(item) for key, item in value.items()}
+        return [told(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return told(value)
 
 
 def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
@@ -141,6 +186,7 @@ def _run(examined: Examined) -> dict[str, Any]:
         "starts": run.starts,
         "notices": [*run.notices, *rollouts.notices],
         "checks": _checks(examined),
+        "ended": [asdict(each) for each in examined.ended],
         "rollouts": _rollouts(examined),
     }
 

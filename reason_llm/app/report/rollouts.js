@@ -64,6 +64,19 @@ function rewardColor(run, value) {
   return REWARD_COLORS[Math.round(Math.max(0, Math.min(1, place)) * (REWARD_COLORS.length - 1))];
 }
 
+// What the colours of the squares mean.
+function rewardLegend(run) {
+  const { least, most } = run.rollouts, legend = make("p", { class: "rewards" }, "A square is a completion, its colour the reward: ", shown(least));
+  for (const color of most > least ? REWARD_COLORS : REWARD_COLORS.slice(-1)) {
+    const cell = make("i", { class: "cell" });
+    cell.style.background = color;
+    legend.append(cell);
+  }
+  if (most > least) legend.append(shown(most));
+  legend.append(" · ", make("i", { class: "cell cut" }), "cut off by the limit");
+  return legend;
+}
+
 function cells(run, index) {
   const groups = run.rollouts.groups, box = make("span", { class: "cells" });
   groups.rewards[index].slice(0, 64).forEach((reward, i) => {
@@ -178,6 +191,7 @@ function rolloutsView(place) {
   if (alarm) {
     view.append(make("p", { class: "notice" }, "The rollouts behind “", alarm.title, "”: ", alarm.text, " ", make("a", { href: "#view=rollouts&run=" + filters.run }, "Show all rollouts")));
   } else view.append(filterBar(run, redraw));
+  view.append(rewardLegend(run));
   view.append(make("div", { class: "split" }, list, detail));
   redraw();
   if (alarm !== openedAlarm) { openedAlarm = alarm; listed = FIRST_GROUPS; }

@@ -71,8 +71,6 @@ class StepRollouts:
     num_split: int
     """Completions whose tokens could be told apart in the text."""
     has_ratios: bool
-    has_digest: bool
-    """Whether a changed number in the archive would have been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +117,6 @@ def read_rollouts(
             steps.append((read or read_step)(path, tokens, *most))
         except RolloutBufferError as error:
             notices.append(f"{path.name} was passed over: {error}")
-    if without := sum(not step.has_digest for step in steps):
-        notices.append(
-            f"{without} of {len(steps)} archives are of an earlier format, without SHA-256: a "
-            "number that was changed in them is not noticed"
-        )
     return Rollouts(steps, len(archives), notices)
 
 
@@ -171,7 +164,6 @@ def read_step(
         blob=blob,
         num_split=sum(lengths is not None for lengths in split),
         has_ratios=any(completion.learner_logprobs is not None for completion in completions),
-        has_digest=document.has_digest,
     )
 
 

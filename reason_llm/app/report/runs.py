@@ -13,10 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from reason_llm.config import Config, file as config_file
+from reason_llm.config import Config
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import read_object
-from reason_llm.run import Record, archive, metrics
+from reason_llm.run import Record
+from reason_llm.run.store import archive, folder as run_folder, metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 def read_run(folder: Path, label: str) -> Run:
     """The run in ``folder``; raises as ``read_runs``."""
     _check_is_run(folder)
-    config = config_file.load(folder / "resolved_config.yaml")
+    config = run_folder.read_config(folder)
     try:
         records = metrics.read_all(folder)
     except OSError as error:

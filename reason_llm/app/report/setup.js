@@ -2,10 +2,9 @@
 
 function setup() {
   const view = make("div");
-  data.runs.forEach((run, i) => {
+  data.runs.forEach((run) => {
     view.append(make("div", { class: "head" }, make("h1", {}, ...visible(run.label)), make("p", {}, ...visible(summaryOf(run)))), ...notices(run));
-    const equation = document.getElementById("equation-" + i);
-    view.append(make("section", {}, make("h2", {}, samples(run) ? "Algorithm" : "Objective", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), equation ? equation.content.cloneNode(true) : ""));
+    view.append(make("section", {}, make("h2", {}, samples(run) ? "Algorithm" : "Objective", make("small", {}, run.algorithm)), make("p", { class: "idea" }, ...visible(run.idea)), make("p", { class: "muted" }, ...visible(run.source)), make("p", { class: "muted" }, "Its equation, term by term: docs/algorithms.md, section Equations.")));
     const start = run.starts.at(-1);
     const columns = make("div", { class: "columns" });
     if (start) columns.append(make("div", {}, dataSection(start.data), planSection(run, start.plan)), machineSection(run, start));

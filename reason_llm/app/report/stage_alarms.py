@@ -93,8 +93,9 @@ def critic_explains_nothing(seen: Evidence) -> Finding:
         return Finding("clear", text)
     advice = (
         "Below 0 the advantages are noisier than without a critic: raise critic.updates or "
-        "critic.learning_rate, set critic.value_clip to 0, or begin it from a reward model "
-        "(critic.start)."
+        "critic.learning_rate, or set critic.value_clip to 0. If it began from a reward model "
+        "(critic.start), raise critic.warmup_steps, or leave critic.start out: a head of zeros "
+        "begins at 0."
     )
     charts = (key, "critic/loss", "critic/clip_fraction")
     return Finding("alarm", text, advice, charts, (CRITIC_STEPS, steps[-1]))
@@ -138,10 +139,11 @@ def no_end_token(seen: Evidence) -> Finding:
     text = f"{fraction:.0%} of the completions have no end token."
     if fraction <= ENDLESS_FRACTION:
         return Finding("clear", text)
-    advice = (
-        "Their answers are cut off and count as wrong. See in --data-check that the last learned "
-        "token is an end token, or raise sample.max_new_tokens."
-    )
+    advice = "Their answers are cut off and count as wrong: raise sample.max_new_tokens"
+    if seen.stage in ("rl", "sample"):
+        advice += ", or begin from an adapter that has learned to end (model.start)."
+    else:
+        advice += ", or see in --data-check that the last learned token is an end token."
     charts = (key, "sample/completion_tokens")
     cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
     cut.sort(key=lambda group: -sum(group.are_truncated))

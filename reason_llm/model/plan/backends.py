@@ -33,7 +33,6 @@ def choose(
     """
     engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
-    _check_fused(config, device)
     model, lines = config.model, [why]
     if engine == "vllm":
         backend, why = unsloth.choose(model, text_config, device)
@@ -108,20 +107,6 @@ def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
     if config.model.adapter.adapts_head:
         return "model.adapter.targets with the head"
     return None
-
-
-def _check_fused(config: Config, device: torch.device) -> None:
-    if not config.train.fused_logprobs:
-        return
-    reason = None
-    if device.type != "cuda":
-        reason = "its kernel runs on a GPU, and there is none"
-    elif not _is_installed("triton"):
-        reason = "Triton is not installed, which comes with torch for CUDA"
-    elif config.model.adapter.adapts_head:
-        reason = "model.adapter.targets has the head, whose adapter its kernel does not know"
-    if reason is not None:
-        raise ConfigError(f"train.fused_logprobs=true: {reason}; set it to false")
 
 
 def _check_dtype(config: Config, engine: str, device: torch.device) -> None:

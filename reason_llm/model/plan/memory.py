@@ -113,8 +113,9 @@ class Plan:
             last = f"{_shown(line.scoring):>12}" if scores else ""
             row = f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}{last}"
             rows.append(row)
+        has_cache = any(line.name == "KV cache" and line.sampling for line in self.lines)
         sizes = [f"context {self.context_tokens:,} tokens",
-                 f"KV cache {self.cache_tokens:,} tokens",
+                 *([f"KV cache {self.cache_tokens:,} tokens"] if has_cache else []),
                  f"micro-batches of {self.micro_batch_tokens:,} tokens",
                  f"checkpoints of {_shown(self.checkpoint_bytes)} on disk"]  # fmt: skip
         if self.engine is not None:
@@ -277,7 +278,6 @@ class _Draft:
             self.element_bytes,
             shape.has_softcap,
             config.model.adapter.adapts_head,
-            config.train.fused_logprobs,
         )
 
     @property

@@ -44,7 +44,8 @@ _HARNESS = "from jail.function_harness import main; main()"
 _HARNESS_FILES = {
     f"jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
     for name in (
-        *("function_harness", "assert_source", "program_proxy", "program_server", "values"),
+        *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
+        *("program_proxy", "program_server", "values"),
     )
 }
 

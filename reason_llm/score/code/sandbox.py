@@ -202,13 +202,32 @@ def _fix(problem: str) -> str:
 
 
 # A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames. Without the
-# site module, which would read more of the file system, exit and quit are defined here.
-_RUN_PROGRAM = (
-    "__import__('sys').setrecursionlimit(10_000); "
-    "[setattr(__import__('builtins'), name, __import__('_sitebuiltins').Quitter(name, 'Ctrl-D'))"
-    " for name in ('exit', 'quit')]; "
-    "exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))"
-)
+# site module, which would read more of the file system, exit and quit are defined here. There is no
+# /proc, through which /dev/stdin would be found, and fewer processes may run than there are cores.
+_RUN_PROGRAM = """
+def begin():
+    import _sitebuiltins, builtins, io, os, sys
+    sys.setrecursionlimit(10_000)
+    for name in ('exit', 'quit'):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, 'Ctrl-D'))
+    streams = {'/dev/stdin': 0, '/dev/stdout': 1, '/dev/stderr': 2}
+    open_file, open_descriptor = open, os.open
+    def stream(path):
+        path = os.fspath(path) if hasattr(path, '__fspath__') else path
+        return os.dup(streams[path]) if isinstance(path, str) and path in streams else None
+    def opened(file, *arguments, **named):
+        found = stream(file)
+        return open_file(file if found is None else found, *arguments, **named)
+    def opened_descriptor(path, *arguments, **named):
+        found = stream(path)
+        return open_descriptor(path, *arguments, **named) if found is None else found
+    builtins.open = io.open = opened
+    os.open = opened_descriptor
+    os.cpu_count = lambda: 2
+begin()
+del begin
+exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))
+"""
 
 
 def _setup(mode: Mode) -> dict[str, Any]:

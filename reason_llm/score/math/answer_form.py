@@ -1,9 +1,26 @@
-"""What an answer to this gold answer may look like: what it names is taken off, and no work may be
-left undone that the gold answer's own form does not need."""
+"""The normal form of a tree, and the work that reaching it took.
 
-from collections.abc import Iterator, Sequence
+Sums and products are flattened and sorted, signs and brackets are gone, what can be added or
+multiplied is: ``4a + 3a + 2a`` and ``9a`` have one normal form. What had to be done on the way is
+named, ``like terms`` for the first and nothing for the second. So one walk over a tree says two
+things: which expressions are the same but for their dress, and what an answer leaves open.
+Products of sums stay products. No sympy, no floating-point number decides a form; numbers are
+exact and their size is bounded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, log10
+from typing import Any
 
 from reason_llm.score.math.answer_tree import Tree, subtrees, variables
+from reason_llm.score.math.numeric import TOLERANCE, value_of
+
+Frozen = tuple[Any, ...]
+"""A sum, a monomial or a base that can be compared and stored."""
+Sum = dict[Frozen, Fraction]
+"""Coefficients of monomials; a monomial is its bases with their exponents, sorted."""
 
 _CLASSES = {
     **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], "trigonometry"),
@@ -15,169 +32,591 @@ _CLASSES = {
     **dict.fromkeys(["factorial", "binom"], "combinatorics"),
 }  # fmt: skip
 """Functions that may stand for one another."""
+_OPEN = frozenset([
+    *_CLASSES.keys() - {"factorial", "binom"}, "arg",
+])  # fmt: skip
+"""Functions of a number that may have no other way to write their value."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
-_SETS = frozenset(["interval", "tuple", "cup", "cap", "setminus", "set", "list", "const"])
-_SEVERAL = frozenset(["list", "set", "tuple"])
-_OPERATIONS = frozenset(["add", "neg", "mul", "frac", "pow", "root", "call", "pm", "mp", "pct"])
-_GROWTH, _SLACK = 4, 16
-"""An answer has at most so many times the operations of the gold one, and so many more."""
+FREE = frozenset(
+    ["decimal", "percent", "mixed number", "repeating decimal", "power of ten", "reducible"]
+)
+"""Another way to write a number is no work."""
+MAX_DIGITS = 20_000
+"""Of a number in an answer: of one that would be larger only the form is compared."""
+_MAX_EXPONENT = 1000
+"""Of an expression with variables."""
+_MAX_FACTORIAL = 5000
+_MAX_MULTIPLIED_DIGITS = 1000
+_MAX_TERMS = 100
+_MAX_EXPANDED = 12
+"""Of products of sums that are multiplied out."""
+_MAX_PRIME = 1000
+ONE: Frozen = (((), Fraction(1)),)
 
 
-def as_asked(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
-    """Both without the names of what they are: ``x = 5`` answers 5, and 5 answers ``x = 5``; None
-    where they cannot be the same.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is written, without its dress."""
 
-    An equation with another left side than a name is compared as an equation.
-    """
-    if gold[0] == "rel" and answer[0] == "rel":
-        if not variables(gold) and not variables(answer):
-            return of_its_name(gold), of_its_name(answer)
-        return _plain_approximation(gold), _plain_approximation(answer)
-    if gold[0] == "rel":
-        return (of_its_name(gold) if _is_named(gold) or not variables(gold) else gold), answer
-    if answer[0] == "rel":
-        return gold, (of_its_name(answer) if _is_equality(answer) else answer)
-    if answer[0] in _SEVERAL and gold[0] in ("tuple", "interval"):
-        return gold, _by_name(answer)
-    if gold[0] in ("list", "set") and answer[0] in _SEVERAL:
-        return _listed(gold, answer)
-    return gold, answer
+    value: Frozen
+    steps: frozenset[str]
+    """What normalising it took: work left open."""
+    operations: frozenset[str]
+    """What stays in it: ``root``, ``fraction``, classes of functions."""
+    is_too_large: bool
+    """A number or an exponent in it is beyond what can be worked out."""
+
+    def is_same(self, other: "Form") -> bool:
+        """Whether the two are written alike."""
+        return (self.value, self.steps) == (other.value, other.steps)
 
 
-def of_its_name(tree: Tree) -> Tree:
-    """The right side of a chain of equalities; what stands between as numbers goes along, since it
-    must be the same: ``["chain", number, ..., last]``."""
-    signs, members = tree[1].split(), tree[2:]
-    if signs[-1] == "~":
-        value, shown = members[-2], members[-1]
-        if variables(value):
-            return list(shown)
-        numbers = [each for each in members[:-2] if not variables(each)]
-        return ["approx", ["chain", *numbers, value] if numbers else value, shown]
-    numbers = [each for each in members[:-1] if not variables(each)]
-    return ["chain", *numbers, members[-1]] if numbers else members[-1]
+def form_of(tree: Tree) -> Form:
+    """The normal form of a tree."""
+    work = _Normalising()
+    value = work.frozen(tree)
+    return Form(value, frozenset(work.steps), frozenset(work.operations), work.is_too_large)
 
 
-def undone(gold: Tree, answer: Tree) -> str:
-    """The operation in ``answer`` that the form of ``gold`` does not need; empty if there is none.
-
-    Both are whole answers, as they were read.
-    """
-    if answer[0] == "rel" and gold[0] != "rel":
-        left = answer[2:-1]
-        if _is_equality(answer) and answer[1].split()[-1] == "~" and len(left) <= 2:
-            left = left[:-1] if len(left) == 2 or variables(left[-1]) else []
-        if _is_equality(answer) and (len(left) > 1 or (left and not variables(left[0]))):
-            return "a calculation before the answer"
-    if gold[0] != "rel" or answer[0] != "rel":
-        gold, answer = _values(gold), _values(answer)
+def left_open(gold: Tree, answer: Tree) -> str:
+    """The work in ``answer`` that the form of ``gold`` does not have either; empty if there is
+    none."""
     unknown = variables(answer) - variables(gold)
-    if answer[0] == "rel" and gold[0] in _SETS and len(unknown) == 1:
-        unknown = set()  # 1 < x < 2 for (1, 2)
-    if unknown:
+    if unknown and not (gold[0] != "rel" and _is_of_inequalities(answer)):
         return f"the variable {min(unknown)}"
-    allowed = set(operations(gold)) | _allowances(gold)
-    for operation in operations(answer):
-        if operation not in allowed:
-            return operation
-    if _size(answer) > _GROWTH * _size(gold) + _SLACK:
-        return "too many operations"
-    return ""
+    of_gold, form = form_of(gold), form_of(answer)
+    allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
+    return min((form.steps | form.operations) - allowed, default="")
 
 
-def operations(tree: Tree) -> Iterator[str]:
-    """The operations of a tree that leave work to whoever reads it."""
-    for each in subtrees(tree):
-        kind = each[0]
-        if kind == "call" and each[1] != "exp":
-            yield _CLASSES.get(each[1], str(each[1]))
-        elif kind == "root":
-            yield "root"
-        elif kind in ("cup", "cap", "setminus", "backslash") and kind != "cup":
-            yield kind
-        elif kind == "frac":
-            yield from _of_fraction(each)
-        elif kind == "pow":
-            yield from _of_power(each)
-        elif kind == "add":
-            yield from _of_sum(each)
-        elif kind == "mul":
-            yield from _of_product(each)
+def _is_of_inequalities(tree: Tree) -> bool:
+    return any(each[0] == "rel" for each in subtrees(tree))
 
 
-def _of_fraction(tree: Tree) -> Iterator[str]:
-    numerator, denominator = (_unsigned(each) for each in tree[1:])
-    if _is_constant(tree):
-        yield "fraction"
-        inner = (each for part in (numerator, denominator) for each in subtrees(part))
-        if any(each[0] in ("frac", "rep", "mixed", "pct") for each in inner):
-            yield "fraction in a fraction"
-        if any(each[0] == "num" and "." in each[1] for each in (numerator, denominator)):
-            yield "fraction of decimals"
-    elif variables(denominator):
-        yield "fraction of variables"
-    else:
-        yield "fraction"
+def _allowed(tree: Tree, form: Form) -> set[str]:
+    """Operations that an answer may have beyond the gold one's: another way to write the same."""
+    allowed: set[str] = set()
+    if form.steps & {"decimal", "percent", "mixed number", "repeating decimal"}:
+        allowed.add("fraction")
+    if form.operations & {"fraction of variables", "logarithm", "ratio"}:
+        allowed.add("fraction")
+    if "fraction" in form.operations:
+        allowed.add("ratio")
+    if variables(tree):
+        if form.operations & {"fraction", "combinatorics", "trigonometry"}:
+            allowed.add("fraction of variables")
+        if "combinatorics" in form.operations:
+            allowed |= {"fraction", "a value of factorial"}
+        if any(each[0] == "pow" and variables(each) for each in subtrees(tree)):
+            allowed |= {"fraction of variables", "power"}
+    if any(each[0] == "pow" and each[2][0] == "neg" for each in subtrees(tree)):
+        allowed.add("fraction")
+    return allowed
 
 
-def _of_power(tree: Tree) -> Iterator[str]:
-    base, exponent = _unsigned(tree[1]), _unsigned(tree[2])
-    if base[0] == "matrix":
-        yield "matrix"
-    if base == ["num", "10"] and exponent[0] == "num":
-        return
-    if exponent[0] == "frac" and _is_constant(base):
-        yield "root"
-    elif _is_constant(base) and _is_constant(exponent) and base[0] != "const":
-        yield "power"
-    elif variables(base) and tree[2][0] == "neg":
-        yield "fraction of variables"
+class _Normalising:
+    """One walk over a tree, with what it found on the way."""
+
+    def __init__(self) -> None:
+        self.steps: set[str] = set()
+        self.operations: set[str] = set()
+        self.is_too_large = False
+
+    def frozen(self, tree: Tree) -> Frozen:
+        return _frozen(self.sum(tree))
+
+    def sum(self, tree: Tree) -> Sum:
+        """A tree as a sum of monomials."""
+        kind = tree[0]
+        if _is_literal(tree):
+            return _constant(self.number(tree))
+        if kind == "pct":
+            return self.part_of_100(tree)
+        if kind in ("neg", "mul", "frac"):
+            return self.product(tree)
+        if kind == "add":
+            return self.addition(tree)
+        if kind == "pow":
+            return self.power(tree)
+        if kind == "root":
+            return self.root(tree)
+        if kind == "call":
+            return self.call(tree)
+        if kind == "deg":
+            return self.sum(tree[1])
+        if kind in ("var", "const"):
+            return _atom(tuple(tree))
+        return _atom(self.structure(tree))
+
+    def number(self, tree: Tree) -> Fraction:
+        """The value of a literal."""
+        if tree[0] == "num":
+            found = Fraction(tree[1])
+            if "." in tree[1] and found.denominator > 1:
+                self.steps.add("decimal")
+            return found
+        if tree[0] == "pct":
+            self.steps.add("percent")
+            return self.number(tree[1]) / 100
+        if tree[0] == "mixed":
+            self.steps.add("mixed number")
+            whole, numerator, denominator = map(int, tree[1:])
+            return whole + Fraction(numerator, denominator)
+        if tree[0] == "rep":
+            self.steps.add("repeating decimal")
+            whole, start, period = tree[1:]
+            numerator = int(whole + start + period) - int(whole + start or "0")
+            return Fraction(numerator, int("9" * len(period) + "0" * len(start)))
+        self.steps.add("power of ten")
+        if tree[0] == "mul":
+            return self.number(_unsigned(tree[1])) * _sign(tree[1]) * self.number(tree[2])
+        exponent = int(_unsigned(tree[2])[1]) * _sign(tree[2])
+        return Fraction(10) ** exponent
+
+    def part_of_100(self, tree: Tree) -> Sum:
+        self.steps.add("percent")
+        return {monomial: each / 100 for monomial, each in self.sum(tree[1]).items()}
+
+    # sums
+
+    def addition(self, tree: Tree) -> Sum:
+        terms = list(_terms(tree))
+        parts = [_distributed(self.signed(sign, term)) for sign, term in terms]
+        total: Sum = {}
+        for part in parts:
+            if not part:
+                self.steps.add("a term of 0")
+            for monomial in part.keys() & total.keys():
+                self.steps.add("like terms" if monomial else "a sum of numbers")
+            _add(total, part)
+        if any(("const", "oo") in map(_first, monomial) for part in parts for monomial in part):
+            self.steps.add("a sum with infinity")
+        if sum(not variables(term) for _, term in terms) > 1:
+            self.operations.add("sum of constants")
+        if any(_has_matrix(term) for _, term in terms):
+            self.operations.add("sum of matrices")
+        expanded: list[Sum] = []
+        for part in parts:
+            room = _MAX_TERMS - sum(map(len, expanded)) if len(expanded) < _MAX_EXPANDED else 0
+            expanded.append(_expanded(part, room))
+        if sum(map(len, parts)) == len(total) and expanded != parts:
+            together: Sum = {}
+            for part in expanded:
+                _add(together, part)
+            if len(together) < sum(map(len, expanded)):
+                self.steps.add("like terms")
+        return total
+
+    def signed(self, sign: int, tree: Tree) -> Sum:
+        return {monomial: sign * each for monomial, each in self.sum(tree).items()}
+
+    # products
+
+    def product(self, tree: Tree) -> Sum:
+        coefficient, powers = Fraction(1), dict[Frozen, Sum]()
+        literals: dict[int, list[Tree]] = {1: [], -1: []}
+        roots: dict[int, list[Frozen]] = {1: [], -1: []}
+        num_signs = num_sums = num_matrices = 0
+        bases = [_unsigned(each)[1] for each, _ in _factors(tree) if each[0] == "pow"]
+        bases += [each for each, _ in _factors(tree) if each[0] == "num"]
+        if any(each[0] == "num" and bases.count(each) > 1 for each in bases):
+            self.steps.add("a product of powers")
+        for factor, side in _factors(tree):
+            if factor == ["neg"]:
+                coefficient, num_signs = -coefficient, num_signs + 1
+                continue
+            if _is_literal(factor):
+                literals[side].append(factor)
+            is_constant = not variables(factor)
+            num_sums += is_constant and factor[0] == "add"
+            num_matrices += _has_matrix(factor)
+            if side < 0:
+                self.operations.add("fraction" if is_constant else "fraction of variables")
+                if is_constant and factor[0] == "add":
+                    self.operations.add("sum in a denominator")
+            part = self.sum(factor)
+            if not part and (side < 0 or len(tree) > 2):
+                self.steps.add("a factor of 0")
+            if not part and side < 0:
+                return _atom(("undefined",))
+            if not part:
+                return {}
+            scale, monomial = _as_factor(part)
+            coefficient = coefficient * scale if side > 0 else coefficient / scale
+            for base, exponent in monomial:
+                if base[0] == "num":
+                    roots[side].append(base)
+                self.merge(powers, base, dict(exponent), side)
+        self.check_literals(tree, literals)
+        self.check_roots(roots)
+        if num_signs > 1:
+            self.steps.add("signs")
+        if num_sums > 1:
+            self.steps.add("a product of sums")
+        if num_matrices > 1:
+            self.operations.add("product of matrices")
+        if ("const", "oo") in powers and (len(powers) > 1 or abs(coefficient) != 1):
+            self.steps.add("a product with infinity")
+        return {_monomial(powers): coefficient}
+
+    def merge(self, powers: dict[Frozen, Sum], base: Frozen, exponent: Sum, side: int) -> None:
+        """Multiply by a power of ``base``, or divide where ``side`` is -1."""
+        exponent = {monomial: each * side for monomial, each in exponent.items()}
+        if base in powers:
+            rest = dict(powers[base])
+            _add(rest, exponent)
+            is_repeated_factor = base[0] == "sum" and len(rest) == 1 and min(rest.values()) > 1
+            if not is_repeated_factor:
+                self.steps.add("a product of powers")
+            exponent = rest
+        powers[base] = exponent
+
+    def check_literals(self, tree: Tree, literals: dict[int, list[Tree]]) -> None:
+        above = [each for each in literals[1] if each != ["num", "1"]]
+        below = literals[-1]
+        if ["num", "1"] in below or (tree[0] == "mul" and ["num", "1"] in map(_unsigned, tree[1:])):
+            self.steps.add("a factor of 1")
+        if len(above) > 1 or len(below) > 1:
+            self.steps.add("a product of numbers")
+        elif above and below:
+            upper, lower = above[0], below[0]
+            if any(each[0] != "num" or "." in each[1] for each in (upper, lower)):
+                self.steps.add("a fraction of decimals")
+            else:
+                numerator, denominator = int(upper[1]), int(lower[1])
+                if denominator and numerator % denominator == 0:
+                    self.steps.add("a product of numbers")
+                elif gcd(numerator, denominator) > 1:
+                    self.steps.add("reducible")
+        if tree[0] == "mul" and sum(map(_is_rational, tree[1:])) > 1:
+            self.steps.add("a product of numbers")
+        if tree[0] == "frac":
+            inner = list(subtrees(tree[1])) + list(subtrees(tree[2]))
+            kinds = ("frac", "rep", "mixed", "pct") if not variables(tree) else ()
+            is_direct = any(_unsigned(each)[0] == "frac" for each in tree[1:])
+            if is_direct or any(each[0] in kinds for each in inner):
+                self.steps.add("a fraction in a fraction")
+
+    def check_roots(self, roots: dict[int, list[Frozen]]) -> None:
+        above, below = (
+            [each[1] for each in roots[side] if isinstance(each[1], int)] for side in (1, -1)
+        )
+        for side in (above, below):
+            if len(side) > 1:
+                self.steps.add("a product of roots")
+        if any(gcd(first, second) > 1 for first in above for second in below):
+            self.steps.add("a product of roots")
+
+    # powers
+
+    def power(self, tree: Tree) -> Sum:
+        of_exponent = _Normalising()
+        exponent, base = of_exponent.sum(tree[2]), self.sum(tree[1])
+        self.steps |= of_exponent.steps
+        is_constant = not variables(tree[1])
+        if any(each[0] == "matrix" for each in subtrees(tree[1])):
+            self.operations.add("power of a matrix")
+        if _rational(exponent) is None:
+            exponent = self.sum(tree[2])
+            return self.open_power(tree, base, exponent)
+        number = _rational(exponent)
+        assert number is not None
+        if number in (0, 1):
+            self.steps.add(f"an exponent of {number}")
+            return base if number else _constant(Fraction(1))
+        if number.denominator > 1:
+            self.operations.add("root")
+            return self.radical(base, number)
+        if is_constant and (base.keys() != {((("const", "e"), ONE),)}):
+            self.steps.add("power")
+        elif number < 0:
+            self.operations.add("fraction" if is_constant else "fraction of variables")
+        return self.whole_power(base, number)
+
+    def open_power(self, tree: Tree, base: Sum, exponent: Sum) -> Sum:
+        """A power with variables or constants in its exponent."""
+        parts = list(subtrees(tree[2]))
+        if not variables(tree):
+            if ["const", "i"] in parts:
+                self.operations.add("complex exponential")
+            if any(each[0] == "call" and each[1] in ("log", "ln") for each in parts):
+                self.steps.add("a power of a logarithm")
+            if not value_of(tree):
+                self.is_too_large = self.is_too_large or value_of(tree) is None
+        return {((_base(base), _frozen(exponent)),): Fraction(1)}
+
+    def whole_power(self, base: Sum, exponent: Fraction) -> Sum:
+        number = _rational(base)
+        if number is not None:
+            digits = abs(exponent) * _digits(number)
+            self.is_too_large = self.is_too_large or digits > MAX_DIGITS
+            if number == 0 or digits > _MAX_MULTIPLIED_DIGITS:
+                return _atom(("power", number, exponent))
+            return _constant(number ** int(exponent))
+        self.is_too_large = self.is_too_large or abs(exponent) > _MAX_EXPONENT
+        if not base:
+            return _atom(("power", 0, exponent))
+        if abs(exponent) > _MAX_EXPONENT:
+            return _atom(("power", _frozen(base), exponent))
+        scale, bases = _as_factor(base)
+        if scale != 1 or (len(base) == 1 and any(each != ONE for _, each in bases)):
+            self.steps.add("power of a product")
+        powers = {each: {m: c * exponent for m, c in of} for each, of in bases}
+        if any(abs(c) > _MAX_EXPONENT for of in powers.values() for c in of.values()):
+            self.is_too_large = True
+        if abs(exponent) * _digits(scale) > _MAX_MULTIPLIED_DIGITS:
+            return _atom(("power", _frozen(base), exponent))
+        return {_monomial(powers): scale ** int(exponent)}
+
+    def root(self, tree: Tree) -> Sum:
+        self.operations.add("root")
+        if any(each[0] == "root" for each in subtrees(tree[1])):
+            self.operations.add("root in a root")
+        index = _rational(_Normalising().sum(tree[2]))
+        radicand = self.sum(tree[1])
+        if index is None or index < 2 or index.denominator > 1:
+            self.steps.add("an index")
+            return _atom(("root", _frozen(radicand), self.frozen(tree[2])))
+        return self.radical(radicand, 1 / index)
+
+    def radical(self, base: Sum, exponent: Fraction) -> Sum:
+        """A root, or a power with a fraction as exponent: what can be taken out of it is."""
+        number, index = _rational(base), exponent.denominator
+        if number is not None:
+            inner = self.whole_power(base, Fraction(exponent.numerator))
+            number = _rational(inner)
+            if number is None:
+                return _atom(("root", _frozen(inner), index))
+            return self.root_of_number(number, index)
+        if not variables_of(base) and len(base) > 1:
+            self.operations.add("root of a sum")
+        scale, bases = _as_factor(base)
+        outside, _ = _taken_out(abs(scale.numerator), index)
+        is_power = any(
+            (whole := _rational(dict(each))) is not None and abs(whole) >= index
+            for _, each in bases
+        )
+        if outside != 1 or (is_power and len(base) == 1):
+            self.steps.add("a radical")
+        return {((_base(base), _frozen(_constant(exponent))),): Fraction(1)}
+
+    def root_of_number(self, number: Fraction, index: int) -> Sum:
+        sign = -1 if number < 0 else 1
+        above, inner_above = _taken_out(abs(number.numerator), index)
+        below, inner_below = _taken_out(number.denominator, index)
+        if (above, below, sign) != (1, 1, 1) or (inner_above, inner_below) == (1, 1):
+            self.steps.add("a radical")
+        if number.denominator > 1:
+            self.operations.add("fraction")
+        powers: dict[Frozen, Sum] = {}
+        for inner, side in ((inner_above, 1), (inner_below, -1)):
+            if inner != 1:
+                powers["num", inner] = _constant(Fraction(side, index))
+        if sign < 0:
+            powers[("num", -1)] = _constant(Fraction(1, index))
+        return {_monomial(powers): Fraction(above, below)} if number else {}
+
+    # functions and collections
+
+    def call(self, tree: Tree) -> Sum:
+        name = str(tree[1])
+        if name == "exp":
+            return self.power(["pow", ["const", "e"], tree[2]])
+        members = [each for each in tree[2:] if isinstance(each, list)]
+        if not name.startswith("?"):
+            self.operations.add(_CLASSES.get(name, name))
+            if not variables(tree) and (name not in _OPEN or _has_plain_value(tree)):
+                self.steps.add(f"a value of {name}")
+        if name == "factorial" or name == "binom":
+            constants = [each for m in members for each in subtrees(m) if not variables(each)]
+            sizes = [value_of(each) for each in constants]
+            if any(
+                not isinstance(size, (int, float, complex)) or abs(size) > _MAX_FACTORIAL
+                for size in sizes
+            ):
+                self.is_too_large = True
+        marks = ["deg" if each[0] == "deg" else "" for each in members]
+        return _atom(("call", name, *marks, *map(self.frozen, members)))
+
+    def structure(self, tree: Tree) -> Frozen:
+        """A list, a set, a relation, a matrix and the like: its members in normal form."""
+        kind = tree[0]
+        if kind in ("setminus", "backslash", "ratio") or (kind == "cap" and tree[1][0] != "rel"):
+            self.operations.add(kind)
+        if kind == "matrix":
+            return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))
+        members = [self.frozen(each) for each in tree[1:] if isinstance(each, list)]
+        plain = [each for each in tree[1:] if not isinstance(each, list)]
+        if kind == "rel":
+            signs = plain[0].split()
+            if all(sign.startswith(">") for sign in signs):
+                signs = [sign.replace(">", "<") for sign in reversed(signs)]
+                members.reverse()
+            plain = [" ".join(signs)]
+            if set(signs) in ({"="}, {"!="}):
+                members.sort(key=repr)
+        elif kind in ("list", "set", "cup"):
+            members.sort(key=repr)
+        return (kind, *plain, *members)
 
 
-def _of_sum(tree: Tree) -> Iterator[str]:
-    terms = [_unsigned(each) for each in _terms(tree)]
-    if any(_has_matrix(each) for each in terms):
-        yield "matrix"
-    if sum(is_rational(each) for each in terms) > 1:
-        yield "sum of numbers"
-    imaginary = sum(_is_imaginary(each) for each in terms)
-    if imaginary > 1:
-        yield "sum of numbers"
-    if sum(_is_constant(each) for each in terms) > 1:
-        yield "sum of constants"
+# sums, monomials and bases
 
 
-def _of_product(tree: Tree) -> Iterator[str]:
-    factors = [_unsigned(each) for each in _factors(tree)]
-    if sum(_has_matrix(each) for each in factors) > 1:
-        yield "matrix"
-    if is_scientific(tree):
-        return
-    if sum(is_rational(each) for each in factors) > 1:
-        yield "product of numbers"
-    if sum(each[0] == "root" and _is_constant(each) for each in factors) > 1:
-        yield "product of roots"
-    if sum(each[0] == "add" and _is_constant(each) for each in factors) > 1:
-        yield "product of sums"
+def _frozen(terms: Sum) -> Frozen:
+    return tuple(sorted(terms.items(), key=repr))
 
 
-def _terms(tree: Tree) -> Iterator[Tree]:
-    """The terms of a sum, those of sums in it too."""
+def _constant(number: Fraction) -> Sum:
+    return {(): number} if number else {}
+
+
+def _atom(base: Frozen) -> Sum:
+    return {((base, ONE),): Fraction(1)}
+
+
+def _first(pair: Frozen) -> Any:
+    return pair[0]
+
+
+def _rational(terms: Sum) -> Fraction | None:
+    """The number that a sum is; None if it is more."""
+    if not terms:
+        return Fraction(0)
+    return terms[()] if terms.keys() == {()} else None
+
+
+def _add(total: Sum, part: Sum) -> None:
+    for monomial, coefficient in part.items():
+        total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+        if not total[monomial]:
+            del total[monomial]
+
+
+def _monomial(powers: dict[Frozen, Sum]) -> Frozen:
+    return tuple(sorted(((base, _frozen(each)) for base, each in powers.items() if each), key=repr))
+
+
+def _as_factor(terms: Sum) -> tuple[Fraction, Frozen]:
+    """A number and the bases of a product: a sum of several terms is one base, its first term
+    positive."""
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        return coefficient, monomial
+    frozen = _frozen(terms)
+    if frozen[0][1] < 0:
+        frozen = tuple((monomial, -each) for monomial, each in frozen)
+        return Fraction(-1), ((("sum", frozen), ONE),)
+    return Fraction(1), ((("sum", frozen), ONE),)
+
+
+def _base(terms: Sum) -> Frozen:
+    """A sum as the base of a power."""
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        if coefficient == 1 and len(monomial) == 1 and monomial[0][1] == ONE:
+            return tuple(monomial[0][0])
+    return ("group", _frozen(terms))
+
+
+def _distributed(terms: Sum) -> Sum:
+    """``3(x + 1)`` as a sum of its own, so that it can be added to others."""
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        if len(monomial) == 1 and monomial[0][0][0] == "sum" and monomial[0][1] == ONE:
+            return {inner: each * coefficient for inner, each in monomial[0][0][1]}
+    return terms
+
+
+def _expanded(terms: Sum, max_terms: int) -> Sum:
+    """With products of sums multiplied out, where that stays small; else as it is."""
+    total: Sum = {}
+    for monomial, coefficient in terms.items():
+        product: Sum = {(): coefficient}
+        for base, exponent in monomial:
+            times = _rational(dict(exponent))
+            is_sum = base[0] == "sum" and times is not None and times in range(1, 7)
+            factor = dict(base[1]) if is_sum else {((base, exponent),): Fraction(1)}
+            for _ in range(int(times or 0) if is_sum else 1):
+                if len(product) * len(factor) > max_terms:
+                    return terms
+                product = _multiplied(product, factor)
+        _add(total, product)
+    return total
+
+
+def _multiplied(first: Sum, second: Sum) -> Sum:
+    total: Sum = {}
+    for left, a in first.items():
+        for right, b in second.items():
+            powers = {base: dict(exponent) for base, exponent in left}
+            for base, exponent in right:
+                powers.setdefault(base, {})
+                powers[base] = dict(powers[base])
+                _add(powers[base], dict(exponent))
+            _add(total, {_monomial(powers): a * b})
+    return total
+
+
+def variables_of(terms: Any) -> bool:
+    """Whether a variable stands anywhere in a normal form."""
+    if isinstance(terms, dict):
+        terms = tuple(terms.items())
+    if not isinstance(terms, tuple):
+        return False
+    return (len(terms) == 2 and terms[0] == "var") or any(map(variables_of, terms))
+
+
+# trees
+
+
+def _terms(tree: Tree, sign: int = 1) -> Iterator[tuple[int, Tree]]:
+    """The terms of a sum with their signs, those of sums in it too."""
     for each in tree[1:]:
-        inner = each[1] if each[0] == "neg" else each
+        inner, own = (each[1], -sign) if each[0] == "neg" else (each, sign)
         if inner[0] == "add":
-            yield from _terms(inner)
+            yield from _terms(inner, own)
         else:
-            yield inner
+            yield own, inner
 
 
-def _factors(tree: Tree) -> Iterator[Tree]:
-    for each in tree[1:]:
-        inner = each[1] if each[0] == "neg" else each
-        if inner[0] == "mul" and not is_scientific(inner):
-            yield from _factors(inner)
-        else:
-            yield inner
+def _factors(tree: Tree, side: int = 1) -> Iterator[tuple[Tree, int]]:
+    """What a product is of, each with 1 or, for a divisor, -1; a minus sign is a factor."""
+    if tree[0] == "neg":
+        yield ["neg"], side
+        yield from _factors(tree[1], side)
+    elif tree[0] == "mul" and not _is_literal(tree):
+        for each in tree[1:]:
+            yield from _factors(each, side)
+    elif tree[0] == "frac":
+        yield from _factors(tree[1], side)
+        yield from _factors(tree[2], -side)
+    else:
+        yield tree, side
+
+
+def _unsigned(tree: Tree) -> Tree:
+    while tree[0] == "neg":
+        tree = tree[1]
+    return tree
+
+
+def _sign(tree: Tree) -> int:
+    return -1 if tree[0] == "neg" else 1
+
+
+def _is_literal(tree: Tree) -> bool:
+    """Whether it is one number as it is written: digits, a percentage, ``1.5 \\cdot 10^3``."""
+    if tree[0] == "pct":
+        return tree[1][0] in _LITERALS
+    return tree[0] in _LITERALS or _is_power_of_ten(tree) or is_scientific(tree)
+
+
+def _is_power_of_ten(tree: Tree) -> bool:
+    if tree[0] != "pow" or tree[1] != ["num", "10"]:
+        return False
+    exponent = _unsigned(tree[2])
+    return bool(exponent[0] == "num" and exponent[1].isdigit() and len(exponent[1]) < 4)
 
 
 def is_scientific(tree: Tree) -> bool:
@@ -186,134 +625,66 @@ def is_scientific(tree: Tree) -> bool:
         tree[0] == "mul"
         and len(tree) == 3
         and _unsigned(tree[1])[0] == "num"
-        and tree[2][0] == "pow"
-        and tree[2][1] == ["num", "10"]
-        and _unsigned(tree[2][2])[0] == "num"
+        and _is_power_of_ten(tree[2])
     )
 
 
-def is_rational(tree: Tree) -> bool:
-    """Whether it is a numeral, a fraction of two, or one with a percent sign."""
+def _is_rational(tree: Tree) -> bool:
+    """Whether it is a literal, or a fraction of two."""
     tree = _unsigned(tree)
-    if tree[0] in ("frac", "pct", "deg"):
-        return all(is_rational(each) for each in tree[1:])
-    return tree[0] in _LITERALS or is_scientific(tree)
+    return _is_literal(tree) or (tree[0] == "frac" and all(map(_is_rational, tree[1:])))
 
 
 def is_plain(tree: Tree) -> bool:
-    """Whether it is a numeral, a variable or a constant, which a question may hold as well."""
-    return _unsigned(tree)[0] in ("num", "var", "const")
-
-
-def _is_imaginary(tree: Tree) -> bool:
-    if tree == ["const", "i"]:
-        return True
-    return (
-        tree[0] == "mul"
-        and ["const", "i"] in tree
-        and all(is_rational(each) for each in tree[1:] if each != ["const", "i"])
-    )
-
-
-def _is_constant(tree: Tree) -> bool:
-    kinds = {each[0] for each in subtrees(tree)}
-    return not variables(tree) and not kinds & {"matrix", "tuple", "list", "set"}
+    """Whether it is a number, which a question may hold by chance."""
+    return _is_rational(tree[1] if tree[0] == "deg" else tree)
 
 
 def _has_matrix(tree: Tree) -> bool:
     return any(each[0] == "matrix" for each in subtrees(tree))
 
 
-def _unsigned(tree: Tree) -> Tree:
-    while tree[0] in ("neg", "pm", "mp") and len(tree) == 2:
-        tree = tree[1]
-    return tree
+def _has_plain_value(tree: Tree) -> bool:
+    """Whether a function of a number has a value that is simpler: ``\\sin 30^\\circ``,
+    ``\\log_2 8``, ``\\ln e^3``."""
+    name, found = tree[1], value_of(tree)
+    if not isinstance(found, (int, float, complex)):
+        return False
+    if _CLASSES.get(name) == "logarithm":
+        quotients = [found, found / 2.302585092994046] if len(tree) == 3 else [found]
+        return any(_is_whole(each * 12) for each in quotients)
+    degrees = 180 / 3.141592653589793
+    if _CLASSES.get(name) == "inverse trigonometry":
+        return _is_whole(found * degrees / 15)
+    if _CLASSES.get(name) == "trigonometry":
+        angle = value_of(tree[2])
+        scale = 1 if tree[2][0] == "deg" else degrees
+        return isinstance(angle, (int, float, complex)) and _is_whole(angle * scale / 15)
+    return abs(found) < TOLERANCE or abs(found - 1) < TOLERANCE
 
 
-def _allowances(gold: Tree) -> set[str]:
-    """Operations that an answer may have beyond the gold one's own: a fraction for a decimal."""
-    found = set(operations(gold))
-    allowed: set[str] = set()
-    decimals = (each[0] == "num" and "." in each[1] for each in subtrees(gold))
-    literals = (each[0] in ("rep", "mixed", "pct") for each in subtrees(gold))
-    if any(decimals) or any(literals) or "fraction of variables" in found or "root" in found:
-        allowed.add("fraction")
-    if {"fraction", "combinatorics"} & found and variables(gold):
-        allowed.add("fraction of variables")
-    if "trigonometry" in found and variables(gold):
-        allowed.add("fraction of variables")
-    for each in subtrees(gold):
-        if each[0] == "pow" and variables(each):
-            allowed |= {"fraction of variables", "power"}
-        if each[0] == "ratio" or (each[0] == "pow" and each[2][0] == "neg"):
-            allowed.add("fraction")
-        if each[0] == "pow" and _unsigned(each[2])[0] == "frac":
-            allowed.add("root")
-    return allowed
+def _is_whole(number: complex) -> bool:
+    number = complex(number)
+    return abs(number.imag) < TOLERANCE and abs(number.real - round(number.real)) < 1e-8
 
 
-def _size(tree: Tree) -> int:
-    return sum(each[0] in _OPERATIONS for each in subtrees(tree))
+def _digits(number: Fraction) -> int:
+    """The digits of numerator or denominator, whichever has more."""
+    size = max(abs(number.numerator), number.denominator)
+    return len(str(size)) if size < 10**300 else int(log10(2) * size.bit_length()) + 1
 
 
-def _values(tree: Tree) -> Tree:
-    """What a tree says, without the names of its parts."""
-    if tree[0] == "rel" and _is_equality(tree):
-        *left, last = tree[2:]
-        if tree[1].split()[-1] == "~" and not variables(left[-1]):
-            return list(left[-1])
-        return list(last) if _is_named(tree) or len(left) > 1 or not variables(last) else tree
-    if tree[0] in _SEVERAL:
-        return [tree[0], *(_values(each) for each in tree[1:])]
-    return tree
-
-
-def _is_equality(tree: Tree) -> bool:
-    return set(tree[1].split()) <= {"=", "~", "in", "equiv"}
-
-
-def _is_named(tree: Tree) -> bool:
-    """Whether its left side is a name: a variable, or a function of something."""
-    left = tree[2]
-    return _is_equality(tree) and (
-        left[0] == "var"
-        or (left[0] == "call" and bool(variables(left)))
-        or (left[0] in ("mul", "tuple", "ratio") and _holds_names_only(left))
-    )
-
-
-def _holds_names_only(tree: Tree) -> bool:
-    return all(each[0] in ("var", "mul", "tuple", "ratio") for each in subtrees(tree))
-
-
-def _plain_approximation(tree: Tree) -> Tree:
-    return [tree[0], tree[1].replace("~", "="), *tree[2:]]
-
-
-def _by_name(answer: Tree) -> Tree:
-    """``y = 1, x = 2`` as ``(2, 1)``: in the order of the names, where each has its own."""
-    items = answer[1:]
-    named = [each for each in items if each[0] == "rel" and _is_named(each)]
-    names = [str(each[2]) for each in named]
-    if len(named) != len(items) or len(set(names)) != len(names):
-        return [answer[0], *_without_names(items)]
-    ordered = sorted(named, key=lambda each: str(each[2]))
-    return ["tuple", *(of_its_name(each) for each in ordered)]
-
-
-def _without_names(items: Sequence[Tree]) -> list[Tree]:
-    return [
-        of_its_name(each) if each[0] == "rel" and _is_equality(each) else each for each in items
-    ]
-
-
-def _listed(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """Two lists, with names where the gold one has some."""
-    has_names = any(each[0] == "rel" for each in gold[1:])
-    if not has_names:
-        return gold, [answer[0], *_without_names(answer[1:])]
-    if answer[0] == "tuple":
-        return _by_name(gold), answer
-    if not any(each[0] in ("rel", "list") for each in answer[1:]):
-        return [gold[0], *_without_names(gold[1:])], answer
-    return gold, answer
+def _taken_out(number: int, index: int) -> tuple[int, int]:
+    """``(2, 3)`` for the square root of 12: what can be taken out of a root, and what stays."""
+    outside, divisor = 1, 2
+    if number == 0 or index > 64:
+        return 1, number
+    while divisor <= _MAX_PRIME and divisor**index <= number:
+        while number % divisor**index == 0:
+            number //= divisor**index
+            outside *= divisor
+        divisor += 1
+    root = round(number ** (1 / index)) if number < 10**15 else 0
+    if root > 1 and root**index == number:
+        return outside * root, 1
+    return outside, number

@@ -3,7 +3,7 @@
 import functools
 from dataclasses import dataclass
 
-from reason_llm.score.math.answer_form import as_asked
+from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import (
     MAX_CHARACTERS,
     Reading,
@@ -14,22 +14,156 @@ from reason_llm.score.math.answer_tree import (
     variables,
 )
 from reason_llm.score.math.latex_tokens import Token, tokenize
+from reason_llm.score.math.naming import as_asked
+from reason_llm.score.math.numeric import are_apart
+from reason_llm.score.math.question import words_of
+from reason_llm.score.math.units import says_nothing
 
+_LEAD_WORDS = frozenset(
+    [
+        "the",
+        "a",
+        "final",
+        "correct",
+        "our",
+        "answer",
+        "answers",
+        "result",
+        "value",
+        "values",
+        "solution",
+        "solutions",
+        "option",
+        "choice",
+        "total",
+        "sum",
+        "product",
+        "difference",
+        "quotient",
+        "remainder",
+        "number",
+        "area",
+        "volume",
+        "perimeter",
+        "circumference",
+        "length",
+        "width",
+        "height",
+        "depth",
+        "radius",
+        "diameter",
+        "distance",
+        "probability",
+        "minimum",
+        "maximum",
+        "smallest",
+        "largest",
+        "least",
+        "greatest",
+        "highest",
+        "lowest",
+        "possible",
+        "required",
+        "desired",
+        "expected",
+        "slope",
+        "intercept",
+        "angle",
+        "measure",
+        "average",
+        "mean",
+        "median",
+        "mode",
+        "range",
+        "cost",
+        "price",
+        "speed",
+        "rate",
+        "time",
+        "age",
+        "ratio",
+        "percentage",
+        "root",
+        "roots",
+        "degree",
+        "coefficient",
+        "sequence",
+        "function",
+        "equation",
+        "expression",
+        "simplified",
+        "form",
+        "interval",
+        "domain",
+        "matrix",
+        "vector",
+        "point",
+        "coordinates",
+        "therefore",
+        "thus",
+        "so",
+        "hence",
+        "then",
+        "finally",
+        "we",
+        "have",
+        "get",
+        "find",
+        "obtain",
+        "it",
+        "that",
+        "this",
+        "there",
+        "which",
+        "is",
+        "are",
+        "be",
+        "was",
+        "equals",
+        "equal",
+        "to",
+        "gives",
+        "of",
+        "x",
+        "y",
+        "z",
+        "n",
+    ]
+)
+"""Words that may stand before an answer and say nothing of its value."""
 _LEADS = frozenset(
     [
-        "is", "are", "equals", "equal", "be", "was", "therefore", "so", "hence", "thus", "answer",
-        "option", "choice", "have", "get", "gives",
+        "is",
+        "are",
+        "be",
+        "was",
+        "equals",
+        "equal",
+        "to",
+        "gives",
+        "have",
+        "get",
+        "find",
+        "obtain",
+        "therefore",
+        "thus",
+        "so",
+        "hence",
+        "then",
+        "finally",
+        "answer",
+        "option",
+        "choice",
     ]
-)  # fmt: skip
+)
 """Words that an answer may follow."""
-_HEDGES = frozenset(
-    [
-        "not", "no", "never", "neither", "nor", "either", "or", "isn", "aren", "doesn", "don",
-        "wasn", "cannot", "can't", "but", "except", "unlike", "false", "wrong", "incorrect", "if",
-        "unless", "maybe", "perhaps", "possibly", "probably", "instead", "than", "and",
-    ]
-)  # fmt: skip
 _MAX_LEAD_TOKENS = 40
+_NOTHING = frozenset([
+    "no solution", "no solutions", "no real solution", "no real solutions", "empty set",
+    "the empty set", "no such number", "no such numbers",
+])  # fmt: skip
+"""Words for the empty set."""
+_APART = str.maketrans("-,.", "   ")
 _RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
@@ -45,11 +179,14 @@ class Question:
     answer: Tree
 
 
-def decide(gold: str, answer: str) -> bool | Question:
+def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     """Whether two answers are the same, where their text tells; else the question for mathematics.
 
-    Text tells of equal strings, numerals, words, letters of a choice, units that differ, and of
-    answers that nobody can read to their end.
+    Text tells of equal strings, numerals, words, letters of a choice, units that differ, of equal
+    normal forms, and of answers that nobody can read to their end.
+
+    Args:
+        question: what was asked, for its units, its words and its options; empty: not known.
     """
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
@@ -63,17 +200,22 @@ def decide(gold: str, answer: str) -> bool | Question:
         return False
     if spelling(gold_tokens) in (spelling(tokens), spelling(tokens[_lead(tokens) or 0 :])):
         return True
-    if (verdict := _words(gold_tokens, tokens)) is not None:
+    if (verdict := _words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or _units_clash(*readings) or _rivals(gold, answer, *readings):
+    if readings is None or not _units_fit(*readings, question) or _rivals(gold, answer, *readings):
         return False
     if _says_less(*readings):
         return False
-    trees = as_asked(readings[0].tree, readings[1].tree)
-    if trees is None:
+    trees = as_asked(readings[0].tree, readings[1].tree, question)
+    if trees is None or are_apart(*trees):
         return False
-    return trees[0] == trees[1] or Question(*trees)
+    first, second = map(form_of, trees)
+    if first.value == second.value and trees[0][0] == trees[1][0]:
+        return True
+    if first.is_too_large or second.is_too_large:
+        return first.value == second.value
+    return Question(*trees)
 
 
 def are_words(gold: str, answer: str) -> bool:
@@ -81,7 +223,7 @@ def are_words(gold: str, answer: str) -> bool:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return True
-    return _words(tokens_of(gold), tokens_of(answer)) is not None
+    return _words(tokens_of(gold), tokens_of(answer), "") is not None
 
 
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
@@ -97,6 +239,8 @@ def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
 def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     """The answer read to its end, what leads to it left out; None if it cannot be."""
     tokens = tokens_of(answer)
+    if " ".join(_plain_words(tokens) or []) in _NOTHING:
+        return Reading(["const", "empty"], ())
     try:
         return read(tokens[_lead(tokens) or 0 :], letters_are_units)
     except UnreadableError:
@@ -111,6 +255,12 @@ def tokens_of(answer: str) -> list[Token]:
         tokens.pop()
     groups = _groups_around(tokens)
     return tokens[groups : len(tokens) - groups]
+
+
+def has_brackets(answer: str) -> bool:
+    """Whether the answer begins and ends with a bracket."""
+    names = [str(each) for each in tokens_of(answer)]
+    return len(names) > 1 and names[0] in ("(", "[") and names[-1] in (")", "]")
 
 
 def _groups_around(tokens: list[Token]) -> int:
@@ -168,23 +318,26 @@ def normalise(answer: str) -> str:
 
 
 def _lead(tokens: list[Token]) -> int | None:
-    """Where the answer begins behind words that lead to it; None without such words or with one
-    that takes them back."""
+    """Where the answer begins behind words that lead to it; None without such words."""
     start = None
-    words: list[str] = []
-    num_before = 0
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
-        if token.kind not in ("letters", "text") and token.text not in (",", ":", "'"):
+        words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
+        if token.kind not in ("letters", "text") and token.text not in (",", ":"):
             break
-        if token.text in (",", ":"):
-            has_word = max(map(len, words), default=0) > _LONGEST_PRODUCT
-            is_lead = start == index or (token.text == ":" and has_word)
-        else:
-            words.extend(token.text.lower().split())
-            is_lead = words[-1] in _LEADS if words else False
-        if is_lead:
-            start, num_before = index + 1, len(words)
-    return None if _HEDGES & set(words[:num_before]) else start
+        if not all(word in _LEAD_WORDS or word in ",:" for word in words):
+            break
+        if (
+            words[-1] in _LEADS
+            or (words[-1] == ":" and _is_told(tokens[: index + 1]))
+            or (words[-1] == "," and start == index)
+        ):
+            start = index + 1
+    return start
+
+
+def _is_told(tokens: list[Token]) -> bool:
+    """Whether a word stands before a colon."""
+    return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
 
 
 def _numerals(gold: str, answer: str) -> bool | None:
@@ -211,10 +364,10 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
     return text.startswith("-") and bool(whole or decimals), whole, decimals
 
 
-def _words(gold: list[Token], answer: list[Token]) -> bool | None:
+def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
     if choice := _choice(gold):
-        chosen = _chosen(answer)
+        chosen = _chosen(answer, question)
         if chosen is not None:
             return chosen == choice
     first, second = _plain_words(gold), _plain_words(answer)
@@ -223,6 +376,8 @@ def _words(gold: list[Token], answer: list[Token]) -> bool | None:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
+    if " ".join(first) in _NOTHING and " ".join(second or []) in _NOTHING:
+        return True
     return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
@@ -243,7 +398,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
     words: list[str] = []
     for index, token in enumerate(tokens):
         if token.kind in ("letters", "text"):
-            words.extend(token.text.casefold().replace("-", " ").replace(",", " ").split())
+            words.extend(token.text.casefold().translate(_APART).split())
         elif token.kind == "number" and words:
             words.append(token.text)
         elif token.text in ("'", "-"):
@@ -262,24 +417,47 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
 
 
 def _choice(tokens: list[Token]) -> str:
-    """The letter of ``C``, ``(C)``, ``C.``; empty if it is none."""
+    """The letter of ``C``, ``(C)``, ``C.``, ``Option C``; empty if it is none."""
     text = "".join(token.text for token in tokens).strip()
-    letter = text.removeprefix("(").removesuffix(")").removesuffix(".")
+    if len(tokens) == 1 and tokens[0].kind == "text":
+        *lead, text = text.split() or [""]
+        if not all(word.lower().strip(":") in _LEAD_WORDS for word in lead):
+            return ""
+    letter = text.removeprefix("(").removesuffix(".").removesuffix(")")
     return letter if len(text) <= len("(C).") and letter in _CHOICES else ""
 
 
-def _chosen(tokens: list[Token]) -> str | None:
-    """The one letter that an answer chooses, whatever it says of that choice behind it; empty for
-    several; None for none."""
+def _chosen(tokens: list[Token], question: str) -> str | None:
+    """The one letter that an answer chooses, with nothing behind it but the option's own text;
+    empty for more; None for no letter."""
+    tokens = tokens[_lead(tokens) or 0 :]
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
+        return alone
+    if len(tokens) == 1 and (alone := _choice(tokens)):
         return alone
     marks = _choice_marks(tokens)
     if not marks:
         return None
     (letter, start, end) = marks[0]
-    is_told = end < len(tokens) and (tokens[end].is_spaced or tokens[end].text == ":")
-    goes_on = end < len(tokens) and tokens[end].text in ("+", "-", "=", "or", "and", "not")
-    return letter if len(marks) == 1 and start == 0 and is_told and not goes_on else ""
+    if len(marks) > 1 or start != 0:
+        return ""
+    return letter if _is_option_text(letter, tokens[end:], question) else ""
+
+
+def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
+    """Whether it can be the text of an option: the question's own, or, where the question has no
+    options, a number."""
+    words = tokenize(question[:MAX_CHARACTERS]) if f"({letter})" in question else []
+    own = [end for option, _, end in _choice_marks(words) if option == letter]
+    if own:
+        shown = spelling(tokens).rstrip(".")
+        return bool(shown) and spelling(words[own[0] :]).startswith(shown)
+    try:
+        tree = read(list(tokens), letters_are_units=False).tree
+    except UnreadableError:
+        return False
+    is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "pm")
+    return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
 
 
 def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
@@ -327,8 +505,11 @@ def _has_decimals(tree: Tree) -> bool:
     return any(each[0] == "num" and "." in each[1] for each in subtrees(tree))
 
 
-def _units_clash(gold: Reading, answer: Reading) -> bool:
-    """Whether both have a unit or a remark, and not the same."""
-    if not gold.unit or not answer.unit:
-        return False
-    return sorted(gold.unit) != sorted(answer.unit)
+def _units_fit(gold: Reading, answer: Reading, question: str) -> bool:
+    """Whether the unit or remark behind an answer is the gold one's, or changes no value: a unit
+    that the question does not contradict, or a word of the question."""
+    if not answer.unit:
+        return True
+    if gold.unit:
+        return sorted(gold.unit) == sorted(answer.unit)
+    return says_nothing(answer.unit, words_of(question))

@@ -58,6 +58,8 @@ _LETTER_FUNCTIONS = frozenset([
 ])  # fmt: skip
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
+_ENDS = ("(", "[", "]", ")")
+"""Of an interval; ``]2, 3[`` has both of its ends left out."""
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = frozenset([
@@ -66,6 +68,9 @@ _MATRICES = frozenset([
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
+_ARC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+"""Functions whose power -1 is the inverse function."""
+_INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!=", "in"])
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -176,27 +181,32 @@ class _Reader:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
+        joins: list[str] = []
         while self.index < len(self.tokens):
             before = self.separator()
+            joins.append(before)
             if not before:
                 raise UnreadableError(f"{self.name()} left over")
             if self.index == len(self.tokens) and before in (",", ";"):
                 break
             item = self.item()
-            if before == ";" or (before == "and" and _starts_a_group(groups[-1], item)):
+            if before == ";" or (before in _JOINS and _starts_a_group(groups[-1], item)):
                 groups.append([item])
             else:
                 groups[-1].append(item)
+        if len(groups) == 1 and joins and all(map(_is_inequality, groups[0])):
+            return _joined(groups[0], joins)
         if len(groups) == 1:
             return groups[0][0] if len(groups[0]) == 1 else ["list", *groups[0]]
         return ["list", *(each[0] if len(each) == 1 else ["list", *each] for each in groups)]
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and`` (or), as one with the comma before it; empty if there is none."""
+        """``,``, ``;``, ``and``, ``or``, a word as one with the comma before it; empty if there is
+        none."""
         found = self.take(",", ";")
         if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
+            found = self.name().lower()
             self.index += 1
-            found = found or "and"
         return found
 
     def item(self) -> Tree:
@@ -262,6 +272,8 @@ class _Reader:
 
     def sets(self) -> Tree:
         tree = self.sum()
+        if self.take("\\over"):
+            tree = ["frac", tree, self.sum()]
         while sign := self.take("\\cup", "\\cap", "\\setminus", "\\backslash", "\\wedge", "\\vee"):
             tree = [sign[1:], tree, self.sum()]
         return tree
@@ -291,6 +303,9 @@ class _Reader:
             self.is_parenthesised = False
 
     def times(self) -> str:
+        if self.name() == "to" and self.kind(1) == "number" and self.name(-1)[-1:].isdigit():
+            self.index += 1
+            return ":"
         if self.name() == "*" and self.name(1) == "*":
             return ""
         name = self.name()
@@ -321,6 +336,8 @@ class _Reader:
             if name == "\\Omega" and self.is_last_of_item():
                 return False
             return name[1:] in known or name[1:] in more
+        if name == "[" and self.name(1) in ("", ",", ";", ")", "\\cup", "\\cap"):
+            return False  # the end of ]2, 3[
         return name in ("(", "[", "{") or (name == "|" and not self.bars)
 
     def is_last_of_item(self) -> bool:
@@ -415,7 +432,7 @@ class _Reader:
             raise UnreadableError("it ends too soon")
         if name == "{" and kind == "sign":
             return self.deeper(self.group)
-        if name in _CLOSING and kind != "text":
+        if (name in _CLOSING or name == "]") and kind != "text":
             return self.deeper(self.bracketed)
         self.index += 1
         if kind == "number":
@@ -442,6 +459,9 @@ class _Reader:
                 raise UnreadableError("no period")
             whole, _, start = text.partition(".")
             return ["rep", whole, start, period[1]]
+        if not point and self.name() == "\\ldots" and (shown := _period(text)):
+            self.index += 1
+            return ["rep", *shown]
         if self.name() == "." and self.name(1) in ("", "}", ")", ",", ";"):
             self.index += 1  # 5.
         return self.mixed(text)
@@ -495,6 +515,9 @@ class _Reader:
             elif self.name() == "^" and self.name(1) in ("\\prime", "*", "'", "\\ast", "\\star"):
                 self.index += 2
                 name, is_plain = name + "'", False
+            elif self.is_inverse_function(name):
+                self.index += 5
+                name, is_plain = name + "^-1", False
             else:
                 break
         is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
@@ -503,6 +526,11 @@ class _Reader:
         if is_plain and name in ("e", "i"):
             return ["const", name]
         return ["var", name]
+
+    def is_inverse_function(self, name: str) -> bool:
+        """Whether ``^{-1}(`` follows the name of a function."""
+        ahead = [self.name(place) for place in range(6)]
+        return name in _LETTER_FUNCTIONS and ahead == ["^", "{", "-", "1", "}", "("]
 
     def label(self) -> str:
         """A subscript, or what a decoration stands on: part of a name, whatever it says."""
@@ -561,6 +589,8 @@ class _Reader:
             argument = self.deeper(self.primary)
         else:
             argument = self.deeper(self.bare_argument)
+        if power == ["neg", ["num", "1"]] and name in _ARC:
+            name, power = f"arc{name}", None
         found = ["call", name, argument, *([base] if base else [])]
         return found if power is None else ["pow", found, power]
 
@@ -581,16 +611,29 @@ class _Reader:
         bars, self.bars = self.bars, int(opening in ("|", "\\|"))
         if opening == "\\{" and self.take("\\}"):
             return ["set"]
+        if opening == "\\{" and (ahead := self.condition_ahead()):
+            self.index += ahead
+            condition = self.relation()
+            self.need("\\}")
+            return condition
         items = [self.relation()]
         while self.take(",", ";"):
             items.append(self.relation())
         self.bars = bars
         closing = self.name()
-        is_interval = opening in ("(", "[") and closing in (")", "]") and len(items) == 2
-        if closing != _CLOSING[opening] and not is_interval:
-            raise UnreadableError(f"{closing} for {_CLOSING[opening]}")
+        is_interval = len(items) == 2 and opening in _ENDS and closing in _ENDS[1:]
+        if closing != _CLOSING.get(opening) and not is_interval:
+            raise UnreadableError(f"{closing} for {opening}")
         self.index += 1
         return self.closed(opening, closing, items)
+
+    def condition_ahead(self) -> int:
+        """How many tokens of ``x \\mid`` or ``x \\in \\mathbb{R} :`` stand before a set's
+        condition; 0 if it has none."""
+        if self.kind() != "letters":
+            return 0
+        place = 6 if self.name(1) == "\\in" and self.name(2) == "\\mathbb" else 1
+        return place + 1 if self.name(place) in ("\\mid", "|", ":") else 0
 
     def closed(self, opening: str, closing: str, items: list[Tree]) -> Tree:
         if opening in _AROUND:
@@ -599,14 +642,15 @@ class _Reader:
             return ["call", _AROUND[opening], items[0]]
         if opening == "\\{":
             return ["set", *items]
-        if opening == "\\langle" or (opening == "(" and closing == ")" and len(items) > 1):
+        is_open = opening in "(]" and closing in ")["
+        if opening == "\\langle" or (is_open and len(items) > 1):
             return ["tuple", *items]
         if len(items) == 1:
             if opening == "[":
                 self.listed.add(id(items[0]))
             return items[0]
         if len(items) == 2:
-            return ["interval", opening == "(", closing == ")", *items]
+            return ["interval", opening != "[", closing != "]", *items]
         return ["tuple", *items]
 
     def matrix(self) -> Tree:
@@ -672,6 +716,36 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
     """Whether ``item`` names again what ``group`` has named: ``p=5, q=2 and p=7, q=2``."""
     names = [each[2] for each in (*group, item) if each[0] == "rel"]
     return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
+
+
+def _is_inequality(tree: Tree) -> bool:
+    return bool(tree[0] == "rel" and set(tree[1].split()) <= _INEQUALITIES)
+
+
+def _joined(relations: list[Tree], joins: list[str]) -> Tree:
+    """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
+    commas as a list."""
+    words = set(joins) - {","}
+    kind = {"or": "cup", "and": "cap"}.get(min(words, default=""))
+    if kind is None or len(words) > 1:
+        return ["list", *relations]
+    tree = relations[0]
+    for each in relations[1:]:
+        tree = [kind, tree, each]
+    return tree
+
+
+def _period(text: str) -> tuple[str, str, str] | None:
+    """``0.1666...`` as the whole part, what comes first, and the period, which must be shown twice,
+    and a single digit three times."""
+    whole, _, decimals = text.partition(".")
+    for length in range(1, 13):
+        shown, period = 0, decimals[-length:]
+        while decimals.endswith(period * (shown + 1)) and len(decimals) >= length * (shown + 1):
+            shown += 1
+        if shown >= (3 if length == 1 else 2):
+            return whole, decimals[: len(decimals) - shown * length], period
+    return None
 
 
 def _signed(sign: str, tree: Tree) -> Tree:

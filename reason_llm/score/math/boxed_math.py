@@ -6,25 +6,28 @@ part of the task. Not here: step-by-step marking, partial credit.
 """
 
 import functools
+import json
 from collections.abc import Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import is_plain, undone
+from reason_llm.score.math.answer_form import form_of, is_plain, left_open
 from reason_llm.score.math.answer_text import (
+    Question,
     are_words,
+    decide,
+    has_brackets,
     is_numeral,
     normalise,
     read_both,
-    spelling,
-    tokens_of,
     unwrapped,
 )
+from reason_llm.score.math.answer_tree import Tree
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-from reason_llm.score.math.latex_tokens import tokenize
+from reason_llm.score.math.naming import as_asked, is_calculation, is_equality, solved_for
+from reason_llm.score.math.question import read_question
 
 Equality = Literal["form", "value"]
-MAX_QUESTION_CHARACTERS = 10_000
 
 
 def matches(
@@ -43,10 +46,14 @@ def matches(
     """
     if not answer:
         return 0.0
+    is_percent = _holds_percent(question)
+    if decide(gold, answer, question) is False and not (is_percent and _holds_percent(answer)):
+        return 0.0
     if equality == "form" and not is_worked_out(gold, answer, question):
         return 0.0
-    asks_for_percent = _holds_percent(question)
-    return float(_equal_as_asked(gold, answer, asks_for_percent, timeout_seconds))
+    if not _equal_as_asked(gold, answer, question, is_percent, timeout_seconds):
+        return 0.0
+    return float(equality == "value" or not is_copied(gold, answer, question))
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -62,51 +69,92 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
     found, number = candidates(answer)
     if number and not read_both(wanted, found[0]):
         found.append(number)
-    asks_for_percent = _holds_percent(gold)
-    return any(_equal_as_asked(wanted, each, asks_for_percent, timeout_seconds) for each in found)
+    is_percent = _holds_percent(gold)
+    return any(_equal_as_asked(wanted, each, "", is_percent, timeout_seconds) for each in found)
 
 
-def _equal_as_asked(gold: str, answer: str, asks_for_percent: bool, seconds: float) -> bool:
+def _equal_as_asked(
+    gold: str, answer: str, question: str, is_percent: bool, seconds: float
+) -> bool:
     """Whether they are equal; ``50`` is ``50\\%`` only where the question asks for percent."""
     gold, answer = gold.strip(), answer.strip()
-    if _equal(gold, answer, seconds):
+    if _equal(gold, answer, question, seconds):
         return True
-    is_bare = asks_for_percent and is_numeral(gold) and _holds_percent(answer)
-    return is_bare and _equal(f"{unwrapped(gold)}\\%", answer, seconds)
+    is_bare = is_percent and is_numeral(gold) and _holds_percent(answer)
+    return is_bare and _equal(f"{unwrapped(gold)}\\%", answer, question, seconds)
 
 
 def _holds_percent(text: str) -> bool:
     return "%" in text or "percent" in text.lower()
 
 
+def _equal(gold: str, answer: str, question: str, timeout_seconds: float) -> bool:
+    verdict = decide(gold, answer, question)
+    if isinstance(verdict, bool):
+        return verdict
+    return _compared(json.dumps([verdict.gold, verdict.answer]), timeout_seconds)
+
+
 @functools.lru_cache(maxsize=65536)
-def _equal(gold: str, answer: str, timeout_seconds: float) -> bool:
-    (verdict,) = default_judge().equivalent_many([(gold, answer)], timeout_seconds)
-    return verdict.equivalent
+def _compared(trees: str, timeout_seconds: float) -> bool:
+    return default_judge().compare(Question(*json.loads(trees)), timeout_seconds).equivalent
 
 
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
-    """Whether nothing is left to do in the answer that the gold one has done, and it is not copied
-    from the question."""
-    if normalise(gold) == normalise(answer) or are_words(gold, answer):
+    """Whether nothing is left to do in the answer that the gold one has done.
+
+    1. It is no equation but one that gives a value its name.
+    2. A relation is solved for what the gold one is solved for.
+    3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
+    """
+    if (trees := _read(gold, answer)) is None:
         return True
-    readings = read_both(unwrapped(gold), unwrapped(answer))
-    if readings is None:
-        return True  # nothing that can be equal
-    gold_tree, tree = readings[0].tree, readings[1].tree
-    if undone(gold_tree, tree):
+    gold_tree, tree = trees
+    if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(tree, question):
         return False
-    return gold_tree == tree or is_plain(tree) or not _stands_in(question, answer)
+    compared = as_asked(gold_tree, tree, question)
+    if compared is None:
+        return False
+    if compared[0][0] == compared[1][0] == "rel" and not solved_for(gold_tree) <= solved_for(tree):
+        return False
+    return not left_open(*compared)
 
 
-def _stands_in(question: str, answer: str) -> bool:
-    copied = spelling(tokens_of(answer))
-    return bool(copied) and f"\x00{copied}\x00" in f"\x00{_spelled(question)}\x00"
+def is_copied(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer that is equal to the gold one is only what the question states.
+
+    1. An equation of the question is no answer that is no equation.
+    2. Where the question states the gold answer in another form, the form is what is asked for, and
+       the answer has the gold one's.
+    3. Where it states the gold answer itself, which is more than a number, no brackets and no other
+       name than the one asked for are put around it.
+    """
+    if not question or (trees := _read(gold, answer)) is None:
+        return False
+    gold_tree, tree = trees
+    compared = as_asked(gold_tree, tree, question)
+    if compared is None:
+        return False
+    is_named = tree[0] == "rel" != gold_tree[0]
+    if is_named and read_question(question).holds(tree):
+        return True
+    if form_of(compared[0]).is_same(form_of(compared[1])):
+        is_dressed = is_named or has_brackets(answer) > has_brackets(gold)
+        if is_plain(compared[0]) or not is_dressed:
+            return False
+        stated = read_question(question)
+        return stated.holds(compared[0]) and not (is_named and stated.asks_for(tree[2]))
+    if (compared[0][0] == "rel") != (compared[1][0] == "rel"):
+        return False
+    return read_question(question).asks_for_form(*compared)
 
 
-@functools.lru_cache(maxsize=256)
-def _spelled(question: str) -> str:
-    return spelling(tokenize(question[:MAX_QUESTION_CHARACTERS]))
+def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:
+    """Both as trees; None where they are written alike, or words decide."""
+    if normalise(gold) == normalise(answer) or are_words(gold, answer):
+        return None
+    readings = read_both(unwrapped(gold), unwrapped(answer))
+    return None if readings is None else (readings[0].tree, readings[1].tree)
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
@@ -125,7 +173,7 @@ def majority(answers: Sequence[str | None]) -> str | None:
     classes: list[tuple[str, int]] = []
     for answer, votes in spellings.values():
         for index, (representative, count) in enumerate(classes):
-            if _equal(representative.strip(), answer.strip(), TIMEOUT_SECONDS):
+            if _equal(representative.strip(), answer.strip(), "", TIMEOUT_SECONDS):
                 classes[index] = (representative, count + votes)
                 break
         else:

@@ -18,13 +18,24 @@ _PHRASE = re.compile(
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?<![\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<!\d)\.\d++"
+    r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
 )
 _WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
 _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
+_LAYOUT = re.compile(r"\\(?:[,;:! ]|quad|qquad|displaystyle)")
+_CLAUSE_END = re.compile(r"[.,;:!?\n]")
+_DENIALS = frozenset(["not", "isn't", "never", "neither", "nor", "wrong", "incorrect", "false"])
+_OPEN_BEFORE = re.compile(
+    r"(?:[\d^_+/]|(?<!\*)\*|(?<!-)-|[\^_]\{|\S[ ]*+[+/][ ]"
+    r"|\\(?:cdot|times|div|pm|mp|neq?|not|sqrt|[dt]?frac|log|ln|sin|cos|tan|phantom)[ ]?\{?)\Z"
+)
+"""What makes a box a part of a formula, before it."""
+_OPEN_AFTER = re.compile(r"\d|\^(?!\{?\\circ)|_|[ ]?[+/]|[*-]\d|[ ]?\\(?:cdot|times|div|pm)\b")
+_MAX_AROUND = 200
+_NEAR_WORDS = 4
 _MAX_RIVALS = 8
 """Spellings of one answer in the boxes of one statement."""
 _MAX_CHARACTERS = 200_000
@@ -34,17 +45,21 @@ _MAX_SENTENCE = 20_000
 
 def final_boxed(text: str) -> str | None:
     """The content of the last box, as ``last_boxed``; None also where the statement that ends with
-    it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does.
+    it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does, where the box is a part of a
+    formula or of a hedge (``3+\\boxed{5}``, ``not \\boxed{5}``), or stands in the thinking.
 
     A new statement begins behind an empty line and with any word but ``and``, ``or`` and a unit:
     of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
     """
+    text = outside_thinking(text)
     answer = last_boxed(text)
     if answer is None:
         return None
     start, rivals = None, set[str]()
     for box in reversed(boxes(text)):
         if start is None:
+            if not _stands_alone(text, box.start, box.end):
+                return None
             start = box.start
         elif box.end <= start:
             if _begins_anew(text[box.end : start]):
@@ -65,14 +80,33 @@ def _begins_anew(between: str) -> bool:
     return any(word.lower() not in ("and", "or") and not is_unit(word) for word in words)
 
 
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    """Whether a box is an answer of its own: no operator, function or denial around it."""
+    before = _LAYOUT.sub("", text[max(0, start - _MAX_AROUND) : start])
+    after = _LAYOUT.sub("", text[end : end + _MAX_AROUND])
+    words_before = _CLAUSE_END.split(before.lower())[-1].split()[-_NEAR_WORDS:]
+    words_after = _CLAUSE_END.split(after.lower())[0].split()[:_NEAR_WORDS]
+    if _DENIALS & {*words_before, *words_after} or words_after[:1] == ["or"]:
+        return False
+    return not (_OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after))
+
+
+def outside_thinking(text: str) -> str:
+    """What stands behind the last ``</think>`` and before another ``<think>``."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
 def last_answer_tags(text: str) -> str | None:
-    """The text between the last ``<answer>`` and ``</answer>``; None if there is no such pair."""
-    end = text.rfind(_CLOSE)
-    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
-    if start < 0:
+    """The text between ``<answer>`` and ``</answer>`` outside of the thinking; None if there is no
+    such pair, one that is not closed, or a second one with another answer."""
+    first, *parts = outside_thinking(text).split(_OPEN)
+    if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
         return None
-    start += len(_OPEN)
-    return text[start : text.find(_CLOSE, start)].strip()
+    answers = [part.partition(_CLOSE)[0].strip() for part in parts]
+    rivals = {each for each in answers if each != answers[-1]}
+    if len(rivals) > _MAX_RIVALS or any(decide(answers[-1], each) is not True for each in rivals):
+        return None
+    return answers[-1] if answers else None
 
 
 def extract_answer(text: str) -> str | None:
@@ -85,7 +119,7 @@ def extract_answer(text: str) -> str | None:
 
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
-    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:].rpartition("</think>")[2])
+    text = outside_thinking(_SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]))
     if has_box(text):
         return final_boxed(text)
     tagged = last_answer_tags(text)

@@ -18,14 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from reason_llm.score.math.answer_text import Question, decide
+from reason_llm.score.math.answer_text import Question
 
 MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
@@ -150,23 +149,9 @@ class Judge:
     ) -> None:
         self.close()
 
-    def equivalent_many(
-        self, pairs: Sequence[tuple[str, str]], timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> list[Verdict]:
-        """Whether each (gold, answer) is the same mathematical object, in the order of ``pairs``.
-
-        Args:
-            timeout_seconds: limit of each comparison, its wait for a free worker not counted.
-        """
-        verdicts: dict[tuple[str, str], Verdict | Future[Verdict]] = {}
-        for gold, answer in pairs:
-            if (gold, answer) not in verdicts:
-                verdicts[gold, answer] = self._begin(gold, answer, timeout_seconds)
-        done = {
-            pair: verdict if isinstance(verdict, Verdict) else verdict.result()
-            for pair, verdict in verdicts.items()
-        }
-        return [done[pair] for pair in pairs]
+    def compare(self, question: Question, timeout_seconds: float = TIMEOUT_SECONDS) -> Verdict:
+        """Whether two trees are the same mathematical object."""
+        return self._threads.submit(self._compare, question, timeout_seconds).result()
 
     def close(self) -> None:
         """Kill the workers; comparisons that run or wait are dropped."""
@@ -178,12 +163,6 @@ class Judge:
         for worker in self._workers:
             worker.reap()
         self._workers.clear()
-
-    def _begin(self, gold: str, answer: str, timeout_seconds: float) -> Verdict | Future[Verdict]:
-        verdict = decide(gold, answer)
-        if isinstance(verdict, Question):
-            return self._threads.submit(self._compare, verdict, timeout_seconds)
-        return Verdict(verdict)
 
     def _compare(self, question: Question, timeout_seconds: float) -> Verdict:
         """Runs in a thread of the pool, which keeps its worker for the next item."""

@@ -64,7 +64,7 @@ _SYNONYMS = {
 }  # fmt: skip
 _IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
 _IS_A_NAME = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s./])*+")
-_PLAIN = (("...", "\\ldots "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
+_PLAIN = (("...", "\\ldots "), ("!=", "\\neq "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
 _BARE = frozenset(["<", ">", "|", "[", "]", "*", "i"])

@@ -59,8 +59,15 @@ _TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
 _SETS = {"R": sympy.S.Reals, "Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals,
          "C": sympy.S.Complexes}  # fmt: skip
-_INEQUALITIES = {"<": sympy.Lt, ">": sympy.Gt, "<=": sympy.Le, ">=": sympy.Ge}
+_RAYS: dict[str, Callable[[Value], Set]] = {
+    "<": lambda end: sympy.Interval.open(-sympy.oo, end),
+    ">": lambda end: sympy.Interval.open(end, sympy.oo),
+    "<=": lambda end: sympy.Interval(-sympy.oo, end),
+    ">=": lambda end: sympy.Interval(end, sympy.oo),
+    "!=": lambda end: sympy.S.Reals - sympy.FiniteSet(end),
+}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+_FINITE = ("list", "set")
 _SET_KINDS = frozenset(["cup", "cap", "setminus", "backslash", "interval"])
 
 
@@ -73,9 +80,9 @@ def same(gold: Tree, answer: Tree) -> bool:
     if gold == answer:
         return True
     gold, answer = _settled(gold), _settled(answer)
-    if ["set"] in (gold, answer):
+    if ["set"] in (gold, answer) or _is_set(gold) or (_is_set(answer) and gold[0] in _FINITE):
         return _same_sets(gold, answer)
-    if gold[0] in ("list", "set") or answer[0] in ("list", "set"):
+    if gold[0] in _FINITE or answer[0] in _FINITE:
         return _same_items(gold, answer)
     if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
         return _same_relations(gold, answer)
@@ -177,7 +184,7 @@ def _same_equations(gold: Tree, answer: Tree) -> bool:
     symbols = first.free_symbols
     if not symbols or symbols != second.free_symbols:
         return False
-    return _constant_ratio(first, second) is not None or _same_solutions(first, second)
+    return _constant_ratio(first, second) is not None
 
 
 def _constant_ratio(first: Expr, second: Expr) -> Expr | None:
@@ -191,20 +198,6 @@ def _constant_ratio(first: Expr, second: Expr) -> Expr | None:
     if len(ratios) < 2 or not all(_is_close(ratios[0], each, 10**-15) for each in ratios):
         return None
     return ratios[0]
-
-
-def _same_solutions(first: Expr, second: Expr) -> bool:
-    for symbol in sorted(first.free_symbols, key=str):
-        solved = [sympy.solve(each, symbol) for each in (first, second)]
-        if solved[0] and len(solved[0]) == len(solved[1]):
-            rest = list(solved[1])
-            for each in solved[0]:
-                index = next((i for i, o in enumerate(rest) if _same_values(each, o)), None)
-                if index is None:
-                    return False
-                del rest[index]
-            return True
-    return False
 
 
 def _same_relations(gold: Tree, answer: Tree) -> bool:
@@ -273,22 +266,26 @@ def as_set(tree: Tree) -> Set:
 
 
 def _solutions(tree: Tree) -> Set:
-    """The numbers that the one variable of a relation may be."""
+    """The numbers that the variable of a solved relation may be: it stands alone on one side, or
+    between two."""
     signs, members = tree[1].split(), tree[2:]
-    if signs == ["in"]:
-        return as_set(members[1])
-    if len(_symbols_of(tree)) != 1:
+    alone = [index for index, each in enumerate(members) if each[0] == "var"]
+    if len(alone) != 1 or len(_symbols_of(tree)) != 1 or len(signs) > 2:
         return _unknown(tree)
-    values = list(map(value, members))
+    if signs == ["in"]:
+        return as_set(members[1]) if alone == [0] else _unknown(tree)
     found: Set = sympy.S.Reals
-    for sign, left, right in zip(signs, values, values[1:], strict=False):
-        if sign == "!=":
-            part = sympy.S.Reals - sympy.Eq(left, right).as_set()
-        elif sign in _INEQUALITIES:
-            part = _INEQUALITIES[sign](left, right).as_set()
+    for index, sign in enumerate(signs):
+        left, right = members[index : index + 2]
+        if left[0] == "var":
+            end = value(right)
+        elif right[0] == "var":
+            end, sign = value(left), _FLIPPED.get(sign, "")
         else:
             return _unknown(tree)
-        found = sympy.Intersection(found, part)
+        if _symbols_of(left) == _symbols_of(right) or sign not in _RAYS or not end.is_real:
+            return _unknown(tree)
+        found = sympy.Intersection(found, _RAYS[sign](end))
     return found
 
 
@@ -299,7 +296,8 @@ def _same_scalars(gold: Tree, answer: Tree) -> bool:
     if gold[0] == "pct" and answer[0] != "pct" and _same_scalars(gold[1], answer):
         return True
     gold, answer = (
-        [*each] if each[0] != "ratio" else ["frac", *each[1:3]] for each in (gold, answer)
+        ["frac", *each[1:]] if each[0] == "ratio" and len(each) == 3 else each
+        for each in (gold, answer)
     )
     is_complex = _is_complex(gold, answer)
     first, second = value(gold, is_complex), value(answer, is_complex)

@@ -1,5 +1,7 @@
 """The unit or remark that follows an answer, and whether two of them differ."""
 
+from collections.abc import Collection, Sequence
+
 _SPELLINGS = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre",
     "m": "m meter metre", "km": "km kilometer kilometre", "in": "in inch inche",
@@ -18,6 +20,15 @@ _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
+_KINDS = tuple(
+    frozenset(kind.split())
+    for kind in ("mm cm m km in ft yd mi", "mg g kg lb oz", "ml l gal", "s min h d week month yr",
+                 "usd cent eur", "deg rad", "mph km/h m/s")
+)  # fmt: skip
+"""Units of one kind: one of them says another value than the next."""
+_NEED_SUPPORT = frozenset(["n", "j", "w", "v", "pa", "c", "f", "k", "a", "am", "pm"])
+"""Which may say something else where the question does not speak of them."""
+_NEUTRAL = frozenset(["unit", "per"])
 _SPEAKING = frozenset(
     [
         "or", "nor", "not", "no", "never", "but", "maybe", "either", "neither", "except", "than",
@@ -74,6 +85,25 @@ def canonical(word: str) -> str:
     """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
     singular = word.removesuffix("s") if len(word) > 1 else word
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
+
+
+def says_nothing(units: Sequence[tuple[str, str]], words: Collection[str]) -> bool:
+    """Whether units and remarks behind a number leave its value as it is, the gold answer having
+    none.
+
+    Args:
+        words: of the question, in one spelling each; none: the question is not known.
+    """
+    return all(_fits(word, words) for word, _ in units)
+
+
+def _fits(word: str, words: Collection[str]) -> bool:
+    if word in words or word in _NEUTRAL:
+        return True
+    if word not in _CANONICAL.values() or word in _NEED_SUPPORT:
+        return False
+    same_kind = next((set(kind) for kind in _KINDS if word in kind), set[str]())
+    return not same_kind & set(words)
 
 
 def is_unit(word: str) -> bool:

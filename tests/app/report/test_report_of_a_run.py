@@ -14,6 +14,7 @@ from reason_llm.app.console import Console
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
+from reason_llm.files import read_object
 
 QUIET = Console("quiet")
 
@@ -34,6 +35,7 @@ def test_a_run_ends_with_a_report_of_all_its_rollouts(
     assert not found.run.notices
 
 
+@pytest.mark.long
 def test_environment_tells_of_the_machine_and_of_no_one_else(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -73,5 +75,5 @@ def test_a_report_that_fails_is_a_warning_and_the_run_is_whole(
     (folder / "report.html").mkdir()
     summary = training.run_training(small_run(run__steps=2), QUIET)
     assert "no report was written: WriteError" in caplog.text
-    assert orjson.loads((folder / "summary.json").read_bytes()) == summary
+    assert read_object(folder / "summary.json") == summary
     assert summary["steps"] == 2

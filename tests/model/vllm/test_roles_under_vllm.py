@@ -21,7 +21,7 @@ from reason_llm.app.console import Console
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model.base import Model
 from reason_llm.rollout import Prompt
-from reason_llm.run import metrics
+from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from roles import ROLES, base_storages, check_one_copy
 
@@ -73,6 +73,7 @@ def test_one_base_copy_and_the_policy_s_adapter_alone(tokenizer: Any, tmp_path: 
     gc.collect()
 
 
+@pytest.mark.long
 def test_ppo_learns_from_what_vllm_samples(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:

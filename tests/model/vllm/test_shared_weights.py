@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.mark.parametrize(
     ("family", "tied", "dtype"),
-    most_are_long(FAMILIES, [("qwen2", True, "float32"), ("gemma2", True, "bfloat16")]),
+    most_are_long(FAMILIES, [("gemma2", True, "bfloat16")]),
 )
 def test_every_family_shares_every_weight(
     family: str, tied: bool, dtype: str, tmp_path: Path
@@ -90,7 +90,7 @@ def test_every_family_shares_every_weight(
             ("gemma3_text", "float32"),
             ("llama", "bfloat16"),
         ],
-        [("phi3", "float32"), ("llama", "bfloat16")],
+        [("phi3", "float32")],
     ),
 )
 def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Path) -> None:

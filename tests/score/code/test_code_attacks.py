@@ -144,7 +144,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     # (c) the tests' own names
     "check = bool": (UNITTEST, WRONG + "check = bool\n"),
     "check = bool, tests that do not define it": (
-        {"test": "import math\n", "entry_point": "add"}, WRONG + "check = bool\n"),
+        {"test": "def fail(): raise ValueError\n", "entry_point": "add"}, WRONG + "check = bool\n"),
     "a check that does nothing": (CHECK, WRONG + "def check(candidate): pass\n"),
     "tests of its own": (PYTEST, WRONG + "def test_one(): pass\ndef test_two(): pass\n"),
     "tests of its own beside a class": (

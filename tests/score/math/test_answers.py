@@ -79,7 +79,7 @@ RULES = [
     ("120 \\text{ km}", "120 kilometers", "120 miles"),
     ("5", "5 m", "5 + m"),
     ("5", "5cm", "5cd"),
-    ("42", "42 apples", "4 apples"),
+    ("42 \\text{ apples}", "42 apples", "42 pears"),
     ("36", "36 square inches", "6 square inches"),
     ("9:30 \\text{ a.m.}", "9:30 a.m.", "9:30 \\text{ p.m.}"),
     ("2.5", "2.5\\ \\Omega", "2.4\\ \\Omega"),
@@ -182,9 +182,9 @@ def test_numerals_and_words_are_decided_without_mathematics() -> None:
     "unit", ["\\ ", "\\,", " ,", "\\left", "1 ", "ab ", "\\text{a}", "a=", "{"]
 )
 def test_rules_stay_fast_on_repetitive_text(unit: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     decide("5", unit * (MAX_CHARACTERS // len(unit)) + "x")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_majority_counts_classes_not_spellings() -> None:

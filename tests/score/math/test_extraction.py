@@ -109,5 +109,59 @@ def test_extract_answer(text: str, answer: str | None) -> None:
 
 
 def test_last_answer_tags() -> None:
-    assert last_answer_tags("<answer>3</answer><answer> 4 </answer>") == "4"
-    assert last_answer_tags("<answer>3") is None
+    assert last_answer_tags("<think>3</think><answer> 4 </answer>") == "4"
+    assert last_answer_tags("<answer>4</answer> so <answer>4.0</answer>") == "4.0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>3",
+        "<answer>3</answer><answer> 4 </answer>",
+        "<answer>4</answer> or <answer>5</answer>",
+        "<answer>4 <answer>5</answer>",
+        "<answer>5</answer></answer>",
+        "<think><answer>5</answer></think> I do not know.",
+        "<think><answer>5</answer>",
+    ],
+)
+def test_tags_that_hedge_or_think_are_no_answer(text: str) -> None:
+    assert last_answer_tags(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\\boxed{5}</think> I do not know.",
+        "<think>\\boxed{5}",
+        "It is not \\boxed{5}.",
+        "\\boxed{5} is wrong.",
+        "\\boxed{5} or 6",
+        "3 + \\boxed{5}",
+        "$-\\boxed{5}$",
+        "\\frac{\\boxed{5}}{2}",
+        "\\sqrt{\\boxed{5}}",
+        "\\boxed{5}^2",
+        "2\\cdot\\boxed{5}",
+        "1\\boxed{5}",
+    ],
+)
+def test_a_box_in_the_wrong_place_is_no_answer(text: str) -> None:
+    assert final_boxed(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- \\boxed{5}",
+        "**\\boxed{5}**",
+        "x=\\boxed{5}",
+        "\\boxed{5}^\\circ",
+        "\\boxed{5}!",
+        "Step 2\n\\boxed{5}",
+        "Since it is not 4, the answer is \\boxed{5}.",
+        "<think>4</think> $\\boxed{5}$",
+    ],
+)
+def test_a_box_of_its_own_is_the_answer(text: str) -> None:
+    assert final_boxed(text) == "5"

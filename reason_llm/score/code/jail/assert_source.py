@@ -7,19 +7,35 @@ function has a built-in name, as in ``assert sum(10, 15) == 6``, that name is th
 (``_builtin_under_test``).
 
 Each ``assert X`` becomes a call of the counter (``AssertionCounts``), and goes on where it fails.
-Each function that is a test (``check``, ``test_…``) says when it is entered, so that it is run once
-by whoever runs it.
+What the program decides of the way through the tests is counted, too (``assert_paths``). Each
+function that is a test (``check``, ``test_…``) says when it is entered, so that it is run once by
+whoever runs it.
 """
 
 import ast
 import math
+import re
 import symtable
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeGuard
 
-MODULES = {"array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal",
-           "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numpy",
-           "operator", "os", "random", "re", "statistics", "string", "sys", "time",
+from .array_checks import CHECKS, StrictArrays
+from .assert_paths import (
+    CASE,
+    COUNT,
+    TOOK,
+    FunctionNode,
+    Plain,
+    Taint,
+    Ways,
+    expects_error,
+    is_raises,
+    must_fail,
+)
+
+MODULES = {"array", "asyncio", "bisect", "calendar", "cmath", "collections", "copy", "datetime",
+           "decimal", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math",
+           "numpy", "operator", "os", "random", "re", "statistics", "string", "sys", "time",
            "typing"}  # fmt: skip
 """Modules that tests may use without importing them, since programs mostly do; ``np``, too."""
 HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultdict": "collections",
@@ -27,19 +43,14 @@ HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultd
            "array_equal": "numpy"}  # fmt: skip
 """What tests may use of a module without importing it, and which: where something else is tested,
 these are not the program's, which would then say what equals."""
-ARRAY_COMPARISONS = ("allclose", "isclose", "array_equiv", "assert_allclose", "assert_equal",
-                     "assert_almost_equal", "assert_array_equal", "assert_array_almost_equal",
-                     "assert_approx_equal", "assert_array_almost_equal_nulp",
-                     "assert_array_max_ulp")  # fmt: skip
-"""Functions of numpy and numpy.testing that compare two arrays of any shapes."""
-ARRAY_ARGUMENTS = ("a", "b", "a1", "a2", "actual", "desired", "x", "y")
-"""Names of what they compare, in its order."""
+NOT_FINITE = {"nan", "inf", "infinity", "isnan", "isinf", "isfinite"}
+"""Words by which tests say that a number of the program's may be none."""
 PROGRAM_NAME = "solution"
 """The module as which tests may import the program."""
 
-_CASE, _ENTERED, _EXCEPTION = "__case__", "__entered__", "__exception__"
+_ENTERED, _EXCEPTION = "__entered__", "__exception__"
 _FROM_PROGRAM = "program:"  # no identifier, so that no other name can be this one
-_Function = ast.FunctionDef
+_Function = FunctionNode
 _Import = ast.Import | ast.ImportFrom
 
 
@@ -55,20 +66,18 @@ class TestsSource:
 
     def __init__(self, source: str, entry_point: str | None, builtin: Container[str]) -> None:
         self.entry_point = entry_point
-        self.tree = ast.parse(source)
-        asserts = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assert)]
+        tree = ast.parse(source)
+        self.tree: ast.Module = Plain(tree).visit(tree)
+        ast.fix_missing_locations(self.tree)
+        asserts = list(_assertions(self.tree))
         self.num_asserts = len(asserts)
         self.functions = {node.name: node for node in _tests_among(self.tree.body)}
         numbers = {id(node): number for number, node in enumerate(asserts)}
         self.is_unittest = any(_is_unittest(node) for node in self.tree.body)
         methods = [test for node in self.tree.body for test in _methods_among(node)]
-        tests = [*self.functions.values(), *methods]
-        bodies = [self.tree.body, *(node.body for node in tests)]
-        self.certain = {numbers[id(node)] for body in bodies for node in _certain(body)}
-        """The assertions that no condition stands before: loops alone can keep them from being
-        run, so that one that never ran has not passed."""
-        is_of_numpy = "numpy" in source or "np." in source or "allclose" in source
-        self.compares_arrays = is_of_numpy and any(name in source for name in ARRAY_COMPARISONS)
+        words = set(re.findall("[a-z]+", source.lower()))
+        self.speaks_of_infinity = bool(words & NOT_FINITE)
+        self.uses_numpy = "numpy" in source or "np." in source or "allclose" in source
         free = _free_names(source, "exec")
         self.asks_for_candidate = entry_point is not None and "candidate" in free
         free -= {"candidate"} if self.asks_for_candidate else set()
@@ -82,16 +91,21 @@ class TestsSource:
         self.helpers = checks & HELPERS.keys()
         self.asked_by_entry = {n for n in of_entry if not _is_dunder(n)}
         under_test = self._builtin_under_test(free, builtin)
-        called = _called(self.tree.body)
-        helpers = [n for n in self.tree.body if isinstance(n, _Function) and n.name in called]
-        decided = _decided_by_program(self.tree, self.asked | {name.id for name in under_test})
-        bodies += [node.body for node in helpers]
-        guards = [guard for body in bodies for guard in _guards(body)]
-        blocks: list[ast.stmt] = [guard for guard in guards if _names_in(guard.test) & decided]
-        held = [_asserts_in(block, numbers) for block in (*blocks, *self.functions.values())]
-        self.guarded = [group for group in held if group]
-        """Assertions behind a condition that the program decides, by the condition, and those of
-        each test: where none of them ran, the program has chosen not to be tested."""
+        self.tests = [
+            numbers_of
+            for node in self.functions.values()
+            if (numbers_of := {numbers[id(n)] for n in _assertions(node) if not must_fail(n)})
+        ]
+        """Assertions of each test: where none of them ran, it has tested nothing."""
+        taint = Taint(self.tree, self.asked | {name.id for name in under_test})
+        tops = [self.tree.body, *(node.body for node in (*self.functions.values(), *methods))]
+        certain = [node for body in tops for node in _certain(body)]
+        certain += _handed_out(self.tree, certain, taint)
+        self.certain = {numbers[id(node)] for node in certain if id(node) in numbers}
+        """The assertions that no condition of the tests stands before: loops alone, or the program
+        that was given a function, can keep them from being run; one that never ran has failed."""
+        Ways(taint, self.num_asserts).rewritten(self.tree)
+        StrictArrays(taint, self.tree).visit(self.tree)
         self.renamed = {_FROM_PROGRAM + name: name for name in {n.id for n in under_test}}
         for node in under_test:
             node.id = _FROM_PROGRAM + node.id
@@ -128,14 +142,25 @@ class AssertionCounts:
         self.stop_early = stop_early
         self.ran: dict[int, int] = {}
         self.held: dict[int, int] = {}
+        self.num_runs = 0
 
     def __call__(self, number: int, value: Any) -> None:
         """Count one run of an assertion."""
         is_true = bool(value)  # may raise; the caller then says False
+        self.num_runs += 1
         self.ran[number] = self.ran.get(number, 0) + 1
         self.held[number] = self.held.get(number, 0) + is_true
         if not is_true and self.stop_early:
             raise Stop
+
+    def took(self, number: int, num_runs_before: int, is_done: bool) -> None:
+        """A way that the program chose has come to its end: it fails if no assertion ran on it.
+
+        Args:
+            is_done: nothing was passed over, whatever ran.
+        """
+        if not is_done and self.num_runs <= num_runs_before:
+            self(number, False)
 
     def score(self, num_missing: int) -> tuple[int, int]:
         """Assertions that held, and all. One that ran more often weighs as much as any other, in
@@ -155,7 +180,8 @@ class Stop(BaseException):
 
 def namespace_of(counts: AssertionCounts, entered: set[str]) -> dict[str, Any]:
     """What the rewritten tests need."""
-    return {_CASE: counts, _ENTERED: entered.add, _EXCEPTION: Exception}
+    own = {COUNT: lambda: counts.num_runs, TOOK: counts.took}
+    return {CASE: counts, _ENTERED: entered.add, _EXCEPTION: Exception, **own, **CHECKS}
 
 
 class _Rewrite(ast.NodeTransformer):
@@ -171,12 +197,25 @@ class _Rewrite(ast.NodeTransformer):
         self.visit(tree)
         return ast.fix_missing_locations(tree)
 
-    def visit_Assert(self, node: ast.Assert) -> ast.Try:
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return self._counted(node, [], node.test)
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        if is_raises(node):
+            return self._counted(node, [node], ast.Constant(True))
+        self.generic_visit(node)
+        return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.stmt:
+        self.generic_visit(node)
+        return node
+
+    def _counted(self, node: ast.stmt, first: list[ast.stmt], test: ast.expr) -> ast.stmt:
         number = ast.Constant(self.numbers[id(node)])
-        case = _call_statement(_CASE, [number, node.test])
-        failed = _call_statement(_CASE, [number, ast.Constant(False)])
+        case = _call_statement(CASE, [number, test])
+        failed = _call_statement(CASE, [number, ast.Constant(False)])
         handler = ast.ExceptHandler(ast.Name(_EXCEPTION, ast.Load()), None, [failed])
-        return ast.copy_location(ast.Try([case], [handler], [], []), node)
+        return ast.copy_location(ast.Try([*first, case], [handler], [], []), node)
 
 
 def _call_statement(function: str, arguments: list[ast.expr]) -> ast.stmt:
@@ -202,92 +241,98 @@ def _is_unittest(node: ast.stmt) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in bases)
 
 
-def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.Assert]:
-    for node in body:
-        if isinstance(node, ast.Assert):
+def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Assertions, and contexts that wait for an error; what stands in these is no assertion."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop(0)
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.With) and is_raises(node)):
             yield node
-        elif isinstance(node, ast.For | ast.While | ast.With):
-            yield from _certain(node.body)
-        elif isinstance(node, ast.Try):
-            yield from _certain(node.finalbody)
-            if any(map(_catches_all, node.handlers)):  # whatever the program raises
-                yield from (each for each in _certain(node.body) if not _must_fail(each))
+        else:
+            nodes += ast.iter_child_nodes(node)
 
 
-def _guards(body: Sequence[ast.stmt]) -> Iterator[ast.If]:
-    """The conditions that are come to, whatever the program does."""
+def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.stmt]:
+    """What stands under no condition: assertions, contexts that wait for an error, and other
+    statements without a body, but for those that must not be come to.
+
+    Args:
+        is_helper: it may be called for other cases alone, and then leaves before its end.
+    """
     for node in body:
-        if isinstance(node, ast.If):
-            yield node
-        elif isinstance(node, ast.For | ast.While | ast.With):
-            yield from _guards(node.body)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith) and (
+            not is_raises(node)
+        ):
+            yield from _certain(node.body, is_helper)
         elif isinstance(node, ast.Try):
-            yield from _guards([*node.body, *node.finalbody])
+            yield from _certain(node.finalbody, is_helper)
+            catches_all = any(map(_catches_all, node.handlers))  # whatever the program raises
+            if catches_all and not expects_error(node.body):
+                yield from _certain(node.body, is_helper)
+        elif isinstance(node, ast.If | ast.Match):
+            if is_helper and any(isinstance(n, ast.Return | ast.Continue) for n in ast.walk(node)):
+                return
+        elif not must_fail(node):
+            yield node
 
 
-def _called(body: Sequence[ast.stmt]) -> set[str]:
-    """The functions that statements of the tests call for themselves, as in ``check_one(3)``."""
-    calls = [node.value for node in body if isinstance(node, ast.Expr)]
-    found = {call.func.id for call in calls
-             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}  # fmt: skip
-    loops = (node.body for node in body if isinstance(node, ast.For | ast.While | ast.With))
-    return found.union(*map(_called, loops))
+def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> Iterator[ast.stmt]:
+    """The same of functions that these statements call, hand to the program, or let it decorate,
+    and of the functions that those use in turn."""
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    functions: dict[str, list[_Function]] = {}
+    for each in ast.walk(tree):
+        if not isinstance(each, ast.ClassDef | _Function):
+            continue
+        for method in each.body if isinstance(each, ast.ClassDef) else ():
+            if isinstance(method, _Function) and method.name not in attributes:
+                is_called = not _is_dunder(method.name) or method.name in ("__init__", "__call__")
+                functions.setdefault(each.name if is_called else "", []).append(method)
+        if isinstance(each, _Function):
+            functions.setdefault(each.name, []).append(each)
+    waiting = list(certain)
+    while waiting:
+        node = waiting.pop()
+        names = list(_used(node))
+        if isinstance(node, _Function) and taint.holds(*node.decorator_list):
+            names.append(node.name)
+        for name in names:
+            for function in functions.pop(name, ()):
+                inside = list(_certain(function.body, is_helper=True))
+                waiting += inside
+                yield from inside
 
 
-def _decided_by_program(tree: ast.Module, asked: set[str]) -> set[str]:
-    """The names whose values may be the program's: those that the tests ask for, ``candidate``, the
-    parameter of ``check``, and what is computed from such."""
-    found = asked | {"candidate"}
-    for node in ast.walk(tree):
-        if isinstance(node, _Function) and node.name == "check":
-            found |= {each.arg for each in node.args.args}
-        elif isinstance(node, ast.ImportFrom) and node.module == PROGRAM_NAME:
-            found |= {alias.asname or alias.name for alias in node.names}
-    given = [(_names_in(target), _names_in(value)) for target, value in _bindings(tree)]
-    while more := set().union(*(names for names, used in given if used & found)) - found:
-        found |= more
-    return found
+def _used(node: ast.AST) -> Iterator[str]:
+    """Names that a statement uses, whatever its conditions give."""
+    match node:
+        case ast.BoolOp(values=[first, *_]) | ast.IfExp(test=first) | ast.Assert(test=first):
+            parts: list[ast.AST] = [first]
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() if any(
+            loop.ifs for loop in node.generators
+        ):
+            parts = [loop.iter for loop in node.generators]
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            parts = [*node.decorator_list]
+        case ast.ClassDef() | ast.With():
+            parts = []
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if _waits(name):
+            parts = []
+        case _:
+            parts = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.Name | ast.Attribute):
+        yield node.id if isinstance(node, ast.Name) else node.attr
+    for part in parts:
+        yield from _used(part)
 
 
-def _bindings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """What is bound, and what it is bound to."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                yield from ((target, value) for target in targets)
-            case ast.NamedExpr(target=target, value=value):
-                yield target, value
-            case ast.AugAssign(target=target, value=value):
-                yield target, value
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                yield target, value
-            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                yield target, value
-            case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
-                yield target, value
-
-
-def _asserts_in(block: ast.stmt, numbers: Mapping[int, int]) -> set[int]:
-    """Numbers of the assertions in a statement, but for those that say that it must not be come
-    to."""
-    return {
-        numbers[id(node)]
-        for node in ast.walk(block)
-        if isinstance(node, ast.Assert) and not _must_fail(node)
-    }
-
-
-def _names_in(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def _waits(name: str) -> bool:
+    """``raises``, ``assertRaises``: what it calls may end before its assertions."""
+    return name.lower().endswith(("raises", "warns"))
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
-
-
-def _must_fail(node: ast.Assert) -> bool:
-    """``assert False``, which stands where the program should have raised."""
-    return isinstance(node.test, ast.Constant) and not node.test.value
 
 
 def _free_names(source: str, mode: str) -> set[str]:

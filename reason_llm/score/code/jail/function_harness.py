@@ -10,8 +10,9 @@ the text of the tests are in the tester only, which cannot be traced, and import
 the program can write. The tests' namespace holds the names that the tests ask for
 (``assert_source``) and no other.
 
-Tests pass if every assertion that ran held and none was kept from running by an empty loop; tests
-without assertions pass by running to their end. Both must have used the program.
+Tests pass if every assertion that ran held, none was kept from running by an empty loop, and every
+way that the program chose came to one (``assert_paths``); tests that exit or raise instead pass by
+running to their end. Both must have used the program.
 
 What remains: results that are objects of the program's own classes stay over there, and the tests
 see them through the program's methods, so a test that compares two such objects, or checks one
@@ -25,21 +26,25 @@ stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one
 ``total`` and ``problem``.
 """
 
+import asyncio
 import contextlib
 import ctypes
+import gc
 import importlib
+import inspect
 import json
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from . import like_pytest
 from .assert_source import (
-    ARRAY_ARGUMENTS,
-    ARRAY_COMPARISONS,
     HELPERS,
     PROGRAM_NAME,
     AssertionCounts,
@@ -81,10 +86,10 @@ def _run_tests(
         return "classes of unittest are not run"
     entered: set[str] = set()
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
+    sys.modules["pytest"] = like_pytest.module()
+    program.gives_arrays, program.gives_all_numbers = tests.uses_numpy, tests.speaks_of_infinity
+    lost = _LostErrors()
     namespace = {"__name__": "__main__", "__builtins__": builtin, **namespace_of(counts, entered)}
-    if tests.compares_arrays:
-        with contextlib.suppress(ImportError):
-            _compare_empty_arrays()
     for name in tests.modules:
         with contextlib.suppress(ImportError):
             namespace[name] = importlib.import_module("numpy" if name == "np" else name)
@@ -97,11 +102,13 @@ def _run_tests(
     exec(tests.code, namespace)
     for name in tests.functions.keys() - entered:
         if name != "check":
-            namespace[name]()
+            _ended(namespace[name]())
         elif tests.entry_point is not None:
-            namespace[name](_candidate(program, tests, builtin))
+            _ended(namespace[name](_candidate(program, tests, builtin)))
     program.sync()
-    has_skipped = any(not group & counts.ran.keys() for group in tests.guarded)
+    if (error := lost.first()) is not None:
+        return f"an error that the tests lost: {type(error).__name__}: {error}"
+    has_skipped = any(not numbers & counts.ran.keys() for numbers in tests.tests)
     if tests.certain - counts.ran.keys() or has_skipped or (tests.num_asserts and not counts.ran):
         return "an assertion never ran"
     is_used = program.num_calls or (counts.ran and program.num_names)
@@ -109,30 +116,55 @@ def _run_tests(
     return None if is_used or has_failed else "the tests call nothing of the program"
 
 
-def _compare_empty_arrays() -> None:
-    """Make numpy's comparisons fail for an empty array beside one that is not.
+class _LostErrors:
+    """Errors of the tests that no one is told: of a thread, of a future or a task that nobody asks
+    for its result."""
 
-    numpy would repeat the other one to the same shape, no times, and find no element that differs.
-    """
-    numpy = importlib.import_module("numpy")
-    testing = importlib.import_module("numpy.testing")
+    def __init__(self) -> None:
+        self._found: list[BaseException | None] = []
+        self._unheard: set[Future[Any]] = set()
+        threading.excepthook = lambda given: self._found.append(given.exc_value)
 
-    def strict(function: Callable[..., Any], fails: bool) -> Callable[..., Any]:
-        def compare(*arguments: Any, **named: Any) -> Any:
-            pair = [*arguments, *(named[name] for name in ARRAY_ARGUMENTS if name in named)][:2]
-            sizes = [numpy.asarray(each).size for each in pair]
-            if 0 not in sizes or not any(sizes):
-                return function(*arguments, **named)
-            if fails:
-                raise AssertionError("an empty array beside one that is not")
-            return numpy.bool_(False)
+        def call_exception_handler(loop: Any, context: dict[str, Any]) -> None:
+            self._found.append(context.get("exception"))
 
-        return compare
+        setattr(asyncio.BaseEventLoop, "call_exception_handler", call_exception_handler)  # noqa: B010
+        keep = Future.set_exception
 
-    for name in ARRAY_COMPARISONS:
-        for module in (numpy, testing):
-            if hasattr(module, name):
-                setattr(module, name, strict(getattr(module, name), module is testing))
+        def set_exception(future: Future[Any], error: BaseException | None) -> None:
+            self._unheard.add(future)
+            keep(future, error)
+
+        setattr(Future, "set_exception", set_exception)  # noqa: B010 - mypy allows no assignment
+        for name in ("result", "exception"):
+            setattr(Future, name, self._hearing(getattr(Future, name)))
+
+    def _hearing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def hear(future: Future[Any], timeout: float | None = None) -> Any:
+            try:
+                return function(future, timeout)
+            finally:
+                self._unheard.discard(future)
+
+        return hear
+
+    def first(self) -> BaseException | None:
+        """The first of them, once every thread of the tests has ended."""
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        gc.collect()  # a task says so when it goes
+        found = [*self._found, *(future.exception() for future in list(self._unheard))]
+        return next((error for error in found if error is not None), None)
+
+
+def _ended(result: Any) -> None:
+    """Wait for a test that is a coroutine, or for those of a test with several cases."""
+    for each in result if isinstance(result, list) else [result]:
+        if inspect.iscoroutine(each):
+            asyncio.run(each)
+        elif isinstance(each, list):
+            _ended(each)
 
 
 def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
@@ -221,6 +253,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     request = json.load(sys.stdin)
     program.timeout_seconds = request["timeout_seconds"]
+    # What the program gave may be slow to compare or to print: CPU time between two of its answers.
+    program.heard = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
 
     def write(message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")

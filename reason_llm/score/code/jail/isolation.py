@@ -34,6 +34,9 @@ PYTHON = Path("/python")
 PACKAGES = Path("/packages")
 """Where programs see the installed packages."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SHARED_MEMORY = Path("/dev/shm")
+_STREAMS = (Path("/dev/stdin"), Path("/dev/stdout"), Path("/dev/stderr"))
+"""Only names, for who asks whether they exist; Python opens the streams (``_RUN_PROGRAM``)."""
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 _LOADER_CACHE = "/etc/ld.so.cache"
 
@@ -91,6 +94,9 @@ def build_root(visible: dict[str, str], user: int) -> int | None:
     for target, source in visible.items():
         _show(Path(source), Path(target))
     _inside(SCRATCH).mkdir()
+    for path in _STREAMS:
+        _inside(path).touch()
+    _inside(_SHARED_MEMORY).symlink_to(SCRATCH)  # locks between processes are files there
     _make_read_only()
     return change_to
 

@@ -11,17 +11,26 @@ nothing else. It names nothing and replaces nothing: names are the tester's own.
 would end the loop of the tests that calls it, before their assertions.
 """
 
+import asyncio
 import builtins
+import copy
+import inspect
 import json
+import operator
 import os
 import select
 import signal
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from itertools import islice
+from threading import Lock
 from typing import Any, NoReturn
 
-from .values import DATA_TYPES, EXCEPTIONS, decode, encode
+from .values import DATA_TYPES, EXCEPTIONS, NotFinite, decode, encode, without_arrays
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_LINEAGE = 32
@@ -39,6 +48,40 @@ PREDICATES = {
 }
 """Methods by which tests ask a plain value yes or no. An object that has them only is none: it may
 say yes to whatever it is asked, and so know nothing."""
+
+MAX_ITEMS = 1 << 16
+"""Of an object of the tests that the program goes through."""
+
+
+def _public(name: Any) -> str:
+    if type(name) is not str or name.startswith("_"):
+        raise AttributeError(str(name)[:80])
+    return name
+
+
+def _set_data(given: Any, name: Any, value: Any) -> None:
+    """Set an attribute, but no method: what the tests' own class does is not the program's."""
+    if callable(getattr(type(given), _public(name), None)):
+        raise AttributeError(f"{name} is a method")
+    setattr(given, name, value)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "getattr": lambda given, name: getattr(given, _public(name)),
+    "setattr": _set_data,
+    "call": lambda given, *arguments: given(*arguments),
+    "list": lambda given: list(islice(given, MAX_ITEMS)),
+    **{f.__name__: f for f in (len, bool, str, repr, hash, copy.copy, copy.deepcopy)},
+    **{
+        f.__name__: f
+        for f in (
+            *(operator.getitem, operator.setitem, operator.delitem, operator.contains),
+            *(operator.eq, operator.lt, operator.le, operator.gt, operator.ge),
+            *(operator.add, operator.sub, operator.mul),
+        )
+    },
+}
+"""What a program may do with an object of a class that the tests define."""
 
 Json = dict[str, Any]
 
@@ -66,7 +109,16 @@ class Program:
         self.timeout_seconds = 0.0
         self.unread = bytearray()
         self.callbacks: list[Callable[..., Any]] = []
+        self.given: list[Any] = []
+        self.gives_arrays = False
+        """Whether the tests speak of numpy; if not, arrays come as lists."""
+        self.gives_all_numbers = True
+        """Whether NaN and infinities come as what they are; if not, as ``NotFinite``."""
         self.exceptions: dict[str, type[Exception]] = {}
+        self.heard: Callable[[], object] = lambda: None
+        """Called with each answer."""
+        self._asking = Lock()
+        self._is_asked: ContextVar[bool] = ContextVar("is_asked", default=False)
         self.has_ended = False
         self.num_calls = 0
         self.num_names = 0
@@ -90,7 +142,7 @@ class Program:
         Raises:
             NameError: it defined no such name.
         """
-        answer = self._answer(self._request("get", (name,), {}), "get")
+        answer = self._asked("get", (name,))
         self.num_names += 1
         found = self._value(answer["value"], is_name=True)
         if isinstance(found, StandIn) and name.lstrip("_")[:1].isupper():
@@ -100,7 +152,7 @@ class Program:
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
         self.num_calls += 1
-        answer = self._answer(self._request(function, arguments, named), function)
+        answer = self._asked(function, arguments, named)
         for mine, changed in zip(arguments[1:], answer.get("changed", ()), strict=False):
             _take_over(mine, self._value(changed))
         return self._value(answer["value"])
@@ -111,7 +163,26 @@ class Program:
         Raises:
             ProgramEnded: it wrote something, or is no longer there.
         """
-        self._answer(self._request("sync", (), {}), "sync")
+        self._asked("sync")
+
+    def _asked(
+        self, function: str, arguments: tuple[Any, ...] = (), named: Json | None = None
+    ) -> Json:
+        with self._one_at_a_time():
+            return self._answer(self._request(function, arguments, named or {}), function)
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """The tests' threads wait for each other, but not for the call that calls them back."""
+        if self._is_asked.get():
+            yield
+            return
+        with self._asking:
+            token = self._is_asked.set(True)
+            try:
+                yield
+            finally:
+                self._is_asked.reset(token)
 
     def _request(self, function: str, arguments: tuple[Any, ...], named: Json) -> str:
         number = os.urandom(16).hex()
@@ -126,7 +197,7 @@ class Program:
         return number
 
     def _answer(self, number: str, function: str) -> Json:
-        while "callback" in (message := self._receive(number)):
+        while {"callback", "operation"} & (message := self._receive(number)).keys():
             self._call_back(number, message)
         if "error" in message:
             lineage, text = message["error"]
@@ -134,11 +205,22 @@ class Program:
         return message
 
     def _call_back(self, number: str, message: Json) -> None:
-        """The program calls a function that the tests handed over; its errors are returned too."""
+        """The program calls a function that the tests handed over, or does something with an object
+        of theirs; its errors are returned too."""
         given = [self._value(item) for item in message["arguments"]]
+        if "callback" in message:
+            function = self.callbacks[message["callback"]]
+        else:
+            function = OPERATIONS[message["operation"]]
+            if not given or not _is_own(given[0]):
+                self._end("the program broke the protocol: an operation on no object of the tests")
         try:
-            value = self.callbacks[message["callback"]](*given)
-            reply = {"value": encode(value, self._to_program)}
+            value = function(*given)
+            is_awaited = inspect.iscoroutine(value)
+            if is_awaited:
+                with ThreadPoolExecutor(1) as thread:  # a loop of the tests may run in this one
+                    value = thread.submit(copy_context().run, asyncio.run, value).result()
+            reply = {"value": encode(value, self._to_program), "awaited": is_awaited}
         except ProgramEnded:
             raise
         except Exception as error:  # noqa: BLE001 - the tests' own
@@ -147,8 +229,9 @@ class Program:
 
     def _error(self, lineage: list[str], message: str, function: str) -> Exception:
         """What the tests see raised: an exception of the nearest class that they can know."""
-        if "StopIteration" in lineage and function == "next":
-            return StopIteration()
+        ends = {"next": StopIteration, "anext": StopAsyncIteration}
+        if function in ends and ends[function].__name__ in lineage:
+            return ends[function]()
         if {"StopIteration", "StopAsyncIteration"} & set(lineage):
             return RuntimeError(f"the program raised {lineage[0]}: {message}")
         known = {**EXCEPTIONS, **self.exceptions}
@@ -184,6 +267,10 @@ class Program:
                 if message["callback"] not in range(len(self.callbacks)):
                     raise ValueError("a callback that was never given")
                 list(message["arguments"])
+            elif "operation" in message:
+                if message["operation"] not in OPERATIONS:
+                    raise ValueError("an operation that is none")
+                list(message["arguments"])
             elif "error" in message:
                 lineage, _ = message["error"]
                 if type(lineage) is not list:
@@ -212,6 +299,7 @@ class Program:
                 self._end("time limit")
         line = bytes(self.unread[:end])
         del self.unread[: end + 1]
+        self.heard()
         return line
 
     def _end(self, why: str) -> NoReturn:
@@ -222,10 +310,18 @@ class Program:
     def _to_program(self, value: Any) -> Any:
         if isinstance(value, StandIn):
             return {"object": object.__getattribute__(value, "_number")}
+        if isinstance(value, NotFinite):
+            return encode(value.number, self._to_program)
         name = value.__name__ if isinstance(value, types.BuiltinFunctionType) else ""
         if name and vars(builtins).get(name) is value:
             # Its own one does the same there. Ours would do it here: ``eval`` is the tests' to use.
             return {"builtin": name}
+        if _is_own(value):
+            number = next((n for n, each in enumerate(self.given) if each is value), None)
+            if number is None:
+                number = len(self.given)
+                self.given.append(value)
+            return {"given": number}
         if not callable(value):
             raise TypeError(f"{type(value).__name__} cannot be given to the program")
         self.callbacks.append(value)
@@ -236,16 +332,29 @@ class Program:
         try:
             if is_name and isinstance(encoded, dict) and "exception" in encoded:
                 return self._exception([str(name) for name in encoded["exception"]])
-            return decode(encoded, self._stand_in, DATA_TYPES)
+            value = decode(encoded, self._stand_in, DATA_TYPES)
+            return value if self.gives_arrays else without_arrays(value)
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             self._end(f"the program broke the protocol: {error}")
         except (RecursionError, MemoryError) as error:
             self._end(f"the program sent too much: {error}")
 
-    def _stand_in(self, kind: str, content: Any) -> Any:
-        if kind != "object" or type(content) is not int:
+    def _stand_in(self, kind: str | None, content: Any) -> Any:
+        if kind is None:
+            return content if self.gives_all_numbers else NotFinite(content)
+        if kind == "given" and content in range(len(self.given)):
+            return self.given[content]
+        if kind not in ("object", "coroutine") or type(content) is not int:
             raise ValueError(f"a value of the unknown kind {kind!r}")
-        return StandIn(self, content)
+        found = StandIn(self, content)
+        return self._awaited(found) if kind == "coroutine" else found
+
+    async def _awaited(self, coroutine: "StandIn") -> Any:
+        """A coroutine of the program's. Those that run beside it are begun before it is waited
+        for."""
+        self.call("begin", coroutine)
+        await asyncio.sleep(0)
+        return self.call("finish", coroutine)
 
     def _exception(self, lineage: list[str]) -> type[Exception]:
         """The tester's own class for one of the program's, and for those that it derives from, so
@@ -260,8 +369,17 @@ class Program:
         return kind
 
 
+def _is_own(value: Any) -> bool:
+    """Whether this is an object of a class that the tests define."""
+    return not isinstance(value, type) and type(value).__module__ == "__main__"
+
+
 def _take_over(mine: Any, changed: Any) -> None:
-    """Do to a list, dict or set of the tests what the program did to its copy."""
+    """Do to a list, dict, set or array of the tests what the program did to its copy."""
+    if type(mine).__name__ == type(changed).__name__ == "ndarray":
+        if mine.shape == changed.shape and mine.flags.writeable:
+            mine[...] = changed
+        return
     if type(mine) is list and type(changed) is list:
         mine[:] = changed
     elif type(mine) is type(changed) and type(mine) in (dict, set):
@@ -342,6 +460,21 @@ class StandIn:
     def __next__(self) -> Any:
         return self._program.call("next", self)
 
+    def __aiter__(self) -> Any:
+        return self._program.call("aiter", self)
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        async def following() -> Any:
+            return self._program.call("anext", self)
+
+        return following()
+
+    async def __aenter__(self) -> Any:
+        return await self._program.call("getattr", self, "__aenter__")()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._program.call("getattr", self, "__aexit__")(None, None, None)
+
     def __hash__(self) -> int:
         return hash(object.__getattribute__(self, "_number"))
 
@@ -349,6 +482,17 @@ class StandIn:
         if not isinstance(other, StandIn):
             return NotImplemented
         return self._program.call(function, self, other)
+
+    def _computed(self, function: str, *operands: Any) -> Any:
+        """An operator of arithmetic, with numbers of the tests only where the tests made the object
+        of a class that they name: else it could be 0 less whatever is expected."""
+        is_tested = object.__getattribute__(self, "_is_tested")
+        if not is_tested and not (operands and all(type(each) is StandIn for each in operands)):
+            return NotImplemented
+        made = self._program.call(function, *operands or (self,))
+        if isinstance(made, StandIn):
+            object.__setattr__(made, "_is_tested", is_tested)
+        return made
 
     def __eq__(self, other: object) -> Any:
         return self._with_another("eq", other)
@@ -365,11 +509,35 @@ class StandIn:
     def __ge__(self, other: object) -> Any:
         return self._with_another("ge", other)
 
+    def __neg__(self) -> Any:
+        return self._computed_alone("neg")
+
+    def __abs__(self) -> Any:
+        return self._computed_alone("abs")
+
+    def _computed_alone(self, function: str) -> Any:
+        found = self._computed(function)
+        if found is NotImplemented:
+            raise TypeError(f"bad operand type for {function}: an object of the program")
+        return found
+
     def __add__(self, other: object) -> Any:
-        return self._with_another("add", other)
+        return self._computed("add", self, other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._computed("add", other, self)
 
     def __sub__(self, other: object) -> Any:
-        return self._with_another("sub", other)
+        return self._computed("sub", self, other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._computed("sub", other, self)
 
     def __mul__(self, other: object) -> Any:
-        return self._with_another("mul", other)
+        return self._computed("mul", self, other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._computed("mul", other, self)
+
+    def __truediv__(self, other: object) -> Any:
+        return self._computed("truediv", self, other)

@@ -4,29 +4,70 @@ tester asks of its functions and objects. Nothing here can be relied on once the
 The tester's side of the channel, and what the tester makes of an answer: ``program_proxy``.
 """
 
+import asyncio
 import builtins
 import contextlib
-import functools
+import inspect
 import json
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 from .values import DATA_TYPES, TYPES, decode, encode
+
+_loops: list[asyncio.AbstractEventLoop] = []
+_tasks: dict[int, Any] = {}
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The one loop that the program's coroutines run in."""
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+    return _loops[0]
+
+
+def begin(coroutine: Any) -> None:
+    """Let a coroutine run whenever the loop does."""
+    _tasks[id(coroutine)] = _loop().create_task(coroutine)
+
+
+def finish(coroutine: Any) -> Any:
+    """What a coroutine that was begun returns."""
+    return _loop().run_until_complete(_tasks[id(coroutine)])
+
+
+def anext(values: Any) -> Any:
+    """The next of an asynchronous iterator, waited for."""
+    return _loop().run_until_complete(_coroutine(values.__anext__()))
+
+
+async def _ready(value: Any) -> Any:
+    return value
+
+
+async def _coroutine(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def _all_of(values: Any) -> list[Any]:
+    return [value async for value in values]
+
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "sync": lambda: None,
     **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, iter, next, isinstance)},
+    **{f.__name__: f for f in (begin, finish, aiter, anext)},
     **{
         f.__name__: f
         for f in (
             *(operator.getitem, operator.setitem, operator.delitem),
             *(operator.eq, operator.lt, operator.le, operator.gt, operator.ge),
-            *(operator.add, operator.sub, operator.mul),
+            *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
+            abs,
         )
     },
 }
@@ -73,7 +114,49 @@ def _lineage(kind: type) -> list[str]:
 
 
 def _refuse(value: Any) -> Any:
+    if type(value) is Given:
+        return {"given": value._number}
     raise _NotPlain
+
+
+class Given:
+    """An object of a class that the tests define. It stays with them; what is done to it is."""
+
+    __slots__ = ("_ask", "_number")
+
+    def __init__(self, ask: Callable[..., Any], number: int) -> None:
+        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "_number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("setattr", self, name, value)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it where it is."""
+        return self._ask("call", self, *arguments)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._ask("list", self))
+
+    def __copy__(self) -> Any:
+        return self._ask("copy", self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._ask("deepcopy", self)
+
+
+def _operation(name: str) -> Callable[..., Any]:
+    return lambda given, *arguments: given._ask(name, given, *arguments)
+
+
+for _name in ("len", "bool", "str", "repr", "hash", "getitem", "setitem", "delitem", "contains",
+              "eq", "lt", "le", "gt", "ge", "add", "sub", "mul"):  # fmt: skip
+    setattr(Given, f"__{_name}__", _operation(_name))
 
 
 class ProgramServer:
@@ -83,6 +166,8 @@ class ProgramServer:
         self.incoming = os.fdopen(incoming, "rb")
         self.outgoing = outgoing
         self.objects: list[Any] = []
+        self.given: dict[int, Given] = {}
+        self.request = ""
         self.namespace: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -112,7 +197,12 @@ class ProgramServer:
         is_method = isinstance(solution, type) and name in dir(solution)
         function = getattr(solution(), name) if is_method else self.get(name)
         result = function(*arguments)
-        return list(result) if isinstance(result, Iterator | range) else result
+        if inspect.isawaitable(result):
+            result = _loop().run_until_complete(_coroutine(result))
+        elif inspect.isasyncgen(result):
+            result = _loop().run_until_complete(_all_of(result))
+        is_many = isinstance(result, Iterator | KeysView | ValuesView | ItemsView | range)
+        return list(result) if is_many else result
 
     def _answer(self, request: Json) -> None:
         own = {f.__name__: f for f in (self.load, self.get, self.solve)}
@@ -120,10 +210,10 @@ class ProgramServer:
         function = own[name] if name in own else _FUNCTIONS[name]
         before = json.dumps(request["arguments"][1:])
         answer: Json = {"id": request["id"]}
+        self.request = request["id"]
         try:
-            tester = functools.partial(self._from_tester, request["id"])
-            arguments = [decode(item, tester, TYPES) for item in request["arguments"]]
-            named = {k: decode(v, tester, TYPES) for k, v in request["named"].items()}
+            arguments = [decode(item, self._from_tester, TYPES) for item in request["arguments"]]
+            named = {k: decode(v, self._from_tester, TYPES) for k, v in request["named"].items()}
             answer["value"] = self._encoded(function(*arguments, **named), is_name=name == "get")
             with contextlib.suppress(_NotPlain):
                 after = [encode(argument, _refuse) for argument in arguments[1:]]
@@ -140,28 +230,45 @@ class ProgramServer:
         return encode(value, self._keep, DATA_TYPES)
 
     def _keep(self, value: Any) -> Any:
+        if type(value) is Given:
+            return {"given": value._number}
         self.objects.append(value)
-        return {"object": len(self.objects) - 1}
+        kind = "coroutine" if inspect.iscoroutine(value) else "object"
+        return {kind: len(self.objects) - 1}
 
     def _send(self, message: Json) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
         while data:
             data = data[os.write(self.outgoing, data) :]
 
-    def _from_tester(self, request: str, kind: str, content: Any) -> Any:
+    def _from_tester(self, kind: str | None, content: Any) -> Any:
+        if kind is None:
+            return content
         if kind == "object":
             return self.objects[content]
         if kind == "builtin":
             return getattr(builtins, content)
+        if kind == "given":
+            return self.given.setdefault(content, Given(self._operate, content))
 
         def callback(*arguments: Any) -> Any:
-            given = [self._encoded(argument) for argument in arguments]
-            self._send({"id": request, "callback": content, "arguments": given})
-            while "function" in (answer := json.loads(self.incoming.readline())):
-                self._answer(answer)  # the callback calls the program in turn
-            if "error" in answer:
-                name, message = answer["error"]
-                raise TYPES.get(name, RuntimeError)(message)
-            return decode(answer["value"], functools.partial(self._from_tester, request))
+            return self._ask({"callback": content}, arguments)
 
         return callback
+
+    def _operate(self, name: str, *arguments: Any) -> Any:
+        return self._ask({"operation": name}, arguments)
+
+    def _ask(self, question: Json, arguments: Sequence[Any]) -> Any:
+        """What the tester answers; it may call the program in turn before it does."""
+        request = self.request
+        given = [self._encoded(argument) for argument in arguments]
+        self._send({"id": request, **question, "arguments": given})
+        while "function" in (answer := json.loads(self.incoming.readline())):
+            self._answer(answer)
+        self.request = request
+        if "error" in answer:
+            name, message = answer["error"]
+            raise TYPES.get(name, RuntimeError)(message)
+        value = decode(answer["value"], self._from_tester)
+        return _ready(value) if answer.get("awaited") else value

@@ -4,8 +4,10 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 """
 
 import builtins
+import cmath
 import importlib
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 TYPES: dict[str, type] = {
@@ -23,9 +25,35 @@ DATA_TYPES = {
     **{kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)},
 }
 """What a program may hand to its tests: the types of plain data, and exceptions."""
+MAX_BITS, MAX_EXPONENT = 1 << 20, 1 << 16
+"""Of an integer and of a decimal: beyond it, to compare or to print one takes seconds."""
+MAX_JSON_BITS = 14_000
+"""Beyond it, no JSON that is read with Python's own bound holds the integer."""
+_DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+           "float16", "float32", "float64", "complex64", "complex128"}  # fmt: skip
+"""Of arrays that cross as arrays; others are lists of what they hold."""
 _LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
             "datetime": "datetime", "deque": "collections"}  # fmt: skip
 """Plain data of the standard library, by its module."""
+
+
+class NotFinite:
+    """NaN or infinity where the tests speak of none: it can be held and handed back, and it raises
+    wherever a number would be compared or counted with, so that no bound holds for it."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __bool__(self) -> bool:
+        raise ValueError(f"the program gave {self.number}")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError(f"the program gave {self.number}")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return str(self.number)
 
 
 def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = TYPES) -> Any:
@@ -39,8 +67,7 @@ def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = 
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int):
-        number = int(value)  # beyond 4,300 digits, Python refuses to write decimals
-        return number if number.bit_length() < 10_000 else {"int": hex(number)}
+        return _int(int(value))
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list):
@@ -59,15 +86,34 @@ def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = 
         return {"type": value.__name__}
     kind = type(value)
     if _LIBRARY.get(kind.__name__) == kind.__module__:
+        if kind.__name__ == "Fraction":
+            return {"Fraction": [_int(value.numerator), _int(value.denominator)]}
         is_list = kind.__name__ == "deque"
         return {kind.__name__: encode(list(value), other, types) if is_list else str(value)}
-    if type(value).__module__ == "numpy" and callable(getattr(value, "tolist", None)):
-        return encode(value.tolist(), other, types)
+    if kind.__module__ == "numpy" and callable(getattr(value, "tolist", None)):
+        content = encode(value.tolist(), other, types)
+        if kind.__name__ != "ndarray" or value.dtype.name not in _DTYPES:
+            return content
+        return {"ndarray": [value.dtype.name, list(value.shape), content]}
     return other(value)
 
 
-def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, type] = TYPES) -> Any:
-    """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made.
+def _int(number: int) -> Any:
+    """Beyond 4,300 digits, Python refuses to write decimals.
+
+    Raises:
+        OverflowError: it is larger than any test could look at.
+    """
+    if number.bit_length() > MAX_BITS:
+        raise OverflowError(f"an integer of {number.bit_length()} bits")
+    return number if number.bit_length() < 10_000 else {"int": hex(number)}
+
+
+def decode(
+    value: Any, other: Callable[[str | None, Any], Any], types: Mapping[str, type] = TYPES
+) -> Any:
+    """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made,
+    and None and the number where one is not finite.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError: the other
@@ -75,6 +121,8 @@ def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, typ
     """
     if isinstance(value, list):
         return [decode(item, other, types) for item in value]
+    if isinstance(value, float) and not cmath.isfinite(value):
+        return other(None, value)
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -83,23 +131,62 @@ def decode(value: Any, other: Callable[[str, Any], Any], types: Mapping[str, typ
     if kind == "dict":
         return {decode(k, other, types): decode(v, other, types) for k, v in content}
     if kind == "int":
-        return int(content, 16)
+        return _bounded(int(content, 16))
+    if kind == "ndarray":
+        name, shape, values = content
+        return _array(name, shape, decode(values, other, types))
     if kind == "complex":
-        return complex(*content)
+        made = complex(*content)
+        return made if cmath.isfinite(made) else other(None, made)
     if kind in ("bytes", "bytearray"):
         return (bytes if kind == "bytes" else bytearray).fromhex(content)
     if kind == "type":
         return types[content]
-    return (
-        _of_library(kind, decode(content, other, types))
-        if kind in _LIBRARY
-        else (other(kind, content))
-    )
+    if kind not in _LIBRARY:
+        return other(kind, content)
+    found = _of_library(kind, decode(content, other, types))
+    is_finite = not isinstance(found, Decimal) or found.is_finite()
+    return found if is_finite else other(None, found)
+
+
+def _bounded(number: Any) -> int:
+    if type(number) is not int or number.bit_length() > MAX_BITS:
+        raise ValueError("an integer that is none or too large")
+    return number
+
+
+def _array(name: str, shape: list[int], values: Any) -> Any:
+    """An array, or the lists that it was where there is no numpy."""
+    if name not in _DTYPES:
+        raise ValueError(f"an array of {name!r}")
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError:
+        return values
+    array = numpy.array(values, dtype=name)
+    return array.reshape([_bounded(size) for size in shape])
 
 
 def _of_library(name: str, content: Any) -> Any:
     kind = getattr(importlib.import_module(_LIBRARY[name]), name)
-    return kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
+    if name == "Fraction":
+        numerator, denominator = map(_bounded, content)
+        return kind(numerator, denominator)
+    made = kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
+    if name == "Decimal" and made.is_finite() and abs(made.adjusted()) > MAX_EXPONENT:
+        raise ValueError("a decimal that is too large")
+    return made
+
+
+def without_arrays(value: Any) -> Any:
+    """Arrays as lists, where tests do not speak of numpy."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(without_arrays, value))
+    if type(value) is dict:
+        return {key: without_arrays(each) for key, each in value.items()}
+    return value
 
 
 def as_json(value: Any) -> Any:
@@ -109,7 +196,8 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         return {_key(key): as_json(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
+    is_written = not isinstance(value, int) or value.bit_length() <= MAX_JSON_BITS
+    if value is None or (isinstance(value, bool | int | float | str) and is_written):
         return value
     return {"not JSON": type(value).__name__}
 

@@ -1,0 +1,192 @@
+"""Recovery of a run without a checkpoint in its folder, from data/buffer.json alone or with a
+checkpoint elsewhere.
+
+Rollouts of step 0 were sampled by the base, so that nothing else is needed. Those of a later step
+were sampled by the policy of a checkpoint. The buffer names it; ``run.resume`` may name a copy.
+"""
+
+import logging
+import os
+import shlex
+import sys
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from reason_llm.config import CONSOLE_SCRIPT, command, file as config_file
+from reason_llm.errors import CheckpointError, RolloutBufferError
+from reason_llm.run.start.saved_rollouts import default_target
+from reason_llm.run.store import checkpoint
+from reason_llm.run.store.buffer import Document, RunIdentity, read_document
+from reason_llm.run.store.checkpoint import RunState
+
+MOST_NAME_BYTES = 85
+"""Of the run's name in the name of the run that learns from its rollouts, which may have 100."""
+
+logger = logging.getLogger(__name__)
+
+
+def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
+    """State of the unfinished run ``name`` by its buffer; None if the buffer belongs to another
+    run.
+
+    Raises:
+        RolloutBufferError: it is damaged, or was sampled with another config.
+        CheckpointError: the run's checkpoint is needed and was not found.
+    """
+    document = _unfinished(path, name)
+    if document is None:
+        return None
+    _check_config(path, document, config)
+    run = RunIdentity(document.run.id, name, config)
+    if document.step == 0 and _begins_from_base(document):
+        logger.warning("%s has no checkpoints; the run goes on from the rollouts in %s", name, path)
+        return RunState(run, step=0, folder=None)
+    found = _named_checkpoint(document)
+    if isinstance(found, str):
+        raise CheckpointError(
+            f"{path} holds step {document.step} of the unfinished run {name!r} "
+            f"({document.run.id}) and its checkpoint is missing: {found}; restore it, name a copy "
+            "of it with --run.resume, or learn from these rollouts alone: "
+            f"{_replay_command(path, document, Path(config['run']['directory']))}"
+        )
+    logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
+    return replace(found, run=run)
+
+
+def from_copy(begun: RunState, path: Path) -> RunState | None:
+    """State of the run whose checkpoint is ``run.resume`` and whose rollouts are in ``path``; None
+    if the two belong to different runs.
+
+    Args:
+        begun: a new run that begins from that checkpoint.
+    """
+    document = _unfinished(path, begun.run.name)
+    if document is None or begun.folder is None:
+        return None
+    found = checkpoint.read(begun.folder)
+    if not _is_of(found, document):
+        return None
+    _check_config(path, document, begun.run.config)
+    return replace(found, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
+
+
+def unfinished_run(path: Path) -> str | None:
+    """Name of the unfinished run whose rollouts are in ``path``; None where there is none, or it
+    cannot be read."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        document = read_document(path)
+    except RolloutBufferError:
+        return None
+    return None if document.trained else document.run.name
+
+
+def went_on_from(begun: RunState, found: RunState) -> bool:
+    """Whether ``from_copy`` took the run up that stands at ``found``, with the same run.resume.
+
+    Args:
+        begun: a new run that begins from the checkpoint that run.resume names.
+    """
+    if begun.folder is None or found.folder is None:
+        return False
+    own = checkpoint.read(found.folder).run
+    is_named = own.config["run"].get("resume") == begun.run.config["run"]["resume"]
+    return is_named and checkpoint.read(begun.folder).run.id == own.id
+
+
+def _unfinished(path: Path, name: str) -> Document | None:
+    """The document in ``path``, if it belongs to an unfinished run of this name."""
+    if not os.path.lexists(path):
+        return None
+    document = read_document(
+        path, "restore it, or start with --run.resume never, which moves it aside"
+    )
+    return document if document.run.name == name and not document.trained else None
+
+
+def _check_config(path: Path, document: Document, config: dict[str, Any]) -> None:
+    """Check that the run may continue with this config, with a warning for what makes it another
+    experiment.
+
+    Raises:
+        RolloutBufferError: it may not.
+    """
+    changes = config_file.changes(document.run.config, config)
+    if changes.refused:
+        raise RolloutBufferError(
+            f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "
+            f"({document.run.id}), which was sampled with another config "
+            f"({'; '.join(changes.refused)}); set that back, give this run a --run.name and a "
+            "--run.buffer of its own, or start with --run.resume never, which moves "
+            f"{path} aside"
+        )
+    for line in changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+
+
+def _named_checkpoint(document: Document) -> RunState | str:
+    """The checkpoint that the document names, or the reason why the run cannot continue from it."""
+    if document.checkpoint is None:
+        return "the buffer names none"
+    folder = Path(document.checkpoint)
+    if "\0" in document.checkpoint or not os.path.lexists(folder):
+        return f"{document.checkpoint} is not there"
+    try:
+        found = checkpoint.read(folder)
+    except CheckpointError as error:
+        return str(error)
+    return found if _is_of(found, document) else f"{folder} is of another run or of a later step"
+
+
+def _begins_from_base(document: Document) -> bool:
+    """Whether the run began from the base and not from another run's checkpoint."""
+    section = document.run.config.get("run")
+    resume = section.get("resume") if isinstance(section, dict) else None
+    return resume in (None, "auto", "never")
+
+
+def _is_of(found: RunState, document: Document) -> bool:
+    """Whether the run of ``document`` can continue from this checkpoint to the document's step."""
+    return found.run.id == document.run.id and found.step <= document.step
+
+
+def _replay_command(path: Path, document: Document, runs: Path) -> str:
+    """The command that learns from the rollouts without their run: this process's own, as a run of
+    another name that reads them. Rollouts without all their rewards are scored first. What it
+    writes is named as nothing there is."""
+    train, rescore, given = _commands()
+    scored, commands = path, []
+    if not document.complete:
+        scored = _unused(default_target(path))
+        rest = [each for each in given if each != "--quiet"]
+        commands.append([*rescore, str(path), "--out", str(scored), *rest])
+    short = document.run.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
+    name = _unused(runs / f"{short}_replay").name
+    own = ["--run.name", name, "--from-buffer", str(scored)]
+    section = document.run.config.get("run")
+    for option in ("max_staleness", "samplers"):  # of runs that sample
+        if isinstance(section, dict) and section.get(option):
+            own += [f"--run.{option}", "0"]
+    commands.append([*train, *given, *own])
+    return " && ".join(map(shlex.join, commands))
+
+
+def _unused(path: Path) -> Path:
+    """``path``, or with a number before its suffixes if there is something."""
+    stem, dot, suffix = path.name.partition(".")
+    numbered = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in range(2, 10**6))
+    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
+
+
+def _commands() -> tuple[list[str], list[str], list[str]]:
+    """How to call train and rescore, and the arguments of train that this process was given."""
+    program, *given = sys.argv
+    script = Path(program)
+    if script.name == "train.py":
+        return ["python", program], ["python", str(script.with_name("rescore.py"))], given
+    train, rescore = command("train").split(), command("rescore").split()
+    is_train = script.name == CONSOLE_SCRIPT and given[:1] == ["train"]
+    return train, rescore, given[1:] if is_train else []

@@ -1,0 +1,251 @@
+"""Saved rollouts to learn from without sampling (``run.from_buffer``).
+
+Their rewards are as they stand there; advantages are computed anew, by this run's algorithm. The
+policy that sampled them is another one from the first update on, so that ``algorithm.correction:
+auto`` weighs their tokens by importance (``Config.learned_row``).
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from reason_llm.config import Config, command
+from reason_llm.errors import RolloutBufferError
+from reason_llm.run.store.archive import FILES
+from reason_llm.run.store.buffer import Document, read_document
+from reason_llm.run.store.folder import finished_steps, is_run
+
+ROUNDING_NATS = 1e-3
+"""More than float32 log-probs of one policy differ between sampling and learning."""
+
+logger = logging.getLogger(__name__)
+
+
+def rounding_nats(config: Config) -> float:
+    """Largest log-ratio of policy to sampler that counts as rounding, in nats.
+
+    A run that learns its own algorithm from its own rollouts again, in float32, then has weights of
+    exactly 1, and the same adapter to the last bit.
+    """
+    is_auto = config.algorithm.row().correction == "auto"
+    return ROUNDING_NATS if is_auto and config.is_off_policy else 0.0
+
+
+def files(source: Path) -> list[Path]:
+    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
+    order and without a gap.
+
+    Raises:
+        RolloutBufferError: there is none, or one in the middle is missing.
+    """
+    found = buffer_files(source, "run.from_buffer=")
+    _check_no_gap(source, found)
+    return found
+
+
+def buffer_files(source: Path, option: str = "") -> list[Path]:
+    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
+    order.
+
+    Args:
+        option: what stands before the path in an error.
+
+    Raises:
+        RolloutBufferError: there is none.
+    """
+    if not os.path.lexists(source):
+        raise RolloutBufferError(
+            f"{option}{source} does not exist; name a saved buffer, or a run's folder 'buffers'"
+        )
+    if not source.is_dir():
+        return [source]
+    found = _steps(source) or _steps(source / "buffers")
+    if not found:
+        raise RolloutBufferError(
+            f"{option}{source} holds no {FILES}; name a run's folder 'buffers', or a saved buffer"
+        )
+    return found
+
+
+def missing_steps(source: Path, paths: Sequence[Path]) -> tuple[int, int]:
+    """How many steps of a run none of these files of its archive is named after, and the first of
+    them. A name may claim any step, so they are not listed.
+
+    Args:
+        source: as of ``buffer_files``. The last steps are known where the run's summary tells them.
+    """
+    steps = {step for path in paths if (step := _step_of(path)) is not None}
+    first = next(n for n in range(len(steps) + 1) if n not in steps)
+    count = max(max(steps, default=-1) + 1, _num_steps(source))
+    return count - len(steps), first
+
+
+def _num_steps(source: Path) -> int:
+    """Steps of the finished run whose folder, or folder of archives, ``source`` is; else 0."""
+    runs = (run for run in (source, source.parent) if is_run(run))
+    return max((finished_steps(run) or 0 for run in runs), default=0)
+
+
+def _steps(folder: Path) -> list[Path]:
+    """Archived buffers in ``folder`` by step, without other files beside them."""
+    return sorted(path for path in folder.glob(FILES) if _step_of(path) is not None)
+
+
+def _step_of(path: Path) -> int | None:
+    digits = path.name.removeprefix("step-").partition(".")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _check_no_gap(source: Path, found: list[Path]) -> None:
+    """Check that every file follows the one before it as ``run.keep_buffers`` of its run says, by
+    the names. After a missing file, each step would learn from the next one's rollouts.
+
+    Raises:
+        RolloutBufferError: one is missing.
+    """
+    steps = [step for path in found if (step := _step_of(path)) is not None]
+    every = None
+    for path, before, step in zip(found[1:], steps, steps[1:], strict=False):
+        if step == before + 1:
+            continue
+        if every is None or _step_before(step, every) > before:
+            # What the first document says holds for all, unless it was changed on the way.
+            every = _kept_every(path)
+        missing = _step_before(step, every)
+        if missing > before:
+            raise RolloutBufferError(
+                f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
+                f"comes {step}; restore it, or copy the others into a folder of their own, "
+                "numbered without a gap"
+            )
+    count = _num_steps(source)
+    if steps and steps[-1] + 1 < count:
+        last = _step_before(count, _kept_every(found[-1]))
+        if steps[-1] < last:
+            raise RolloutBufferError(
+                f"run.from_buffer={source} lacks step-{last:08d}.json.gz: its run has {count} "
+                f"steps, and the last file is of step {steps[-1]}; restore it, or copy the others "
+                "into a folder of their own"
+            )
+
+
+def _kept_every(path: Path) -> int:
+    """Interval in steps at which the run kept the rollouts."""
+    section = read_document(path, "name another buffer").run.config.get("run")
+    keep = section.get("keep_buffers") if isinstance(section, dict) else None
+    return keep if type(keep) is int and keep > 0 else 1
+
+
+def _step_before(step: int, every: int) -> int:
+    """Last step before this one whose rollouts are kept."""
+    return (step - 1) // every * every
+
+
+def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Document:
+    """Rollouts in ``path``, checked for learning under ``config``.
+
+    Args:
+        context_tokens: the longest prompt plus completion.
+        vocabulary: how many token ids the model has.
+
+    Raises:
+        RolloutBufferError: they are damaged, or too long, or of another model.
+    """
+    document = read_document(path, "name another buffer")
+    if not document.complete:
+        raise RolloutBufferError(
+            f"{path} was cut off while step {document.step} was sampled: its completions have no "
+            "advantages; go on with its run, or name another buffer"
+        )
+    sizes = {len(group.completions) for group in document.groups}
+    if len(sizes) != 1:
+        raise RolloutBufferError(
+            f"{path} has groups of {sorted(sizes)} completions, and all must have as many; name "
+            "another buffer"
+        )
+    for group in document.groups:
+        for completion in group.completions:
+            tokens = len(completion.token_ids)
+            if tokens > config.sample.max_new_tokens:
+                raise RolloutBufferError(
+                    f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
+                    f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
+                )
+    check_context(path, document, context_tokens)
+    check_vocabulary(path, document, vocabulary)
+    names = [reward.key for reward in config.score.rewards]
+    there = list(document.groups[0].completions[0].rewards)
+    if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
+        raise RolloutBufferError(
+            f"{path} has the rewards {', '.join(there)} and algorithm.normalization=per_reward "
+            f"needs those of score.rewards, {', '.join(names)}; give it those by "
+            f"{command('rescore')}"
+        )
+    return document
+
+
+def warn_of_another(path: Path, document: Document, name: str | None) -> None:
+    """Say so, if the document is not of the step that its file is named after, or not of the run
+    ``name``, as where files of an archive were swapped, numbered anew or mixed.
+
+    Args:
+        name: of the run whose rollouts come first; None: it is not known.
+    """
+    step = _step_of(path)
+    if step is not None and step != document.step:
+        logger.warning(
+            "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
+            "learned from in the order of their names",
+            path,
+            document.step,
+            step,
+        )
+    if name is not None and document.run.name != name:
+        logger.warning(
+            "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
+            "from",
+            path,
+            document.run.name,
+            name,
+        )
+
+
+def check_context(path: Path, document: Document, context_tokens: int) -> None:
+    """Whether each prompt and its completion fit into the context; they were read from ``path``.
+
+    Raises:
+        RolloutBufferError: they do not.
+    """
+    for group in document.groups:
+        longest = max(len(completion.token_ids) for completion in group.completions)
+        tokens = len(group.prompt.token_ids) + longest
+        if tokens > context_tokens:
+            raise RolloutBufferError(
+                f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
+                f"{context_tokens}; raise model.context_tokens, or name another buffer"
+            )
+
+
+def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
+    """Check that the model has all token ids of the document, which was read from ``path``.
+
+    Raises:
+        RolloutBufferError: it was sampled by another model.
+    """
+    for group in document.groups:
+        largest = max(
+            max(ids) for ids in (group.prompt.token_ids, *(c.token_ids for c in group.completions))
+        )
+        if largest >= vocabulary:
+            raise RolloutBufferError(
+                f"{path}: {group.prompt.id!r} has the token id {largest} and the model "
+                f"{vocabulary} tokens: it was sampled by another model; name that one"
+            )
+
+
+def default_target(source: Path) -> Path:
+    """Output path of rescoring: ``buffer.rescored.json`` for ``buffer.json``,
+    ``x.rescored.json.gz`` for ``x.json.gz``."""
+    suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
+    return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")

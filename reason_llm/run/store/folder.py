@@ -1,0 +1,261 @@
+"""Contents of a run's folder for other programs: config, adapter, number of learned steps."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
+from reason_llm.data import Conditioning, read_conditioning
+from reason_llm.errors import CheckpointError, ConfigError, ModelError, NotAsWritten, one_line
+from reason_llm.files import compare, hub_commit, large_digest, read_object, read_text
+from reason_llm.run.store.best import Best, ends_early
+
+CONFIG = "resolved_config.yaml"
+ADAPTER_CONFIG = "adapter_config.json"
+SCORE_HEAD = "score.safetensors"
+BEST = "adapter_best"
+"""Folder in a run's with the adapter of its best evaluation."""
+BEST_RECORD = "best.json"
+"""File there with the step and the value of that evaluation."""
+EMA = "adapter_ema"
+"""Folder in a run's with the average of its adapter."""
+Which = Literal["last", "best", "ema"]
+"""Adapter of a run that is meant."""
+ANSWERS = "judge_answers.jsonl"
+"""What judges answered."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (path / CONFIG).is_file()
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter in PEFT's form."""
+    return (path / ADAPTER_CONFIG).is_file()
+
+
+def refuse_reward_model(adapter: Path) -> None:
+    """Refuse a reward model's adapter where answers are wanted; a run says so by its config.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not is_run(adapter) and (adapter / SCORE_HEAD).exists():
+        raise ConfigError(
+            f"{adapter} is a reward model's adapter, which scores completions and writes none; "
+            "name it as a reward, or export it"
+        )
+
+
+def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """The config of a run, with dotted ``overrides``.
+
+    Raises:
+        ConfigError: it is damaged, or an override is wrong.
+    """
+    check_config(run)
+    return config_file.load(run / CONFIG, overrides)
+
+
+def config_to_bytes(config: Config) -> bytes:
+    """The content of a run's ``resolved_config.yaml``, with its SHA-256 in the first line."""
+    content = config_file.to_yaml(config).encode()
+    return f"{_CONFIG_DIGEST}{hashlib.sha256(content).hexdigest()}\n".encode() + content
+
+
+_CONFIG_DIGEST = "# SHA-256 of the lines below: "
+
+
+def check_config(run: Path) -> None:
+    """Compare a run's config with the SHA-256 that it carries.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    try:
+        first, _, rest = read_text(run / CONFIG, MOST_CONFIG_BYTES).partition("\n")
+        if first.startswith(_CONFIG_DIGEST):
+            noted = first.removeprefix(_CONFIG_DIGEST)
+            compare("it", hashlib.sha256(rest.encode()).hexdigest(), noted)
+    except NotAsWritten as error:
+        raise ConfigError(
+            f"{run / CONFIG} is damaged ({error}); call the command of the run again, which writes "
+            "it, or remove its first line if it was edited on purpose"
+        ) from error
+    except (OSError, UnicodeDecodeError):
+        return  # reading it says so
+
+
+def check_writes(config: Config, what: str) -> None:
+    """Check that the run's model writes completions, which ``what`` needs.
+
+    Raises:
+        ConfigError: it is a reward model.
+    """
+    if config.stage == "reward":
+        raise ConfigError(
+            f"{config.run.name} is a reward model (stage=reward): it scores completions and "
+            f"writes none, so {what} does not take it; name a run of another stage"
+        )
+
+
+def which_adapter(text: str | None) -> Which:
+    """The value of ``--which``; None: last.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    for which in get_args(Which):
+        if text == which:
+            return which  # type: ignore[no-any-return]
+    if text is not None:
+        raise ConfigError(f"--which {text:.60} is none of {', '.join(get_args(Which))}; give one")
+    return "last"
+
+
+def refuse_which(which: Which, what: str) -> None:
+    """Raise ConfigError if ``--which`` asks for more than the one adapter of what is no run."""
+    if which != "last":
+        raise ConfigError(f"--which {which} is of a run, and {what} is none; leave it out")
+
+
+def find_adapter(run: Path, which: Which = "last") -> Path:
+    """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
+    run has not ended or continues from its end; of its best evaluation; or the average.
+
+    Raises:
+        CheckpointError: the run has none.
+    """
+    if which == "best":
+        if is_adapter(run / BEST):
+            return run / BEST
+        raise CheckpointError(
+            f"{run} holds no {BEST}/: it has evaluated nothing, or had run.keep_best=false; leave "
+            "--which best out for its last adapter"
+        )
+    if which == "ema":
+        if is_adapter(run / EMA):
+            return run / EMA
+        raise CheckpointError(
+            f"{run} holds no {EMA}/: it had no train.ema, or has not ended; leave --which ema out "
+            "for its last adapter"
+        )
+    newest = _newest_checkpoint(run)
+    final = run / "adapter"
+    if is_adapter(final) and (newest is None or _step_of(newest) <= (finished_steps(run) or 0)):
+        return final
+    if newest is None:
+        raise CheckpointError(
+            f"{run} holds neither adapter/ nor a checkpoint; let the run take a step first"
+        )
+    return newest
+
+
+def conditioning_of(adapter: Path) -> Conditioning | None:
+    """How scores are written into the prompts of an adapter from conditional SFT; None for others.
+
+    Raises:
+        DataError: as ``read_conditioning``.
+    """
+    if adapter.parent.name == "checkpoints":  # the run's
+        return read_conditioning(adapter.parent.parent)
+    return read_conditioning(adapter)
+
+
+def learned_steps(run: Path, adapter: Path) -> int | None:
+    """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
+    if adapter == run / BEST:
+        return best_step(run)
+    if adapter in (run / "adapter", run / EMA):
+        return finished_steps(run)
+    return _step_of(adapter)
+
+
+def best_step(run: Path) -> int | None:
+    """Step of the adapter in ``adapter_best/``; None without one."""
+    step = best_record(run).get("step")
+    return step if type(step) is int else None
+
+
+def best_record(run: Path) -> dict[str, Any]:
+    """What ``adapter_best/best.json`` holds: step, metric, value; empty without one that can be
+    read."""
+    try:
+        return read_object(run / BEST / BEST_RECORD)
+    except (OSError, ValueError):
+        return {}
+
+
+def finished_steps(run: Path) -> int | None:
+    """Step at which the run last ended; None if it never did."""
+    try:
+        steps = read_object(run / "summary.json").get("steps")
+    except (OSError, ValueError):
+        return None
+    return steps if type(steps) is int else None
+
+
+def has_ended(run: Path, steps: int | None, patience: int) -> bool:
+    """Whether the run has ended where its config asks, and has taken no step since.
+
+    Args:
+        steps: ``run.steps`` of the config; None: the steps that the run made of ``run.epochs`` or
+            ``run.from_buffer`` when it last began.
+        patience: ``eval.patience`` of the config.
+
+    Raises:
+        ConfigError: the run's own config is damaged.
+    """
+    learned, newest = finished_steps(run), _newest_checkpoint(run)
+    if learned is None or (newest is not None and _step_of(newest) > learned):
+        return False
+    if steps is None:
+        steps = _resolved_steps(run)
+    return learned >= steps or ends_early(_best_of_summary(run), patience)
+
+
+def _best_of_summary(run: Path) -> Best | None:
+    try:
+        return Best.from_json(read_object(run / "summary.json").get("best"))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _resolved_steps(run: Path) -> int:
+    """``run.steps`` in the run's own config; 0 if it says nothing, as its summary is all there
+    is."""
+    check_config(run)
+    section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
+    steps = section.get("steps") if isinstance(section, dict) else None
+    return steps if type(steps) is int else 0
+
+
+def _newest_checkpoint(run: Path) -> Path | None:
+    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+    return found[-1] if found and is_adapter(found[-1]) else None
+
+
+def weights_digest(model: str, adapter: Path | None = None) -> str:
+    """Digest of all weights and of the config of a model, and of an adapter over it. Of a Hub id it
+    is that of the commit in the cache, whose files the Hub's client names by their content.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    lines = [] if Path(model).is_dir() else [model, hub_commit(model)]
+    folders = [folder for folder in (Path(model), adapter) if folder is not None]
+    names = ("*.safetensors", "*.bin", "config.json", ADAPTER_CONFIG)
+    for folder in folders:
+        files = sorted(file for name in names for file in folder.glob(name))
+        try:
+            lines.append(large_digest(files))
+        except OSError as error:
+            raise ModelError(
+                f"{folder} has weights that cannot be read ({one_line(error)}); restore them"
+            ) from error
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

@@ -1,0 +1,1 @@
+"""The processes of a run that sample and learn together, on Ray."""

@@ -1,0 +1,510 @@
+"""Ray: finds machines, starts a process for each replica, and says when one is dead or silent.
+
+No tensor of a step goes through Ray but the state that a new replica is given. A local cluster
+listens on the loopback address alone; every cluster has token authentication, and a dashboard is
+never started.
+
+Read against Ray 2.60: ray/_private/worker.py, ray/_private/services.py.
+"""
+
+import functools
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from reason_llm.config import Config
+from reason_llm.errors import PeersLost, ReasonError, ReplicaError, one_line
+from reason_llm.run.start.replica_count import power_of_two
+
+LOOPBACK = "127.0.0.1"
+GPU_REPLICA = {"GPU": 1.0, "CPU": 4.0}
+CPU_REPLICA = {"CPU": 1.0}
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 60.0
+"""Without a heartbeat a replica counts as dead."""
+PLACE_SECONDS = 60.0
+"""How long a cluster may take to find a place for the replicas."""
+START_SECONDS = 300.0
+"""How long a new process may take to its first heartbeat."""
+MOST_TEMPORARY_BYTES = 19
+"""Of the name of the temporary folder: sockets lie 88 bytes deeper, and may have 107."""
+OBJECT_STORE_BYTES = 1 << 30
+"""Of a local cluster, for the state of an adapter and a step's rows."""
+
+logger = logging.getLogger(__name__)
+
+
+class Host:
+    """A replica's process as Ray knows it; what it does is in ``run.team.replica``, which it
+    imports once it has shown that it lives."""
+
+    def beat(self) -> tuple[str, str, int]:
+        """Name and address of its machine, and its process."""
+        import ray
+
+        return socket.gethostname(), ray.util.get_node_ip_address(), os.getpid()
+
+    def warm(self) -> None:
+        """Import what takes long, before there is something to do."""
+        import reason_llm.run.team.replica  # noqa: F401
+
+    def open(self, work: Any) -> None:
+        """Load the model. See ``Replica``."""
+        from reason_llm.run.team.replica import Replica
+
+        self._replica = Replica(work)
+
+    def load(self, *arguments: Any) -> None:
+        """See ``Replica.load``."""
+        self._replica.load(*arguments)
+
+    def hold(self, *arguments: Any) -> None:
+        """See ``Replica.hold``."""
+        self._replica.hold(*arguments)
+
+    def sample(self, *arguments: Any) -> Any:
+        """See ``Replica.sample``."""
+        return self._replica.sample(*arguments)
+
+    def learn(self, *arguments: Any) -> Any:
+        """See ``Replica.learn``."""
+        return self._replica.learn(*arguments)
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica beside this process."""
+
+    number: int
+    """From 1; this process is replica 0."""
+    handle: Any
+    """Ray's."""
+    where: str = "not started"
+    """Machine and process."""
+    address: str = ""
+    only_samples: bool = False
+    version: int | None = None
+    """How many steps its adapter has learned; None: it has the untrained one, or an unknown."""
+    held: int | None = None
+    """Learned steps of the adapter that it was given to sample by; None: of none."""
+    lost: str = ""
+    """Why it is no more."""
+    opened: "Call | None" = None
+    heard: float = field(default_factory=time.monotonic)
+    beat: Any = None
+    has_beaten: bool = False
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{'sampler' if self.only_samples else 'replica'} {self.number} ({self.where})"
+
+
+class Call:
+    """A method of a replica under way."""
+
+    def __init__(self, member: Member, ref: Any) -> None:
+        self.member = member
+        self._ref = ref
+
+    def is_done(self, seconds: float = 0.0) -> bool:
+        """Whether there is a result or an error, or the replica is lost, within these seconds."""
+        import ray
+
+        ready, _ = ray.wait([self._ref], timeout=seconds)
+        return bool(ready) or bool(self.member.lost)
+
+    def result(self) -> Any:
+        """What the method returned.
+
+        Raises:
+            PeersLost: the replica is dead or silent, or it lost another one.
+            ReasonError: as the method did.
+            ReplicaError: the method failed otherwise; the replica counts as dead.
+        """
+        import ray
+
+        member = self.member
+        while not self.is_done(1.0):
+            pass
+        ready, _ = ray.wait([self._ref], timeout=0)
+        if not ready:
+            raise PeersLost(f"{member.name} {member.lost}")
+        try:
+            return ray.get(self._ref)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, PeersLost):
+                raise PeersLost(str(cause)) from None
+            if isinstance(cause, ReasonError):
+                raise type(cause)(f"{member.name}: {cause}") from None
+            member.lost = f"failed ({type(cause).__name__}: {one_line(cause):.300})"
+        except ray.exceptions.RayError as error:
+            member.lost = member.lost or f"died ({_why(error)})"
+        raise PeersLost(f"{member.name} {member.lost}")
+
+
+class Cluster:
+    """Connection to a Ray cluster, and the replicas in it.
+
+    Args:
+        count: replicas with this process; 0: as many as the cluster has GPUs for.
+        lost: called from another thread when a replica is found dead or silent.
+
+    Raises (on entry):
+        ReplicaError: the cluster cannot be started or joined, or has no place for the replicas.
+    """
+
+    def __init__(self, config: Config, count: int, lost: Callable[[], None]) -> None:
+        self._config = config
+        self.count = count
+        self.samplers = config.run.samplers
+        """Processes beside the replicas that only sample."""
+        self._lost = lost
+        self.members: list[Member] = []
+        self.address = LOOPBACK
+        """Of this machine, as the replicas reach it."""
+        self.folder: Path | None = None
+        """Of a local cluster, which no other user can enter; Ray's own lies in it, as Ray makes
+        that one writable by everybody."""
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._group: Any = None
+        self._holder: Any = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._own_gpu = torch.cuda.device_count() > 0
+
+    @property
+    def total(self) -> int:
+        """Replicas, this process among them, and samplers."""
+        return self.count + self.samplers
+
+    @property
+    def _each(self) -> dict[str, float]:
+        """What a replica takes of the cluster."""
+        return GPU_REPLICA if self._own_gpu else CPU_REPLICA
+
+    def __enter__(self) -> Self:
+        with _own_sigterm():
+            try:
+                self._connect()
+                self._reserve()
+            except BaseException:
+                self._close()
+                raise
+        for number in range(1, self.total):
+            self.members.append(self._start(number))
+        self._thread = threading.Thread(target=self._watch, name="replicas", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        with _own_sigterm():
+            self._close()
+
+    def start_again(self, member: Member) -> Member:
+        """A new process in the place of a lost replica; it is not waited for."""
+        member = self._start(member.number)
+        self.members[member.number - 1] = member
+        return member
+
+    def call(self, member: Member, method: str, *arguments: Any) -> Call:
+        """Call a method of ``Host``, after those before it."""
+        return Call(member, getattr(member.handle, method).remote(*arguments))
+
+    def shared(self, value: Any) -> Any:
+        """The value as an argument of several calls, sent once."""
+        import ray
+
+        return ray.put(value)
+
+    def end(self, member: Member) -> None:
+        """End a replica's process."""
+        import ray
+
+        ray.kill(member.handle)
+
+    def _connect(self) -> None:
+        address = self._config.run.ray
+        given = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is reported to Ray's makers
+        if address is not None:
+            # Without it Ray does not send the token that the environment names.
+            with _environment(given | {"RAY_AUTH_MODE": "token"}):
+                self._join(address)
+            return
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY_BYTES
+        folder = tempfile.mkdtemp(prefix="reason_llm-", dir=None if is_short else "/tmp")
+        self.folder = Path(folder)
+        self._reaper = _start_reaper(self.folder)
+        gpus = _visible_gpus()[1:]  # the first is this process's
+        given |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": _token(),
+            # Ray's own switch for a cluster of one machine, on which it takes the loopback address.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
+        if self._own_gpu:
+            given["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        with _environment(given):
+            self._start_local(self.folder / "ray", len(gpus))
+
+    def _join(self, address: str) -> None:
+        import ray
+
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # noqa: BLE001  (Ray has no class for all of them)
+            raise ReplicaError(
+                f"run.ray={address} cannot be joined ({one_line(error):.300}); start the cluster "
+                "with: ray start --head, and give this process its token (RAY_AUTH_TOKEN, or "
+                "RAY_AUTH_TOKEN_PATH)"
+            ) from None
+        self.address = ray.util.get_node_ip_address()
+        _be_quiet()
+
+    def _start_local(self, folder: Path, gpus: int) -> None:
+        import ray  # here, as it reads the environment when it is imported
+
+        try:
+            with _own_session():
+                ray.init(
+                    num_cpus=int(self._each["CPU"]) * (self.total - 1),  # Ray's workers, made ahead
+                    num_gpus=gpus,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=str(folder),
+                )
+        except Exception as error:  # noqa: BLE001
+            raise ReplicaError(
+                f"Ray cannot start on this machine ({one_line(error):.300}); set run.replicas to 1 "
+                "to do without it"
+            ) from None
+        _be_quiet()
+
+    def _reserve(self) -> None:
+        """Reserve the places of all replicas, and for this process its own GPU."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = ray.cluster_resources()
+        if self._config.run.ray is not None and self._own_gpu:
+            here = NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            held = ray.remote(num_gpus=1, num_cpus=4, scheduling_strategy=here)(_Holder)
+            self._holder = held.remote()
+            self._check_gpu(self._holder)
+        if self.count == 0:
+            gpus = int(there.get("GPU", 0))
+            self.count = power_of_two(min(max(1, gpus - self.samplers), self._config.run.shards))
+        if self.total == 1:
+            return
+        each = self._each
+        self._group = ray.util.placement_group([each] * (self.total - 1), strategy="PACK")
+        if not self._group.wait(PLACE_SECONDS):
+            has = ", ".join(f"{there.get(name, 0):g} {name}" for name in each)
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
+            asks = f"run.replicas={self.count}"
+            if self.samplers:
+                asks += f" with run.samplers={self.samplers}"
+            raise ReplicaError(
+                f"{asks} finds no place in the cluster: beside this process it "
+                f"needs {self.total - 1} times {needs}, and in all there are {has}; lower it, or "
+                "end what else runs there"
+            )
+
+    def _check_gpu(self, holder: Any) -> None:
+        import ray
+
+        ready, _ = ray.wait([ref := holder.gpu.remote()], timeout=START_SECONDS)
+        own = _visible_gpus()[0]
+        if not ready:
+            raise ReplicaError(
+                f"the cluster at run.ray={self._config.run.ray} has no free GPU on this machine, "
+                "and this process is a replica, too; start it on a machine with one"
+            )
+        if (given := str(ray.get(ref))) != own:
+            raise ReplicaError(
+                f"the cluster gives this process GPU {given} and it uses GPU {own}; call it again "
+                f"with CUDA_VISIBLE_DEVICES={given}"
+            )
+
+    def _start(self, number: int) -> Member:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        each = self._each
+        place = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=number - 1
+        )
+        kind = ray.remote(
+            num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), scheduling_strategy=place,
+            concurrency_groups={"heart": 1}, max_restarts=0,
+        )(Host)  # fmt: skip
+        return Member(number, kind.remote(), only_samples=number >= self.count)
+
+    def _watch(self) -> None:
+        """Ask each replica for its heartbeat until the end."""
+        while not self._ended.wait(BEAT_SECONDS):
+            for member in list(self.members):
+                if not member.lost:
+                    self._listen(member)
+
+    def _listen(self, member: Member) -> None:
+        import ray
+
+        if member.beat is None:
+            member.beat = member.handle.beat.options(concurrency_group="heart").remote()
+        ready, _ = ray.wait([member.beat], timeout=0)
+        try:
+            if ready:
+                host, member.address, process = ray.get(member.beat)
+                member.where = f"{host}, process {process}"
+                member.heard, member.beat, member.has_beaten = time.monotonic(), None, True
+        except ray.exceptions.RayError as error:
+            self._lose(member, f"died ({_why(error)})")
+            return
+        silent = time.monotonic() - member.heard
+        if silent > (SILENT_SECONDS if member.has_beaten else START_SECONDS):
+            self._lose(member, f"was silent for {silent:.0f} s")
+            ray.kill(member.handle)
+
+    def _lose(self, member: Member, why: str) -> None:
+        member.lost = member.lost or why
+        self._lost()
+
+    def _close(self) -> None:
+        import ray
+
+        if ray.is_initialized():
+            for member in self.members:
+                ray.kill(member.handle)
+            if self._holder is not None:
+                ray.kill(self._holder)
+            if self._group is not None:
+                ray.util.remove_placement_group(self._group)
+            ray.shutdown()
+        if self._reaper is not None:
+            assert self._reaper.stdin is not None
+            self._reaper.stdin.close()
+            self._reaper.wait()
+
+
+def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
+    """The program that ends the cluster when this process is gone, in whatever way."""
+    program = [sys.executable, str(Path(__file__).with_name("reaper.py"))]
+    return subprocess.Popen([*program, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+
+
+@functools.cache
+def _token() -> str:
+    """Token of the clusters that this process starts; Ray reads it once."""
+    return secrets.token_hex(32)
+
+
+class _Holder:
+    """Takes the place of this process's GPU in a cluster that others use, too."""
+
+    def gpu(self) -> str:
+        """Which one Ray gave."""
+        import ray
+
+        return str(ray.get_gpu_ids()[0])
+
+
+def _visible_gpus() -> list[str]:
+    """GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [each.strip() for each in named.split(",") if each.strip()]
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _why(error: BaseException) -> str:
+    """The first sentence that says why a process died."""
+    return one_line(error).partition(". ")[0][:200]
+
+
+def _be_quiet() -> None:
+    """Have Ray not print what its daemons tell of dead workers: the run says it in a line.
+
+    Ray prints it whatever ``log_to_driver`` is (2.60, worker.listen_error_messages).
+    """
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *arguments, **options: None
+
+
+@contextmanager
+def _own_session() -> Iterator[None]:
+    """Start Ray's daemons in sessions of their own: SIGTERM to this process's group, as of Slurm
+    and ``timeout``, is for the run, which still needs them to save.
+
+    Ray keeps SIGINT alone from them (2.60, services.start_ray_process).
+    """
+    from ray._private import services
+
+    before = services.ConsolePopen
+    services.ConsolePopen = functools.partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables within the block alone: what is started in it inherits them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, in whose place Ray puts its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def alive(members: Sequence[Member]) -> list[Member]:
+    """Those that are opened and not lost."""
+    return [m for m in members if not m.lost and m.opened is not None and m.opened.is_done()]

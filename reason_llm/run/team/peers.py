@@ -1,0 +1,224 @@
+"""Peers over torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+The groups are objects of their own and never torch's default group, which vLLM takes for itself.
+Tensors and bytes travel in them, and nothing is unpickled. What listens does so on one address.
+"""
+
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reason_llm.errors import PeersLost, one_line
+
+CHUNK_BYTES = 16 << 20
+"""Of a gradient that is sent at once: as much as is kept beside it."""
+MEET_SECONDS = 60.0
+"""How long the processes of a group may take to meet."""
+LONGEST_SECONDS = 30 * 24 * 3600.0
+"""A group's own limit. Whether a peer is alive is looked at from outside."""
+POLL_SECONDS = 0.001
+
+
+def listen(address: str) -> tuple[dist.Store, int]:
+    """A store on a free port of ``address`` in which peers find each other, and the port."""
+    taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    taken.bind((address, 0))
+    taken.listen(128)
+    port = int(taken.getsockname()[1])
+    store = dist.TCPStore(
+        address, port, None, True, timedelta(seconds=MEET_SECONDS),
+        wait_for_workers=False, master_listen_fd=taken.detach(),
+    )  # fmt: skip
+    return store, port
+
+
+def connect(address: str, port: int) -> dist.Store:
+    """The store at that address.
+
+    Raises:
+        PeersLost: it cannot be reached.
+    """
+    try:
+        return dist.TCPStore(
+            address, port, None, False, timedelta(seconds=MEET_SECONDS), wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        raise PeersLost(f"{address}:{port} cannot be reached ({one_line(error):.200})") from error
+
+
+def in_file(folder: Path, name: str) -> dist.Store:
+    """The store of one group of peers on one machine: a file in a folder of this user alone, where
+    ``listen`` would let every user of the machine read and write."""
+    store = dist.FileStore(str(folder / f"peers-{name}"))
+    store.set_timeout(timedelta(seconds=MEET_SECONDS))
+    return store
+
+
+class GroupPeers:
+    """The ``train.Peers`` of one process.
+
+    Args:
+        name: of the group; one that is made anew has another.
+        address: of this process's machine, by which the others reach it.
+        is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
+            all-reduce, whose order depends on the number of processes.
+        secret: that all of them have; gloo lets in whoever connects first.
+
+    Raises:
+        PeersLost: the others did not come, or one has another secret; so does every call once one
+            of them is gone.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        size: int,
+        address: str,
+        device: torch.device,
+        is_exact: bool = True,
+        secret: str = "",
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.sent_bytes = 0
+        self.waited_seconds = 0.0
+        """In all calls: for the others, and for the network."""
+        self._is_exact = is_exact
+        self._lost = threading.Event()
+        self._device = device
+        try:
+            gloo: Any = dist.ProcessGroupGloo  # whose stubs tell little
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=address)]
+            options._timeout = timedelta(seconds=MEET_SECONDS)
+            place = dist.PrefixStore(f"{name}/gloo", store)
+            self._gloo: Any = gloo(place, rank, size, options)
+            self._gloo._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
+            self._tensors: Any = self._gloo
+            if device.type == "cuda":
+                place = dist.PrefixStore(f"{name}/nccl", store)
+                nccl = dist.ProcessGroupNCCL
+                self._tensors = nccl(place, rank, size, nccl.Options())
+                self._tensors._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
+        except (RuntimeError, ValueError) as error:
+            raise PeersLost(f"the replicas did not meet ({one_line(error):.200})") from error
+        proofs = [
+            hmac.digest(secret.encode(), f"{name}/{number}".encode(), "sha256")
+            for number in range(size)
+        ]
+        if self.gather(proofs[rank]) != proofs:
+            self.close()
+            raise PeersLost("somebody connected to the replicas who does not have their secret")
+        self.sent_bytes = 0  # from here on
+
+    def lose(self) -> None:
+        """End every call under way in this group, and refuse further ones; from any thread."""
+        self._lost.set()
+
+    def close(self) -> None:
+        """Leave the group. Whoever waits for this process is told at once, unless a call of its own
+        is under way."""
+        self._lost.set()
+        self._tensors = self._gloo = None  # their sockets close
+
+    def add(self, total: Tensor) -> None:
+        """See ``train.Peers.add``. Of two ranks the lower one sends first."""
+        if not self._is_exact:
+            self._finish(lambda: self._tensors.allreduce([total]))
+            self.sent_bytes += (
+                2 * (self.size - 1) * total.numel() * total.element_size() // self.size
+            )
+            return
+        numbers = CHUNK_BYTES // total.element_size()
+        theirs = total.new_empty(min(numbers, len(total)))
+        for level in range(self.size.bit_length() - 1):
+            peer = self.rank ^ (1 << level)
+            for part in total.split(numbers):
+                received = theirs[: len(part)]
+                if self.rank < peer:
+                    self._send(part, peer)
+                    self._receive(received, peer)
+                else:
+                    self._receive(received, peer)
+                    self._send(part, peer)
+                part.add_(received)
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """See ``train.Peers.gather``."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        own = torch.tensor([len(content)])
+        self._finish(lambda: self._gloo.allgather([sizes], [own]))
+        longest = max(int(each) for each in sizes)
+        padded = torch.zeros(max(1, longest), dtype=torch.uint8)
+        if content:
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        found = [torch.zeros_like(padded) for _ in range(self.size)]
+        self._finish(lambda: self._gloo.allgather([found], [padded]))
+        self.sent_bytes += (self.size - 1) * len(padded)
+        return [
+            each[: int(size)].numpy().tobytes() for each, size in zip(found, sizes, strict=True)
+        ]
+
+    def _send(self, part: Tensor, peer: int) -> None:
+        self._finish(lambda: self._tensors.send([part], peer, 0))
+        self.sent_bytes += part.numel() * part.element_size()
+
+    def _receive(self, part: Tensor, peer: int) -> None:
+        self._finish(lambda: self._tensors.recv([part], peer, 0))
+
+    def _finish(self, begin: Callable[[], dist.Work]) -> None:
+        """Begin something and wait for its end.
+
+        Raises:
+            PeersLost: a peer is gone.
+        """
+        if self._lost.is_set():
+            raise PeersLost("a replica was lost")
+        started = time.perf_counter()
+        try:
+            if self._device.type == "cuda" and self._tensors is not self._gloo:
+                self._poll(begin())
+            else:
+                self._wait_beside(begin)
+        except RuntimeError as error:
+            raise PeersLost(f"a replica was lost ({one_line(error):.200})") from error
+        self.waited_seconds += time.perf_counter() - started
+
+    def _poll(self, work: dist.Work) -> None:
+        while not work.is_completed():
+            if self._lost.is_set():
+                self._tensors.abort()
+                raise PeersLost("a replica was lost")
+            time.sleep(POLL_SECONDS)
+        work.wait()
+
+    def _wait_beside(self, begin: Callable[[], dist.Work]) -> None:
+        """Wait in a thread, which is left behind when a peer is lost that gloo still waits for: it
+        has no other way to be called back."""
+        ended = threading.Event()
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                begin().wait()
+            except RuntimeError as error:
+                errors.append(error)
+            ended.set()
+
+        threading.Thread(target=wait, name="gloo", daemon=True).start()
+        while not ended.wait(0.2):
+            if self._lost.is_set():
+                raise PeersLost("a replica was lost")
+        if errors:
+            raise errors[0]

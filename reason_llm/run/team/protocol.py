@@ -1,0 +1,65 @@
+"""What the loop asks of the processes that sample and learn a run (``Team``)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from reason_llm.model import Datum
+from reason_llm.run.collect import Step
+from reason_llm.run.store.metrics import Record
+from reason_llm.sample import Sampler
+from reason_llm.train import Learners
+
+SamplingBy = Callable[[int], AbstractContextManager[Sampler]]
+"""The sampling phase of this process, by the policy of so many learned steps."""
+
+
+class Team(Protocol):
+    """Whoever samples and learns a run, this process among them.
+
+    A version of the policy is the number of steps that it has learned.
+    """
+
+    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
+        """Take this process's learners, before the first step.
+
+        Args:
+            earlier: adapters of versions before theirs, from a checkpoint.
+        """
+        ...
+
+    def version_of(self, step: int) -> int:
+        """The version that samples this step."""
+        ...
+
+    def at(self, version: int) -> AbstractContextManager[None]:
+        """Context in which this process's policy is that version, for sampling."""
+        ...
+
+    def dealing(self, sampler: Sampler) -> Sampler:
+        """The sampler that shares what it is asked between all, from this process's."""
+        ...
+
+    def set_kl_coefficient(self, coefficient: float) -> None:
+        """Have all learn with this weight of the KL."""
+        ...
+
+    def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
+        """Context of the learning of a step, in which idle processes sample the steps after it."""
+        ...
+
+    def learn(self, step: int, data: Sequence[Datum], progress: Callable[[int], None]) -> Record:
+        """As ``Learners.learn``, by all."""
+        ...
+
+    @property
+    def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:
+        """Adapters of earlier versions that steps to come are sampled by, for the checkpoint."""
+        ...
+
+    def take_record(self, step: int) -> Record:
+        """For the record of a step: what was done by whom since the last one, and its sampling if
+        that was ahead."""
+        ...

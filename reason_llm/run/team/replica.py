@@ -1,0 +1,201 @@
+"""A replica beside the head: a whole model with its sampler and its learners, which does what the
+head asks. One that only samples has no learners. It writes nothing to disk."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import orjson
+import torch
+from torch import Tensor
+
+from reason_llm.config import Config
+from reason_llm.errors import ReplicaError
+from reason_llm.model import Datum, Model, load_tokenizer
+from reason_llm.model.plan import Plan
+from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
+from reason_llm.run import learners
+from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.team.peers import GroupPeers, connect, in_file
+from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.train import Learners, Shards, learning
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a replica needs to know of the run."""
+
+    config: Config
+    folder: Path
+    """The run's. With model.start it is read, so that it must be there on every machine."""
+    directory: Path
+    """That relative paths are read from."""
+    state: RunState
+    plan: Plan
+    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]]
+    threads: int
+    """Of torch on a CPU, on which the bits depend."""
+    only_samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A replica's place in a group that learns together."""
+
+    name: str
+    """Of the group."""
+    rank: int
+    size: int
+    head: tuple[str, int] | Path
+    """Address and port of the head's store, or, on one machine, the folder of the stores."""
+    secret: str = field(repr=False)
+    """Of the run."""
+    address: str
+    """Of the replica's machine."""
+
+
+class Replica:
+    """A replica's model and learners.
+
+    Raises:
+        ReasonError: something that the config names cannot be used on this machine.
+    """
+
+    def __init__(self, work: Work) -> None:
+        os.chdir(work.directory)
+        if not torch.cuda.is_available():
+            torch.set_num_threads(work.threads)
+        config = work.config
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        checkpointing = bool(config.train.gradient_checkpointing)
+        self._model = Model(
+            config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
+        )
+        self._made: Learners | None = None
+        if work.only_samples:
+            self._model.add_role("policy")
+        else:
+            made = learners.make(config, work.folder, work.state, work.plan, self._model)
+            made.policy.teacher_prompts = work.teacher_prompts
+            self._made = made
+        self._work = work
+        self._seat: Seat | None = None
+        self._proven = False
+        self._held: tuple[int | None, Mapping[str, Tensor]] = None, {}
+
+    @property
+    def _learners(self) -> Learners:
+        assert self._made is not None
+        return self._made
+
+    def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
+        """Take over what the head's learners moved so far."""
+        self._learners.load(state)
+        self._learners.policy.micro_batches.tokens = micro_batch_tokens
+        self._proven = False
+
+    def hold(self, version: int, adapter: Mapping[str, Tensor]) -> None:
+        """Take an adapter to sample by: that of so many learned steps."""
+        self._held = version, adapter
+        self._proven = False
+
+    def sample(
+        self, part: Part, params: SamplingParams, version: int | None
+    ) -> tuple[bytes, float]:
+        """Sample a shard's part; the groups as JSON, and the seconds.
+
+        Args:
+            version: learned steps of the adapter that was given to sample by; None: by what this
+                replica has learned.
+        """
+        started = time.perf_counter()
+        with self._at(version), sampling(self._model, self._work.plan.cache_tokens) as sampler:
+            if self._model.engine is not None and not self._proven:
+                prove_sampler_is_policy(sampler, self._model, part.prompts)
+                self._proven = True
+            groups = sampler.sample(part.prompts, params, part.seed, lambda tokens, items: None)
+        content = orjson.dumps([group_to_json(group) for group in groups])
+        return content, time.perf_counter() - started
+
+    @contextmanager
+    def _at(self, version: int | None) -> Iterator[None]:
+        """Context in which the policy is that of this version."""
+        if version is None:
+            yield
+            return
+        held, adapter = self._held
+        if held != version:
+            raise ReplicaError(f"version {version} is asked for and {held} is held")
+        own = {} if self._made is None else self._model.adapter_of("policy")
+        self._model.load_adapter("policy", dict(adapter))
+        try:
+            yield
+        finally:
+            if own:
+                self._model.load_adapter("policy", own)
+
+    def learn(
+        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
+    ) -> dict[str, float]:
+        """Learn a step together with the head.
+
+        Returns:
+            ``learning_seconds``, ``waiting_seconds`` (of these) and ``sent_bytes``.
+
+        Raises:
+            PeersLost: another replica is gone.
+            TrainingError, OutOfMemory: as ``Learners.learn``; the others are told.
+        """
+        count = self._work.config.run.shards
+        self._proven = False
+        started = time.perf_counter()
+        try:
+            if self._seat != seat:
+                store = (
+                    in_file(seat.head, seat.name)
+                    if isinstance(seat.head, Path)
+                    else connect(*seat.head)
+                )
+                peers = GroupPeers(
+                    store, seat.name, seat.rank, seat.size, seat.address,
+                    self._model.device, self._work.config.run.sum == "exact", seat.secret,
+                )  # fmt: skip
+                self._learners.deal(Shards(count, peers))
+                self._seat = seat
+            if kl_coefficient is not None:
+                self._learners.set_kl_coefficient(kl_coefficient)
+            group = self._learners.policy.shards.peers
+            assert isinstance(group, GroupPeers)
+            with learning(self._learners.policy), costs(group) as found:
+                self._learners.learn(step, data, lambda rows: None)
+            return found | {"learning_seconds": time.perf_counter() - started}
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Leave the group, so that whoever waits for this replica waits no longer."""
+        peers = self._learners.policy.shards.peers
+        self._learners.deal(Shards(self._work.config.run.shards))
+        self._seat = None
+        if isinstance(peers, GroupPeers):
+            peers.close()
+
+
+@contextmanager
+def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
+    """``waiting_seconds`` and ``sent_bytes`` of the peers within the block, at its end."""
+    found: dict[str, float] = {}
+    waited, sent = peers.waited_seconds, peers.sent_bytes
+    yield found
+    found["waiting_seconds"] = peers.waited_seconds - waited
+    found["sent_bytes"] = float(peers.sent_bytes - sent)
+
+
+def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
+    """The groups that ``Replica.sample`` told of, with the head's own prompts."""
+    groups = [group_from_json(each) for each in orjson.loads(content)]
+    return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

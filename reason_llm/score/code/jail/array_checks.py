@@ -1,0 +1,200 @@
+"""Comparisons of numpy's arrays in tests, made strict: what the program gave is never broadcast.
+
+numpy repeats the smaller one of two arrays to the shape of the larger, so that 1 equals
+``np.ones((3, 3))`` and an empty array equals anything. Here what the program gave must have the
+whole shape and the kind (number, truth, text); the tests' own side may be one number for all. So do
+``==``, ``!=``, ``-`` and numpy's functions that compare. Likewise ``zip`` of the program's values
+and of a list of the tests: the first may not be shorter; and ``all`` over cases of the tests leaves
+out none of them at the program's word.
+"""
+
+import ast
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .assert_paths import Taint
+
+ARRAY_COMPARISONS = ("allclose", "isclose", "array_equal", "array_equiv", "assert_allclose",
+                     "assert_equal", "assert_almost_equal", "assert_array_equal",
+                     "assert_array_almost_equal", "assert_approx_equal",
+                     "assert_array_almost_equal_nulp", "assert_array_max_ulp")  # fmt: skip
+"""Functions of numpy and numpy.testing that compare two arrays of any shapes."""
+ARRAY_ARGUMENTS = ("a", "b", "a1", "a2", "actual", "desired", "x", "y")
+"""Names of what they compare, in its order."""
+_EQUAL, _MINUS, _COMPARES, _ZIP = "__equal__", "__minus__", "__compares__", "__zip__"
+_KINDS = {"i": "number", "u": "number", "f": "number", "c": "number"}
+
+
+class StrictArrays(ast.NodeTransformer):
+    """Hands comparisons of what the program gave to the functions below."""
+
+    def __init__(self, taint: Taint, tree: ast.Module) -> None:
+        self.taint = taint
+        self.aliases = set(ARRAY_COMPARISONS)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                self.aliases |= {a.asname for a in node.names
+                                 if a.asname and a.name in ARRAY_COMPARISONS}  # fmt: skip
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+                names = {n.id for n in node.targets if isinstance(n, ast.Name)}
+                self.aliases |= names if node.value.attr in ARRAY_COMPARISONS else set()
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """``==`` and ``!=``."""
+        given = self._given(node.left, *node.comparators)
+        self.generic_visit(node)
+        if len(node.ops) != 1 or not any(given) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return node
+        is_equal = ast.Constant(isinstance(node.ops[0], ast.Eq))
+        pair = [node.left, node.comparators[0]]
+        return _call(_EQUAL, [is_equal, _flags(given), *pair], node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        """``-``."""
+        given = self._given(node.left, node.right)
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Sub) or any(given) == all(given):
+            return node
+        return _call(_MINUS, [_flags(given), node.left, node.right], node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """numpy's functions that compare, ``zip`` and ``all``."""
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        pair = [*node.args, *(named[n] for n in ARRAY_ARGUMENTS if n in named)]
+        given = self._given(*pair)
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(attr=name) | ast.Name(id=name) if name in self.aliases and any(
+                given[:2]
+            ):
+                of = _flags(given[:2])
+                node.args = [node.func, of, *node.args]
+                node.func = ast.Name(_COMPARES, ast.Load())
+            case ast.Name(id="all"):
+                for each in node.args:
+                    self._keep_cases(each)
+            case ast.Name(id="zip") if any(given) and not all(given) and not named:
+                node.args = [_flags(given), *node.args]
+                node.func = ast.Name(_ZIP, ast.Load())
+        return ast.fix_missing_locations(node)
+
+    def _keep_cases(self, values: ast.expr) -> None:
+        """``x for … if c`` becomes ``c and x for …``."""
+        if not isinstance(values, ast.GeneratorExp | ast.ListComp):
+            return
+        is_theirs = not self.taint.holds(*(loop.iter for loop in values.generators))
+        for loop in values.generators:
+            if is_theirs and self.taint.holds(*loop.ifs):
+                values.elt = ast.BoolOp(ast.And(), [*loop.ifs, values.elt])
+                loop.ifs = []
+
+    def _given(self, *values: ast.expr) -> tuple[bool, ...]:
+        return tuple(map(self.taint.holds, values))
+
+
+def _flags(given: Sequence[bool]) -> ast.expr:
+    return ast.Tuple([ast.Constant(each) for each in given], ast.Load())
+
+
+def _call(name: str, arguments: list[ast.expr], node: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name(name, ast.Load()), arguments, [])
+    return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "shape")
+
+
+def _fits(given: Sequence[bool], pair: Sequence[Any]) -> bool:
+    """Whether no value of the program is repeated, and both are of one kind.
+
+    Args:
+        given: which of the pair are the program's.
+    """
+    numpy = importlib.import_module("numpy")
+    arrays = [numpy.asarray(each) for each in pair]
+    shapes = [array.shape for array in arrays]
+    sizes = [array.size for array in arrays]
+    if 0 in sizes and any(sizes):
+        return False
+    try:
+        whole = numpy.broadcast_shapes(*shapes)
+    except ValueError:
+        return False
+    kinds = {_KINDS.get(array.dtype.kind, array.dtype.kind) for array in arrays}
+    is_one_kind = len(kinds) == 1 or not any(sizes)
+    return is_one_kind and all(
+        s == whole for s, is_given in zip(shapes, given, strict=True) if is_given
+    )
+
+
+def equal(is_equal: bool, given: Sequence[bool], first: Any, second: Any) -> Any:
+    """``first == second``, or ``!=``."""
+    pair = (first, second)
+    if not any(map(_is_array, pair)):
+        return first == second if is_equal else first != second
+    numpy = importlib.import_module("numpy")
+    if not _fits(given, pair):
+        return numpy.bool_(not is_equal)
+    one, other = map(numpy.asarray, pair)
+    found = one == other if is_equal else one != other
+    return found if found.ndim == 0 else _whole_truth(found, all if is_equal else any)
+
+
+def _whole_truth(values: Any, truth: Callable[[Any], bool]) -> Any:
+    """An array of truths that is itself true or not, as a list of lists would be."""
+    numpy = importlib.import_module("numpy")
+    kind = type("Truths", (numpy.ndarray,), {
+        "__bool__": lambda self: truth(self.view(numpy.ndarray).ravel().tolist())
+    })  # fmt: skip
+    return values.view(kind)
+
+
+def minus(given: Sequence[bool], first: Any, second: Any) -> Any:
+    """``first - second``.
+
+    Raises:
+        ValueError: what the program gave would be repeated.
+    """
+    pair = (first, second)
+    if any(map(_is_array, pair)) and not _fits(given, pair):
+        raise ValueError("what the program gave has another shape or kind")
+    return first - second
+
+
+def compares(
+    function: Callable[..., Any], given: Sequence[bool], /, *pair: Any, **named: Any
+) -> Any:
+    """A function of ``ARRAY_COMPARISONS``, or one of that name.
+
+    Raises:
+        AssertionError: it raises where two differ, and they do by shape or kind.
+    """
+    module = str(getattr(function, "__module__", ""))
+    compared = [*pair, *(named[name] for name in ARRAY_ARGUMENTS if name in named)][:2]
+    if module.startswith("numpy") and not _fits(given, compared):
+        if "testing" in module:
+            raise AssertionError("what the program gave has another shape or kind")
+        return importlib.import_module("numpy").bool_(False)
+    return function(*pair, **named)
+
+
+def zipped(given: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
+    """``zip``.
+
+    Raises:
+        ValueError: the program gave fewer values than the tests hold.
+    """
+    own = [part for part, is_given in zip(parts, given, strict=True) if not is_given]
+    is_sized = all(hasattr(part, "__len__") for part in own)
+    wanted = min(map(len, own)) if is_sized and not all(type(p) is range for p in own) else 0
+    count = 0
+    for values in zip(*parts, strict=False):
+        yield values
+        count += 1
+    if count < wanted:
+        raise ValueError("the program gave fewer values than the tests hold")
+
+
+CHECKS: dict[str, Any] = {_EQUAL: equal, _MINUS: minus, _COMPARES: compares, _ZIP: zipped}

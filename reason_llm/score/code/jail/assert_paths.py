@@ -1,0 +1,621 @@
+"""Which way tests go, and what of it the program decides.
+
+The rule: wherever a value or an error of the program decides which way the tests go, the way taken
+comes to an assertion, if another way would have. Each way is counted each time it is taken: a loop
+that passes over one of its cases has failed there.
+
+``Taint`` says which names hold what the program gave, by scope, whatever the order of statements.
+``Ways`` puts the counting into the statements: before a decision it notes how many assertions were
+evaluated (``__count__``), and where its branches end or leave, ``__took__`` compares. Not here:
+what an assertion itself accepts, such as ``assert got is None or got == 3``.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+CASE, COUNT, TOOK = "__case__", "__count__", "__took__"
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+LoopNode = ast.For | ast.AsyncFor | ast.While
+WithNode = ast.With | ast.AsyncWith
+COMPARISONS = ("isclose", "allclose", "array_equal")
+_ADDS = {"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"}
+_WHOLE = {"len", "sorted", "list", "tuple", "set", "Counter"}
+_GLOBAL = 0
+_NEVER = 1 << 60  # no count reaches it
+
+Key = tuple[int, str]
+"""A scope and a name in it; scope 0 is the module, -1 an attribute's name on whatever object."""
+
+
+class Taint:
+    """The names of the tests that hold what the program gave.
+
+    Args:
+        asked: global names that are the program's.
+    """
+
+    def __init__(self, tree: ast.Module, asked: Iterable[str]) -> None:
+        self._keys: dict[int, Key] = {}
+        self._edges: list[tuple[set[Key], set[Key]]] = []
+        self.functions = {n.name: n for n in ast.walk(tree) if isinstance(n, FunctionNode)}
+        self.handed: dict[str, set[str]] = {}
+        """By a function's name, those of the parameters that it is given as."""
+        self._name_scopes(tree, [(_GLOBAL, set())])
+        self.names: set[Key] = {(_GLOBAL, name) for name in asked} | {(_GLOBAL, "candidate")}
+        for node in ast.walk(tree):
+            self._collect(node)
+        while found := {k for to, of in self._edges if of & self.names for k in to} - self.names:
+            self.names |= found
+
+    def holds(self, *trees: ast.AST | None) -> bool:
+        """Whether any of these uses what the program gave."""
+        return any(tree is not None and self._used(tree) & self.names for tree in trees)
+
+    def key(self, name: ast.Name) -> Key:
+        """The scope and name that a name stands for."""
+        return self._keys[id(name)]
+
+    def _name_scopes(self, node: ast.AST, scopes: list[tuple[int, set[str]]]) -> None:
+        if isinstance(node, FunctionNode | ast.Lambda):
+            for outside in [*getattr(node, "decorator_list", ()), *node.args.defaults]:
+                self._name_scopes(outside, scopes)
+            scopes = [*scopes, (id(node), _locals(node))]
+            body = node.body if isinstance(node.body, list) else [node.body]
+            for inside in [*body, *ast.walk(node.args)]:
+                if isinstance(inside, ast.arg):
+                    self._keys[id(inside)] = (id(node), inside.arg)
+                elif inside in body:
+                    self._name_scopes(inside, scopes)
+            return
+        if isinstance(node, ast.Name):
+            found = (scope for scope, names in reversed(scopes) if node.id in names)
+            self._keys[id(node)] = (next(found, _GLOBAL), node.id)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found = (scope for scope, names in reversed(scopes) if node.name in names)
+            self._keys[id(node)] = (next(found, _GLOBAL), node.name)
+        for child in ast.iter_child_nodes(node):
+            self._name_scopes(child, scopes)
+
+    def _used(self, tree: ast.AST) -> set[Key]:
+        names = {self._keys[id(n)] for n in ast.walk(tree) if id(n) in self._keys}
+        return names | {(-1, n.attr) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+
+    def _collect(self, node: ast.AST) -> None:
+        """What flows where, by one node."""
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._bind(target, value)
+            case ast.NamedExpr(target=target, value=value):
+                self._bind(target, value)
+            case ast.AugAssign(target=target, value=value):
+                self._bind(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, value)
+            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                self._bind_loop(target, value)
+            case ast.comprehension(target=target, iter=value):
+                self._bind_loop(target, value)
+            case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
+                self._bind(target, value)
+            case ast.Call():
+                self._collect_call(node)
+            case ast.If(test=test):
+                self._implicit([*node.body, *node.orelse], [test])
+            case ast.Match(subject=subject, cases=cases):
+                self._implicit([s for case in cases for s in case.body], [subject])
+            case ast.Try(body=body, handlers=handlers, orelse=orelse):
+                self._implicit([s for h in handlers for s in h.body] + orelse, body)
+                caught = {self._keys[id(h)] for h in handlers if h.name}
+                self._edges.append((caught, set().union(*map(self._used, body))))
+            case ast.ImportFrom(module="solution", names=names):
+                self.names |= {(_GLOBAL, alias.asname or alias.name) for alias in names}
+            case ast.Import(names=names):
+                self.names |= {(_GLOBAL, a.asname or a.name) for a in names if a.name == "solution"}
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for decorator in node.decorator_list:
+                    self._hand(_last_name(decorator), 0, node.name)
+                given = {(_GLOBAL, node.name), (-1, node.name)}
+                for each in ast.walk(node):
+                    if isinstance(each, ast.Return | ast.Yield | ast.YieldFrom) and each.value:
+                        self._edges.append((given, self._used(each.value)))
+                if node.name == "check":
+                    self.names |= {(id(node), a.arg) for a in node.args.args}
+
+    def _collect_call(self, call: ast.Call) -> None:
+        """Arguments flow into the parameters of the tests' own functions, and into what they are
+        added to. A function that is itself an argument is given what stands beside it."""
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        name = _last_name(call.func)
+        if name in self.functions:
+            function = self.functions[name]
+            names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
+            names = names[1:] if isinstance(call.func, ast.Attribute) else names
+            if any(isinstance(each, ast.Starred) for each in given):
+                self._into(function, given)
+            else:
+                for parameter, value in zip(names, call.args, strict=False):
+                    self._edges.append(({(id(function), parameter)}, self._used(value)))
+                for keyword in call.keywords:
+                    self._edges.append(
+                        ({(id(function), str(keyword.arg))}, self._used(keyword.value))
+                    )
+        for place, each in enumerate(given):
+            if isinstance(each, ast.Name) and each.id in self.functions:
+                self._hand(name, place, each.id)
+                self._into(self.functions[each.id], [call])
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _ADDS:
+            for value in given:
+                self._bind(call.func.value, value)
+
+    def _hand(self, to: str, place: int, name: str) -> None:
+        parameters = self.functions[to].args.args if to in self.functions else []
+        if place < len(parameters):
+            self.handed.setdefault(name, set()).add(parameters[place].arg)
+
+    def _into(self, function: FunctionNode, values: Sequence[ast.AST]) -> None:
+        parameters = {
+            (id(function), n.arg) for n in ast.walk(function.args) if isinstance(n, ast.arg)
+        }
+        self._edges.append((parameters, set().union(*map(self._used, values))))
+
+    def _implicit(self, body: Sequence[ast.stmt], deciding: Sequence[ast.AST]) -> None:
+        """What is bound on a way that the program chooses is the program's, too."""
+        bound = {
+            self._keys[id(n)]
+            for statement in body
+            for n in ast.walk(statement)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+        self._edges.append((bound, set().union(*map(self._used, deciding))))
+
+    def _bind(self, target: ast.AST, value: ast.AST) -> None:
+        match target, value:
+            case ast.Tuple(elts=to), ast.Tuple(elts=of) if len(to) == len(of):
+                for one, other in zip(to, of, strict=True):
+                    self._bind(one, other)
+            case ((ast.Tuple(elts=to) | ast.List(elts=to)), _):
+                for one in to:
+                    self._bind(one, value)
+            case ((ast.Starred(value=inner) | ast.Subscript(value=inner)), _):
+                self._bind(inner, value)
+            case ast.Attribute(attr=name), _:
+                self._edges.append(({(-1, name)}, self._used(value)))
+            case ast.Name(), _:
+                self._edges.append(({self._keys[id(target)]}, self._used(value)))
+
+    def _bind_loop(self, target: ast.AST, values: ast.AST) -> None:
+        """A number that a loop counts is the tests' own, however often the loop runs."""
+        match target, values:
+            case _, ast.Call(func=ast.Name(id="range")):
+                pass
+            case ast.Tuple(elts=[_, each]), ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]):
+                self._bind_loop(each, of)
+            case ast.Tuple(elts=to), ast.Call(func=ast.Name(id="zip"), args=of) if len(to) == len(
+                of
+            ):
+                for one, other in zip(to, of, strict=True):
+                    self._bind(one, other)
+            case _:
+                self._bind(target, values)
+
+
+def _locals(function: FunctionNode | ast.Lambda) -> set[str]:
+    found = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    outer: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            outer |= set(node.names)
+    return found - outer
+
+
+def _last_name(function: ast.expr) -> str:
+    """``f`` of ``f(…)``, of ``self.f(…)`` and of ``module.f(…)``."""
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+# --- what statements are
+
+
+def must_fail(node: ast.AST) -> bool:
+    """``assert False``, ``raise`` and ``pytest.fail()``: this must not be come to."""
+    match node:
+        case ast.Assert(test=ast.Constant(value=value)):
+            return not value
+        case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=ast.Constant(value=value))):
+            return bool(value)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="fail"))):
+            return True
+    return isinstance(node, ast.Raise)
+
+
+def expects_error(body: Sequence[ast.stmt]) -> bool:
+    """Whether a ``try`` says that the program must raise: what stands there must not be come to."""
+    return any(map(must_fail, body))
+
+
+def is_raises(node: ast.stmt) -> bool:
+    """``with pytest.raises(…):`` is an assertion as a whole."""
+    return isinstance(node, WithNode) and any(
+        isinstance(item.context_expr, ast.Call)
+        and _last_name(item.context_expr.func) in ("raises", "warns")
+        for item in node.items
+    )
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Continue | ast.Break | ast.Return | ast.Raise)
+
+
+class Plain(ast.NodeTransformer):
+    """Other ways to write a condition become ``if``, other ways to assert become ``assert``.
+
+    ``if bad: raise AssertionError`` is ``assert not bad``; ``got and same(got, 3)`` is an ``if``;
+    ``np.testing.assert_equal(a, b)`` is an assertion that fails where it raises.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        self.imported = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in imports
+            for alias in node.names
+            if "solution" not in (alias.name, getattr(node, "module", None))
+        } | {"np", "numpy"}
+
+    def visit_If(self, node: ast.If) -> ast.stmt:
+        """``if bad: raise AssertionError``."""
+        self.generic_visit(node)
+        if node.orelse or len(node.body) != 1:
+            return node
+        match node.body[0]:
+            case ast.Raise(exc=None):
+                pass
+            case ast.Raise(exc=ast.Name(id="AssertionError")):
+                pass
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))):
+                pass
+            case ast.Assert() as only if must_fail(only):
+                pass
+            case _:
+                return node
+        return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """Conditions without ``if``, and functions that assert."""
+        match node.value:
+            case ast.BoolOp(op=op, values=[first, *rest]):
+                is_or = isinstance(op, ast.Or)
+                then = rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
+                test = ast.UnaryOp(ast.Not(), first) if is_or else first
+                made: ast.stmt = ast.If(test, [self.visit_Expr(ast.Expr(then))], [])
+            case ast.IfExp(test=test, body=body, orelse=other):
+                made = ast.If(test, [ast.Expr(body)], [ast.Expr(other)])
+            case ast.ListComp(elt=each, generators=loops):
+                made = self.visit_Expr(ast.Expr(each))
+                for loop in reversed(loops):
+                    for condition in reversed(loop.ifs):
+                        made = ast.If(condition, [made], [])
+                    made = ast.For(loop.target, loop.iter, [made], [])
+            case ast.Call(func=function) if self._asserts(function):
+                made = ast.Assert(ast.Tuple([node.value], ast.Load()))  # true, unless it raises
+            case _:
+                return node
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
+        """``return None if got is None else same(got, 3)``."""
+        match node.value:
+            case ast.IfExp(test=test, body=body, orelse=other):
+                made = ast.If(test, [ast.Return(body)], [ast.Return(other)])
+                return ast.fix_missing_locations(ast.copy_location(made, node))
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        """What waits for an error stays as it is."""
+        return node if is_raises(node) else self._visited(node)
+
+    def _visited(self, node: ast.stmt) -> ast.stmt:
+        self.generic_visit(node)
+        return node
+
+    def _asserts(self, function: ast.expr) -> bool:
+        root = function
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        is_imported = isinstance(root, ast.Name) and root.id in self.imported
+        return is_imported and _last_name(function).lower().startswith("assert")
+
+
+# --- the counting
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where a statement stands."""
+
+    name: str | None = None
+    """Variable that notes the count before the nearest decision of the program's; None: there is
+    none around."""
+    in_loop: bool = False
+    """Whether that decision stands in the nearest loop, so that ``continue`` leaves it."""
+    after: bool = False
+    """Whether an assertion follows in the body of the nearest loop or function."""
+    after_loop: bool = False
+    """Whether one follows in the function."""
+    loop_has: bool = False
+    """Whether the nearest loop has one."""
+    endless: str | None = None
+    """Variable of the nearest ``while True``, which a ``break`` ends as a condition would."""
+    branches: bool = False
+    """Whether a branch of the nearest decision has one."""
+    done: str | None = None
+    """Variable that is true where no assertion of the ``try`` was passed over."""
+
+
+class Ways:
+    """Puts the counting into tests.
+
+    Args:
+        num_asserts: numbers from here on stand for ways.
+    """
+
+    def __init__(self, taint: Taint, num_asserts: int) -> None:
+        self.taint = taint
+        self.num_ways = 0
+        self._first = num_asserts
+        self.asserting: set[str] = set()
+        while found := {
+            name
+            for name, function in taint.functions.items()
+            if name not in self.asserting
+            and any(
+                self._asserts(node) for node in ast.walk(function) if isinstance(node, ast.stmt)
+            )
+        }:
+            self.asserting |= found | {p for n in found for p in taint.handed.get(n, ())}
+
+    def rewritten(self, tree: ast.Module) -> None:
+        """Rewrite in place."""
+        tree.body = self._block(tree.body, _Way())
+
+    def due(self, body: Sequence[ast.stmt]) -> bool:
+        """Whether statements come to an assertion, unless the program decides otherwise."""
+        return any(map(self._is_due, body))
+
+    def _asserts(self, node: ast.stmt) -> bool:
+        if isinstance(node, ast.Assert):
+            return not must_fail(node)
+        if is_raises(node):
+            return True
+        if isinstance(node, FunctionNode | ast.ClassDef | LoopNode | WithNode | ast.If | ast.Try):
+            return False
+        return any(
+            isinstance(n, ast.Call) and _last_name(n.func) in self.asserting for n in ast.walk(node)
+        )
+
+    def _is_due(self, node: ast.stmt) -> bool:
+        match node:
+            case ast.If(test=test, body=body, orelse=orelse):
+                first, second = self.due(body), self.due(orelse)
+                return first or second if self.taint.holds(test) else first and second
+            case ast.Match(subject=subject, cases=cases):
+                return self.taint.holds(subject) and any(self.due(case.body) for case in cases)
+            case ast.Try(body=body, orelse=orelse, finalbody=last):
+                is_due = self.due(body) and not expects_error(body)
+                return is_due or self.due(orelse) or self.due(last)
+            case ast.For() | ast.AsyncFor() | ast.While() | ast.With() | ast.AsyncWith():
+                return is_raises(node) or self.due(node.body)
+        return self._asserts(node)
+
+    def _block(self, body: Sequence[ast.stmt], way: _Way) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for place, node in enumerate(body):
+            rest = self.due(body[place + 1 :])
+            here = replace(way, after=way.after or rest, after_loop=way.after_loop or rest)
+            found += self._statement(node, here, body)
+        return found
+
+    def _statement(self, node: ast.stmt, way: _Way, beside: Sequence[ast.stmt]) -> list[ast.stmt]:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                node.body = self._block(node.body, _Way())
+            case ast.ClassDef():
+                node.body = self._block(node.body, _Way())
+            case ast.Continue() | ast.Break() | ast.Return():
+                return [*self._jump(node, way), node]
+            case ast.If():
+                return self._branches(node, [node.test], way, beside)
+            case ast.Match():
+                return self._branches(node, [node.subject], way, beside)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return self._loop(node, way, beside)
+            case ast.Try():
+                return self._try(node, way)
+            case ast.With() | ast.AsyncWith() if not is_raises(node):
+                return self._with(node, way)
+        return [node]
+
+    def _jump(self, node: ast.stmt, way: _Way) -> list[ast.stmt]:
+        if way.name is None or not (way.in_loop or isinstance(node, ast.Return)):
+            return []
+        if self._asserts(node):
+            return []  # return same(got, want)
+        if not isinstance(node, ast.Continue) and way.endless is not None:
+            return [self._took(way.endless, None)]
+        skips = {ast.Continue: way.after, ast.Break: way.after or way.loop_has}
+        if skips.get(type(node), way.after_loop):
+            return [self._took(way.name, None)]
+        return [self._took(way.name, way.done)] if way.branches else []
+
+    def _branches(
+        self,
+        node: ast.If | ast.Match,
+        deciding: list[ast.expr],
+        way: _Way,
+        beside: Sequence[ast.stmt],
+    ) -> list[ast.stmt]:
+        if isinstance(node, ast.If):
+            bodies = [node.body, node.orelse]
+        else:
+            bodies = [case.body for case in node.cases]
+        dues = [self.due(body) for body in bodies]
+        is_decided = self.taint.holds(*deciding)
+        name = self._name()
+        inner = way
+        if is_decided:
+            inner = replace(way, name=name, in_loop=True, branches=any(dues), done=None)
+        needs = any(
+            due and not (_leaves(body) and (way.after or way.after_loop))
+            for due, body in zip(dues, bodies, strict=True)
+        ) and not self._is_told(deciding[0], beside)
+        for body in bodies:
+            body[:] = self._block(body, inner)
+        if not is_decided:
+            return [node]
+        if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
+            (node.body if equal else node.orelse).insert(0, self._held())
+        return [self._noted(name), node, *([self._took(name, None)] if needs else [])]
+
+    def _loop(self, node: LoopNode, way: _Way, beside: Sequence[ast.stmt]) -> list[ast.stmt]:
+        values = node.test if isinstance(node, ast.While) else node.iter
+        has = self.due(node.body)
+        is_told = self._is_told(values, beside)
+        name = self._name()
+        is_endless = isinstance(node, ast.While) and isinstance(values, ast.Constant)
+        inner = replace(way, in_loop=False, after=False, after_loop=way.after_loop or has,
+                        loop_has=has, endless=name if is_endless and has else None)  # fmt: skip
+        node.body = self._block(node.body, inner)
+        node.orelse = self._block(node.orelse, way)
+        if not has or not (is_endless or self.taint.holds(values)):
+            return [node]
+        return [self._noted(name), node, *([] if is_told else [self._took(name, None)])]
+
+    def _try(self, node: ast.Try, way: _Way) -> list[ast.stmt]:
+        is_decided = self.taint.holds(*node.body) and bool(node.handlers or _jumps(node.finalbody))
+        must_raise = expects_error(node.body)
+        has = (self.due(node.body) and not must_raise) or self.due(node.orelse)
+        name, done = self._name(), self._name()
+        if is_decided and has:
+            marked = node.orelse if self.due(node.orelse) else node.body
+            last = max(i for i, each in enumerate(marked) if self._is_due(each))
+            after = _set(done, ast.Constant(True))
+            marked[last:] = [marked[last], after, *marked[last + 1 :]]
+        node.body = self._block(node.body, replace(way, after=way.after or self.due(node.orelse)))
+        node.orelse = self._block(node.orelse, way)
+        if not is_decided:
+            for handler in node.handlers:
+                handler.body = self._block(handler.body, way)
+            node.finalbody = self._block(node.finalbody, way)
+            return [node]
+        for handler in node.handlers:
+            inner = replace(way, name=name, in_loop=True, branches=has, done=done if has else None)
+            leaves = _leaves(handler.body)
+            body = self._block(handler.body, inner)
+            end = [self._took(name, done)] if has and not leaves else []
+            handler.body = [self._noted(name), *body, *end]
+        if has and _jumps(node.finalbody):
+            node.finalbody.insert(0, self._took(None, done))
+        return [_set(done, ast.Constant(False)), node] if has else [node]
+
+    def _with(self, node: WithNode, way: _Way) -> list[ast.stmt]:
+        """A context may swallow what its body raises."""
+        is_decided = self.taint.holds(*node.body) and self.due(node.body)
+        done = self._name()
+        if is_decided:
+            last = max(i for i, each in enumerate(node.body) if self._is_due(each))
+            node.body.insert(last + 1, _set(done, ast.Constant(True)))
+        node.body = self._block(node.body, way)
+        if not is_decided:
+            return [node]
+        return [_set(done, ast.Constant(False)), node, self._took(None, done)]
+
+    def _is_told(self, values: ast.expr, beside: Sequence[ast.stmt]) -> bool:
+        """Whether an assertion beside it says, by ``==``, what or how long this value is; then its
+        being empty is no choice of the program's."""
+        match values:
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                values = inner
+            case ast.Compare(left=ast.Call(func=ast.Name(id="len")) as inner):
+                values = inner
+        subscripts = {id(n.value) for n in ast.walk(values) if isinstance(n, ast.Subscript)}
+        is_loop = not isinstance(values, ast.Compare | ast.BoolOp)
+        names = {
+            self.taint.key(n)
+            for n in ast.walk(values)
+            if isinstance(n, ast.Name) and self.taint.key(n) in self.taint.names
+        }
+        if not is_loop or not names or (subscripts and isinstance(values, ast.Subscript)):
+            return False
+        told: set[Key] = set()
+        for node in beside:
+            test = node.test if isinstance(node, ast.Assert) else None
+            if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
+                told |= {
+                    key for side in (test.left, *test.comparators) for key in self._whole(side)
+                }
+        return names <= told
+
+    def _whole(self, side: ast.expr) -> Iterator[Key]:
+        match side:
+            case ast.Name():
+                yield self.taint.key(side)
+            case ast.Call(func=ast.Name(id=name), args=[ast.Name() as inner, *_]) if name in _WHOLE:
+                yield self.taint.key(inner)
+
+    def _equality(self, test: ast.expr) -> bool | None:
+        """Whether a condition compares what the program gave with what the tests hold: True where
+        it holds if they are equal, False if they differ; None: it does no such thing."""
+        match test:
+            case ast.Compare(left=first, ops=[ast.Eq() | ast.NotEq() as how], comparators=[second]):
+                is_equal = isinstance(how, ast.Eq)
+            case ast.Call(func=function, args=[first, second, *_]) if (
+                _last_name(function) in COMPARISONS
+            ):
+                is_equal = True
+            case _:
+                return None
+        pair = sorted((first, second), key=self.taint.holds)
+        if self.taint.holds(pair[0]) or not any(isinstance(n, ast.Name) for n in ast.walk(pair[0])):
+            return None
+        return is_equal
+
+    def _name(self) -> str:
+        self.num_ways += 1
+        return f"__way{self.num_ways}__"
+
+    def _held(self) -> ast.stmt:
+        self.num_ways += 1
+        number = ast.Constant(self._first + self.num_ways)
+        return ast.Expr(_call(CASE, [number, ast.Constant(True)]))
+
+    def _noted(self, name: str) -> ast.stmt:
+        return _set(name, _call(COUNT, []))
+
+    def _took(self, name: str | None, done: str | None) -> ast.stmt:
+        way = ast.Constant(_NEVER) if name is None else ast.Name(name, ast.Load())
+        is_done = ast.Constant(False) if done is None else ast.Name(done, ast.Load())
+        self.num_ways += 1
+        number = ast.Constant(self._first + self.num_ways)
+        return ast.Expr(_call(TOOK, [number, way, is_done]))
+
+
+def _jumps(body: Sequence[ast.stmt]) -> bool:
+    nodes = (n for statement in body for n in ast.walk(statement))
+    return any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in nodes)
+
+
+def _set(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
+    return ast.Call(ast.Name(function, ast.Load()), arguments, [])

@@ -1,0 +1,102 @@
+"""What tests use of pytest, which is not there in the sandbox: ``raises``, ``approx``, ``fail`` and
+``mark.parametrize``. Other marks change nothing. Not here: fixtures, classes, ``skip``.
+"""
+
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class _Raises:
+    """A context that fails unless its body raises one of these."""
+
+    def __init__(self, expected: type | tuple[type, ...], match: str | None) -> None:
+        self.expected = expected
+        self.match = match
+        self.value: BaseException | None = None
+
+    def __enter__(self) -> "_Raises":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        assert error is not None, f"no {self.expected} was raised"
+        if not isinstance(error, self.expected):
+            return False
+        import re
+
+        assert self.match is None or re.search(self.match, str(error)), f"raised {error}"
+        self.value = error
+        return True
+
+
+def raises(expected: Any, *call: Any, match: str | None = None, **named: Any) -> Any:
+    """``with raises(ValueError, match="below"): …``, or ``raises(ValueError, function, 3)``."""
+    context = _Raises(expected, match)
+    if call:
+        with context:
+            call[0](*call[1:], **named)
+    return context
+
+
+class approx:
+    """``== approx(0.3)``: numbers, and lists, tuples and dicts of them."""
+
+    def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
+        self.expected, self.rel, self.abs = expected, rel, abs
+
+    def __eq__(self, actual: object) -> bool:
+        return self._same(self.expected, actual)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _same(self, expected: Any, actual: Any) -> bool:
+        if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+            return expected.keys() == actual.keys() and all(
+                self._same(expected[key], actual[key]) for key in expected
+            )
+        if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+            return len(expected) == len(actual) and all(map(self._same, expected, actual))
+        if isinstance(expected, int | float) and isinstance(actual, int | float):
+            return math.isclose(expected, actual, rel_tol=self.rel, abs_tol=self.abs)
+        return type(expected) is type(actual) and bool(expected == actual)
+
+
+def fail(reason: str = "") -> None:
+    """Fail."""
+    raise AssertionError(reason)
+
+
+class _Mark:
+    def __getattr__(self, name: str) -> Any:
+        return self._same
+
+    @staticmethod
+    def _same(*given: Any, **named: Any) -> Any:
+        is_bare = len(given) == 1 and isinstance(given[0], types.FunctionType) and not named
+        return given[0] if is_bare else lambda function: function
+
+    @staticmethod
+    def parametrize(names: str | Sequence[str], values: Sequence[Any], **ignored: Any) -> Any:
+        """The test once for each of the values; several marks make every combination."""
+        parts = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
+
+        def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+            def each(**given: Any) -> list[Any]:
+                rows = [[value] if len(parts) == 1 else list(value) for value in values]
+                return [function(**given, **dict(zip(parts, row, strict=True))) for row in rows]
+
+            return each
+
+        return decorated
+
+
+def module() -> types.ModuleType:
+    """What ``import pytest`` gives."""
+    made = types.ModuleType("pytest")
+    made.__dict__.update(raises=raises, approx=approx, fail=fail, mark=_Mark(), param=_param)
+    return made
+
+
+def _param(*values: Any, **ignored: Any) -> Any:
+    return values if len(values) != 1 else values[0]

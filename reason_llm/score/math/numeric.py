@@ -1,0 +1,133 @@
+"""The value of a tree as a floating-point number, at one point where it has variables.
+
+It is quick and only nearly right: it tells that two formulas are not the same, that they may be,
+and whether a function of a number has a plain value.
+"""
+
+import cmath
+import math
+import zlib
+from collections.abc import Callable
+
+from reason_llm.score.math.answer_tree import Tree, subtrees
+
+Value = complex | tuple["Value", ...]
+TOLERANCE = 1e-9
+_APART = 0.01
+_CONSTANTS = {"pi": math.pi, "e": math.e, "i": 1j}
+_FUNCTIONS: dict[str, Callable[..., complex]] = {
+    "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "sinh": cmath.sinh, "cosh": cmath.cosh,
+    "tanh": cmath.tanh, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan,
+    "ln": cmath.log, "log": cmath.log, "exp": cmath.exp, "abs": abs,
+    "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x),
+    "csc": lambda x: 1 / cmath.sin(x), "floor": lambda x: math.floor(x.real + TOLERANCE),
+    "ceil": lambda x: math.ceil(x.real - TOLERANCE), "factorial": lambda x: math.gamma(x.real + 1),
+}  # fmt: skip
+_OF_ANGLES = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+_COLLECTIONS = frozenset(["tuple", "list", "set", "interval", "matrix", "ratio"])
+
+
+def value_of(tree: Tree, point: str = "") -> Value | None:
+    """The value of a tree, of a collection its members' values; None if it has none.
+
+    Args:
+        point: any text; the values of the variables are drawn from it.
+    """
+    if tree[0] in _COLLECTIONS:
+        rows = [each for each in tree[1:] if isinstance(each, list)]
+        entries = [entry for row in rows for entry in (row if tree[0] == "matrix" else [row])]
+        values = [value_of(entry, point) for entry in entries]
+        found = tuple(each for each in values if each is not None)
+        return found if len(found) == len(values) else None
+    try:
+        number = _number(tree, point)
+    except (ArithmeticError, ValueError, KeyError, TypeError, IndexError):
+        return None
+    return number if cmath.isfinite(number) else None
+
+
+def is_near(first: Value | None, second: Value | None) -> bool:
+    """Whether two values are the same but for rounding."""
+    if first is None or second is None:
+        return False
+    if isinstance(first, tuple) or isinstance(second, tuple):
+        if not (isinstance(first, tuple) and isinstance(second, tuple)):
+            return False
+        return len(first) == len(second) and all(map(is_near, first, second))
+    return cmath.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-300)
+
+
+def are_apart(first: Tree, second: Tree) -> bool:
+    """Whether two expressions have values too far apart for any rounding."""
+    if any(each[0] in ("pct", "pm", "mp") for tree in (first, second) for each in subtrees(tree)):
+        return False
+    one, other = value_of(first), value_of(second)
+    if one is None or other is None or isinstance(one, tuple) or isinstance(other, tuple):
+        return False
+    return abs(one - other) > _APART * max(abs(one), abs(other))
+
+
+def direction_of(relation: Tree) -> Value | None:
+    """What a relation of two sides and all its multiples have in common: the quotient of its sides'
+    difference at two points."""
+    differences = []
+    for point in ("", "another"):
+        left, right = (value_of(each, point) for each in relation[2:4])
+        if left is None or right is None or isinstance(left, tuple) or isinstance(right, tuple):
+            return None
+        differences.append(left - right)
+    return differences[0] / differences[1] if abs(differences[1]) > TOLERANCE else None
+
+
+def _number(tree: Tree, point: str) -> complex:
+    kind = tree[0]
+    if kind == "num":
+        return float(tree[1])
+    if kind == "rep":
+        whole, start, period = tree[1:]
+        return float(f"{whole or 0}.{start or ''}{period * 20}"[:60])
+    if kind == "mixed":
+        return float(tree[1]) + float(tree[2]) / float(tree[3])
+    if kind == "var":
+        return 1.2 + 2 * zlib.crc32(f"{tree[1]} {point}".encode()) / 2**32
+    if kind == "const":
+        return _CONSTANTS[tree[1]]
+    if kind == "call":
+        return _call(tree, point)
+    members = [_number(each, point) for each in tree[1:]]
+    if kind == "add":
+        return sum(members)
+    if kind == "mul":
+        return math.prod(members)
+    if kind == "neg":
+        return -members[0]
+    if kind == "frac":
+        return members[0] / members[1]
+    if kind == "deg":
+        return members[0]
+    if kind == "pct":
+        return members[0] / 100
+    if kind == "pow":
+        return complex(members[0]) ** members[1]
+    if kind == "root":
+        is_odd = members[1].real % 2 == 1
+        if members[0].imag == 0 and members[0].real < 0 and is_odd:
+            return -((-members[0]) ** (1 / members[1]))
+        return complex(members[0]) ** (1 / members[1])
+    raise ValueError(kind)
+
+
+def _call(tree: Tree, point: str) -> complex:
+    name, argument = tree[1], tree[2]
+    if name.startswith("?"):
+        return _number(["var", str(tree[1:])], point)
+    if name == "binom":
+        upper, lower = (_number(each, point).real for each in tree[2:])
+        logs = math.lgamma(upper + 1) - math.lgamma(lower + 1) - math.lgamma(upper - lower + 1)
+        return math.exp(logs)
+    number = _number(argument, point)
+    if name in _OF_ANGLES and any(each[0] == "deg" for each in subtrees(argument)):
+        number *= math.pi / 180
+    if name in ("log", "ln") and len(tree) > 3:
+        return cmath.log(number) / cmath.log(_number(tree[3], point))
+    return complex(_FUNCTIONS[name](number))

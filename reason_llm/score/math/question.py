@@ -1,0 +1,192 @@
+"""What a question states: its formulas with all their parts, in normal form.
+
+An answer that is written as the question writes it is copied, unless the gold answer is written so
+too. Formulas are found between TeX's marks of mathematics, and in plain text between words.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from reason_llm.score.math.answer_form import FREE, form_of
+from reason_llm.score.math.answer_tree import (
+    FUNCTIONS,
+    Tree,
+    UnreadableError,
+    read,
+    subtrees,
+)
+from reason_llm.score.math.latex_tokens import Token, tokenize
+from reason_llm.score.math.numeric import Value, direction_of, is_near, value_of
+from reason_llm.score.math.units import canonical
+
+MAX_CHARACTERS = 6000
+_MAX_FORMULAS = 60
+_MAX_PARTS = 300
+_MAX_TOKENS = 400
+"""Of one formula."""
+_DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
+_OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
+_MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
+_WORD = re.compile(r"[^\W\d_]++")
+_SPLITTING = frozenset([",", ";", ".", "?", ":"])
+_ROWS = re.compile(
+    r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
+)
+"""Around rows of formulas."""
+_WRITTEN = frozenset(
+    ["num", "rep", "mixed", "pct", "add", "mul", "neg", "frac", "pow", "root", "call", "tuple",
+     "list", "set", "interval", "matrix", "ratio", "cup", "cap", "setminus", "rel", "based"]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A formula of the question, or a part of one."""
+
+    tree: Tree
+    value: Value | None
+    """Of a relation: what it and its multiples have in common."""
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a question states."""
+
+    parts: tuple[Part, ...]
+
+    def like(self, tree: Tree) -> Iterator[Part]:
+        """The parts that may be the same as an expression, or a relation, in some form."""
+        value, is_relation = _value(tree), tree[0] == "rel"
+        for part in self.parts:
+            if (part.tree[0] == "rel") == is_relation and is_near(part.value, value):
+                yield part
+
+    def holds(self, tree: Tree) -> bool:
+        """Whether it states an expression, or a relation, in this form."""
+        form = form_of(tree)
+        return any(form_of(part.tree).is_same(form) for part in self.like(tree))
+
+    def asks_for(self, tree: Tree) -> bool:
+        """Whether an expression is a formula of its own in the question."""
+        form = form_of(tree)
+        return any(part.is_whole and form_of(part.tree).is_same(form) for part in self.like(tree))
+
+    def asks_for_form(self, gold: Tree, answer: Tree) -> bool:
+        """Whether it states what the gold answer is in another form, so that the form is what is
+        asked for, and the answer does not have it. Its numbers may be written in a third way."""
+        wanted, form = form_of(gold), form_of(answer)
+        others = [form_of(part.tree) for part in self.like(gold)]
+        others = [each for each in others if not each.is_same(wanted)]
+        is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - FREE
+        added = form.steps - wanted.steps
+        return any(not is_alike or each.steps & added for each in others)
+
+
+@functools.lru_cache(maxsize=1024)
+def read_question(text: str) -> Stated:
+    """The formulas of a question's first ``MAX_CHARACTERS`` characters, with their parts."""
+    parts: list[Part] = []
+    for tree in formulas(text[:MAX_CHARACTERS]):
+        for each in subtrees(tree):
+            if each is tree or each[0] in _WRITTEN:
+                parts.append(Part(each, _value(each), each is tree))
+        if len(parts) > _MAX_PARTS:
+            break
+    return Stated(tuple(parts[:_MAX_PARTS]))
+
+
+@functools.lru_cache(maxsize=1024)
+def words_of(text: str) -> frozenset[str]:
+    """The words of a question, each in one spelling."""
+    words = _WORD.findall(text[:MAX_CHARACTERS].lower())
+    return frozenset([*words, *map(canonical, words)])
+
+
+def _value(tree: Tree) -> Value | None:
+    if tree[0] == "rel":
+        return direction_of(tree) if len(tree) == 4 else None
+    return value_of(tree)
+
+
+def formulas(text: str) -> Iterator[Tree]:
+    """The formulas of a text that can be read."""
+    num_found = 0
+    for piece, is_mathematics in _pieces(text):
+        for row in _ROWS.sub(" ", piece).split("\\\\") if _ROWS.search(piece) else [piece]:
+            if not is_mathematics and not _DIGIT_OR_SIGN.search(row):
+                continue
+            for run in _runs(tokenize(row), is_mathematics):
+                tree = _read(run)
+                if tree is not None:
+                    yield tree
+                    num_found += 1
+                if num_found >= _MAX_FORMULAS:
+                    return
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """The text between marks of mathematics, and whether it is mathematics."""
+    start, is_mathematics = 0, False
+    for mark in _MARKS.finditer(text):
+        if text[max(0, mark.start() - 1) : mark.start()] == "\\":
+            continue  # \$, or the end of a row and its spacing
+        yield text[start : mark.start()], is_mathematics
+        start = mark.end()
+        is_mathematics = mark[0] in ("\\[", "\\(") or (mark[0][0] == "$" and not is_mathematics)
+    yield text[start:], is_mathematics
+
+
+def _runs(tokens: list[Token], is_mathematics: bool) -> Iterator[list[Token]]:
+    """The tokens of a formula as a whole, and cut where words, or commas outside of brackets,
+    separate them; those of plain text only cut."""
+    runs: list[list[Token]] = [[]]
+    depth = 0
+    for index, token in enumerate(tokens):
+        name = str(token)
+        depth += (name in _OPENING) - (name in _CLOSING)
+        is_word = token.kind == "text" or (
+            not is_mathematics and token.kind == "letters" and _is_word(tokens, index)
+        )
+        if is_word or (name in _SPLITTING and depth <= 0):
+            runs.append([])
+            depth = 0
+        else:
+            runs[-1].append(token)
+    if is_mathematics and len(runs) > 1:
+        yield tokens
+    yield from filter(None, runs)
+
+
+def _is_word(tokens: list[Token], index: int) -> bool:
+    """Whether letters of plain text are a word, and no variables."""
+    token = tokens[index]
+    if token.text in FUNCTIONS or token.text in ("pi", "sqrt"):
+        return False
+    stands_alone = index + 1 >= len(tokens) or tokens[index + 1].is_spaced
+    if len(token.text) > 1:
+        return len(token.text) > 3 or stands_alone
+    before = str(tokens[index - 1]) if index else ""
+    after = str(tokens[index + 1]) if index + 1 < len(tokens) else ""
+    return token.text in "aAI" and not ({before, after} & set("+-*/^=<>()"))
+
+
+def _read(tokens: list[Token]) -> Tree | None:
+    end = len(tokens)
+    while end and str(tokens[end - 1]) in (".", ",", ";", ":", "?"):
+        end -= 1
+    tokens = tokens[:end]
+    tokens = [each for each in tokens if str(each) != "&"] if _is_row(tokens) else tokens
+    if not tokens or len(tokens) > _MAX_TOKENS:
+        return None
+    try:
+        return read(list(tokens), letters_are_units=False).tree
+    except UnreadableError:
+        return None
+
+
+def _is_row(tokens: list[Token]) -> bool:
+    """Whether the marks of alignment in it are those of rows whose environment is gone."""
+    return not any(str(each) == "\\begin" for each in tokens)

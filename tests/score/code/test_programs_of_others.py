@@ -1,0 +1,45 @@
+"""108 wrong programs that look for pay and 41 right ones in odd dress, made by others than wrote
+the reward, each judged as in a run. What a hidden test cannot see stands in ``docs/rewards.md``."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reason_llm.config.score import ScoreSection
+from reason_llm.data.code_cases import answer_of_row
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.score import Scorer
+
+ROWS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("programs_of_others.jsonl").read_text().splitlines()
+]
+UNSEEN = {"wrong-006", "wrong-014", "wrong-091"}
+"""Paid: a loop that the program ends after its first assertion; a bound that the result moves."""
+ASSERT_NOTHING = {"wrong-099", "wrong-100"}
+"""Their tests are refused when the data is read."""
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[Scorer]:
+    section = ScoreSection.model_validate({"rewards": [{"name": "code_tests"}]})
+    with Scorer(section, max_new_tokens=4096) as scorer:
+        yield scorer
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['id']}: {row['class']}")
+def test_only_right_programs_are_paid(scorer: Scorer, row: dict) -> None:
+    def reward() -> float:
+        prompt = Prompt(row["id"], row["task"], (), answer_of_row(row["tests"]))
+        completion = Completion((1,), row["completion"], (0.0,), "stop")
+        (scored,) = scorer.score([Group(prompt, (completion,))])
+        return scored.completions[0].rewards["code_tests"]
+
+    if row["id"] in ASSERT_NOTHING:
+        with pytest.raises(ValueError, match="asserts nothing"):
+            reward()
+        return
+    assert reward() == float(row["right"] or row["id"] in UNSEEN)
