@@ -215,7 +215,7 @@ def test_every_command_runs(
     monkeypatch.chdir(tmp_path / "copy")
     offline(monkeypatch, tmp_path / "home")
     pipeline = Path("configs", "rlhf_tiny.yaml")  # options with --stage are for that stage alone
-    pipeline.write_text(re.sub(r"steps: \d+", "steps: 1", pipeline.read_text()))
+    pipeline.write_text(re.sub(r" steps: \d+", " steps: 1", pipeline.read_text()))
     found = commands(path)
     assert found
     for command in found:

@@ -6,7 +6,6 @@
 3. Bad input is one line with its cause, and nothing is learned.
 """
 
-import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from typing import Any
 
 import orjson
 import pytest
-import yaml
 from safetensors.torch import load_file, save_file
 
 import fault_table
@@ -187,51 +185,6 @@ def test_the_policy_begins_as_its_start_and_stays_so_in_the_warm_up(
     shutil.rmtree(folder / "own")
     longer = trainer.run(folder, None, *arguments, "--run.steps", "3")
     assert longer.status == 0, longer.printed
-
-
-LATER = ("stage", "critic", "teacher", "sft", "reward", "preference", "model.start",
-         "train.rows_per_step", "eval.rows")  # fmt: skip
-"""Options that runs from before the stages did not have; ``kl_coefficient`` was not in a state."""
-
-
-@pytest.mark.long
-def test_a_run_from_before_the_stages_goes_on_to_the_same_bits(
-    whole: Callable[[str], Path], trainer: Trainer
-) -> None:
-    like = whole("sft").parent / "whole-plain"
-    write_config(like, "plain")
-    assert trainer.run(like).status == 0
-    folder = like.parent / "before"
-    write_config(folder, "plain")
-    killed = trainer.run(folder, Fault("learning", "SIGKILL", (fault_table.UPDATE,), 3))
-    assert killed.struck, killed.printed
-    run = folder / "runs" / "run"
-    states = sorted(run.glob("checkpoints/*/state.json"))
-    assert [path.parent.name for path in states] == ["step-00000000", "step-00000001"]
-    for path in states:
-        state = orjson.loads(path.read_bytes())
-        del state["kl_coefficient"], state["sha256"]
-        _strip(state["run"]["config"])
-        content = orjson.dumps(state, option=orjson.OPT_SORT_KEYS)
-        path.write_bytes(orjson.dumps(state | {"sha256": hashlib.sha256(content).hexdigest()}))
-    resolved = run / "resolved_config.yaml"
-    tree = yaml.safe_load(resolved.read_text())
-    _strip(tree)
-    resolved.write_text(yaml.safe_dump(tree))
-    resumed = trainer.run(folder)
-    assert resumed.status == 0, resumed.printed
-    assert "goes on after step 1" in resumed.printed
-    assert differences(outcome(folder), outcome(like)) == []
-
-
-def _strip(tree: dict[str, Any]) -> None:
-    """Take out what came later; each must have been there."""
-    for name in LATER:
-        *parents, leaf = name.split(".")
-        section = tree
-        for parent in parents:
-            section = section[parent]
-        del section[leaf]
 
 
 # --- bad input --------------------------------------------------------------------------------
