@@ -135,11 +135,11 @@ class _Thread(threading.Thread):
         with self._lock:
             if self.has_ended.is_set():
                 return
-            self.has_ended.set()
-        logger.warning(
-            "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
-            *(self._tracker_name, _one_line_of(problem)),
-        )
+            logger.warning(
+                "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
+                *(self._tracker_name, _one_line_of(problem)),
+            )
+            self.has_ended.set()  # after the warning: whoever waited may end the process
 
     def _work(self) -> None:
         tracker = self._call(self._open)
