@@ -82,6 +82,7 @@ def test_a_run_that_suffers_one_fault_after_another(
     suffer(trainer, CHAINS[name], *whole(CHAINS[name][0].run))
 
 
+@pytest.mark.long
 def test_what_out_of_memory_left_is_lowered_further_by_the_user(
     trainer: Trainer, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def exported(form: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_the_rule_of_form_is_learned_from_log_2_on(form: Path) -> None:
     records = metrics.read_all(form)
     assert records[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
@@ -271,6 +272,7 @@ def head_of_nan(folder: Path) -> None:
     save_file({"weight": weight * math.nan}, folder / "score.safetensors")
 
 
+@pytest.mark.long
 def test_a_head_of_nan_is_one_line(form: Path, tmp_path: Path) -> None:
     bad = broken(form, tmp_path / "bad", head_of_nan)
     with pytest.raises(RewardError, match=r"the reward model bad gave nan for .*:\d+#0"):
@@ -326,6 +328,7 @@ def test_another_template_is_told(
     assert "trained with another chat template" in caplog.text
 
 
+@pytest.mark.long
 def test_another_reward_model_is_another_run(form: Path, tmp_path: Path) -> None:
     copy = broken(form, tmp_path / "copy", lambda folder: None)
     config = paid(tmp_path, [model(copy, "a", "fixed")])
@@ -368,6 +371,7 @@ def test_a_head_that_is_missing_in_the_file_is_not_made_up(exported: Path, tmp_p
         train(paid(tmp_path, [model(bad, "own")]))
 
 
+@pytest.mark.long
 def test_commands_that_write_answers_refuse_it(form: Path, tmp_path: Path) -> None:
     from reason_llm.app.chat import find_subject
     from reason_llm.app.rescore import rescore

@@ -149,6 +149,7 @@ def test_a_source_that_ran_again_gives_other_rows(now: Path, capsys: Capture) ->
     assert "--stage learned --run.resume never" in told
 
 
+@pytest.mark.long
 def test_other_options_give_other_rows(now: Path, capsys: Capture) -> None:
     before = made(now)[0].splitlines()
     rows = {"train": {"pairs_of": "drawn", "per_prompt": 1}}

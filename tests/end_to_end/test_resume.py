@@ -154,6 +154,7 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> No
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "count"), [pytest.param(SAMPLING, 80, marks=pytest.mark.faults), (LEARNING, 1)]
 )

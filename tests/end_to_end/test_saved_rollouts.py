@@ -83,6 +83,7 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert adapter(folder, "dapo") != adapter(folder, "first")
 
 
+@pytest.mark.long
 def test_files_that_are_not_what_they_are_named_are_told(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
@@ -172,6 +173,7 @@ def test_new_rewards_for_old_rollouts(
         assert (code, shown.count("\n"), shown.startswith("error: ")) == (2, 1, True), shown
 
 
+@pytest.mark.long
 def test_a_new_run_from_a_checkpoint_and_on_with_it(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     assert list(summary.parent.iterdir()) == [summary]
 
 
+@pytest.mark.long
 def test_going_on_with_saved_rollouts_that_became_others(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
@@ -262,6 +265,7 @@ def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
     assert not examine(read_run(runs / "edited", "edited")).rollouts.notices
 
 
+@pytest.mark.long
 def test_a_file_deleted_from_the_middle_shifts_no_step(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
@@ -286,6 +290,7 @@ def test_a_file_deleted_from_the_middle_shifts_no_step(
     assert adapter(folder, "gap") == adapter(folder, "first")
 
 
+@pytest.mark.long
 def test_starting_afresh_from_saved_rollouts(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:

@@ -95,15 +95,19 @@ def configs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 NAMES = ("sft", "pretrain", "reward", "irpo", "orpo", "kto", "ppo", "opd")
+SHORT = most_are_long(NAMES, ["sft", "reward"])
 WRITING = tuple(name for name in NAMES if name != "reward")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str, Config]]:
-    """A run of each kind: its folder, what the console showed, its config."""
-    folder = tmp_path_factory.mktemp("stages")
-    found = {}
-    for name, changes in configs(folder).items():
+class Made(dict[str, tuple[Path, str, Config]]):
+    """A run of each kind, made when it is asked for: its folder, what was shown, its config."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._changes = folder, configs(folder)
+
+    def __missing__(self, name: str) -> tuple[Path, str, Config]:
+        folder = self._folder
         tree = {
             "run": {
                 "name": name, "directory": str(folder / "runs"), "steps": 3,
@@ -113,11 +117,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str,
             "sample": {"max_new_tokens": 32},
             **({} if name == "reward" else {"score": {"rewards": [{"name": "think_answer_tags"}]}}),
         }  # fmt: skip
-        config = Config.model_validate(tree | changes)
+        config = Config.model_validate(tree | self._changes[name])
         with restored_output(), contextlib.redirect_stdout(io.StringIO()) as shown:
             training.run_training(config, Console("plain"))
-        found[name] = (folder / "runs" / name, shown.getvalue(), config)
-    return found
+        self[name] = (folder / "runs" / name, shown.getvalue(), config)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("stages"))
 
 
 NUMBER = r"-?[\d.]+(e-?\d+)?"
@@ -133,8 +142,8 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_lines_say_how_the_stage_gets_on(made: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_the_lines_say_how_the_stage_gets_on(made: Made, name: str) -> None:
     _, shown, _ = made[name]
     (last,) = re.findall(r"^step 3/3  .*$", shown, re.MULTILINE)
     for wanted in SHOWN[name]:
@@ -151,12 +160,12 @@ def test_the_lines_say_how_the_stage_gets_on(made: dict[str, Any], name: str) ->
     assert ("no alarms" in shown) == (name != "reward")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_curves_are_a_picture(made: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_the_curves_are_a_picture(made: Made, name: str) -> None:
     assert (made[name][0] / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_summary_holds_what_was_judged(made: dict[str, Any]) -> None:
+def test_the_summary_holds_what_was_judged(made: Made) -> None:
     summary = orjson.loads((made["reward"][0] / "summary.json").read_bytes())
     assert summary["held_out_loss"][0] == pytest.approx(0.6931, abs=1e-4)  # log 2: a head of zeros
     assert summary["held_out_pair_accuracy"][0] == 0.5
@@ -206,10 +215,8 @@ def opened(browser: Chromium, report: Path, view: str = "overview") -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_report_draws_every_chart(
-    made: dict[str, Any], browser: Chromium, name: str, theme: str
-) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_the_report_draws_every_chart(made: Made, browser: Chromium, name: str, theme: str) -> None:
     browser.theme(theme)
     report = made[name][0] / "report.html"
     text = opened(browser, report)
@@ -235,7 +242,7 @@ def test_the_report_draws_every_chart(
 
 @pytest.mark.long
 def test_runs_of_several_stages_stand_beside_one_another(
-    made: dict[str, Any], browser: Chromium, tmp_path: Path
+    made: Made, browser: Chromium, tmp_path: Path
 ) -> None:
     write_report([made[name][0] for name in ("reward", "sft", "ppo")], tmp_path / "all.html")
     text = opened(browser, tmp_path / "all.html")
@@ -257,9 +264,7 @@ def line_of(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("name", most_are_long(WRITING, ["sft"]))
-def test_evaluate_chat_and_export_take_the_policy(
-    made: dict[str, Any], tmp_path: Path, name: str
-) -> None:
+def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, name: str) -> None:
     run = made[name][0]
     chat = Chat(find_subject(str(run), None), Options(temperature=0, max_new_tokens=32))
     assert chat.who == "adapter"
@@ -279,7 +284,7 @@ def test_evaluate_chat_and_export_take_the_policy(
     assert ("Held-out loss: " in card) == (name not in ("ppo", "opd"))
 
 
-def test_a_reward_model_is_one_line_where_completions_are_needed(made: dict[str, Any]) -> None:
+def test_a_reward_model_is_one_line_where_completions_are_needed(made: Made) -> None:
     run = made["reward"][0]
     with pytest.raises(ConfigError, match=r"reward is a reward model .* so chat does not take"):
         find_subject(str(run), None)
@@ -289,8 +294,8 @@ def test_a_reward_model_is_one_line_where_completions_are_needed(made: dict[str,
         make_request(line_of(str(made["sft"][0]), f"--compare={run}"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_data_check_shows_what_is_learned(made: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_the_data_check_shows_what_is_learned(made: Made, name: str) -> None:
     config = made[name][2]
     report = check_data(config)
     text = "\n".join(report.lines)

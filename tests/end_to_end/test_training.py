@@ -248,6 +248,7 @@ def test_evaluation_is_greedy_and_limited(
     assert [t for count, t in asked if count == 4] == [1.0] * 4
 
 
+@pytest.mark.long
 def test_start_afresh_moves_the_old_run_and_buffer_aside(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -257,6 +258,7 @@ def test_start_afresh_moves_the_old_run_and_buffer_aside(
     assert (tmp_path / "buffer.old-1.json").is_file()
 
 
+@pytest.mark.long
 def test_a_second_run_takes_over_the_buffer_of_a_finished_one(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_secrets_get_nowhere_and_files_are_their_user_s(tmp_path: Path, umask: i
         assert mode & (0o022 | umask) == 0, f"{path} {mode:o}"
 
 
+@pytest.mark.long
 def test_a_reward_that_stops_the_run_tells_no_secret(tmp_path: Path) -> None:
     tree = config(tmp_path, rewards=[{"custom": f"{tmp_path / 'mine.py'}:leaky"}])
     code, said = call(tmp_path, tree)

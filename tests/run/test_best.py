@@ -139,6 +139,7 @@ def test_the_best_adapter_is_taken_where_it_is_asked_for(
         make_request(line)
 
 
+@pytest.mark.long
 def test_without_keep_best_nothing_is_kept_and_the_early_end_stays(
     falling: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_without_keep_best_nothing_is_kept_and_the_early_end_stays(
     assert not list(run.glob("checkpoints/*/best.*"))
 
 
+@pytest.mark.long
 def test_a_best_adapter_that_was_not_kept_is_told(
     falling: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

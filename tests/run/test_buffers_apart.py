@@ -70,6 +70,7 @@ def test_unfinished_runs_lie_side_by_side_and_go_on(named: Callable[..., Config]
     assert {path.name for path in Path("data").glob("[!.]*")} == {p.name for p in places.values()}
 
 
+@pytest.mark.long
 def test_finished_rollouts_do_not_pile_up(named: Callable[..., Config]) -> None:
     for name in ("one", "two", "three"):
         train(named(name))
@@ -87,6 +88,7 @@ def test_finished_rollouts_that_are_nowhere_else_are_moved_aside(
     assert read_document(Path("data/buffer.old-1.json")).run.name == "one"
 
 
+@pytest.mark.long
 def test_the_archive_of_another_run_of_that_name_does_not_count(
     named: Callable[..., Config],
 ) -> None:
@@ -98,6 +100,7 @@ def test_the_archive_of_another_run_of_that_name_does_not_count(
     assert read_document(Path("data/buffer.old-1.json")).run.id == first
 
 
+@pytest.mark.long
 def test_rollouts_of_its_own_come_before_a_file_of_its_own(named: Callable[..., Config]) -> None:
     interrupted(named("one"))
     train(named("two"))  # in a file of its own
@@ -108,6 +111,7 @@ def test_rollouts_of_its_own_come_before_a_file_of_its_own(named: Callable[..., 
     assert (read_document(SHARED).run.id, read_document(SHARED).trained) == (waiting.run.id, True)
 
 
+@pytest.mark.long
 def test_starting_afresh_keeps_the_old_buffer(
     named: Callable[..., Config],
 ) -> None:

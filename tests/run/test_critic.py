@@ -47,6 +47,7 @@ def test_the_policy_s_schedule_begins_when_it_learns(
         small_run(**options, run__steps=4, train__warmup_steps=2)
 
 
+@pytest.mark.long
 def test_saved_rollouts_that_are_fewer_than_the_warm_up_are_refused(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from marks import most_are_long
 from reason_llm.config import Config
 from reason_llm.loop import train
 from reason_llm.model import Datum
@@ -113,7 +114,7 @@ def test_the_reference_is_passed_once_for_each_row(
     assert seen.told == seen.total == 26
 
 
-@pytest.mark.parametrize("packing", ["padded", "varlen"])
+@pytest.mark.parametrize("packing", most_are_long(["padded", "varlen"], ["varlen"]))
 def test_the_adapter_is_that_of_a_run_that_measures_in_its_steps(
     preferences: Make, monkeypatch: pytest.MonkeyPatch, packing: str
 ) -> None:
@@ -156,7 +157,7 @@ def test_more_steps_measure_what_is_new(preferences: Make, measured: list[tuple[
     assert same(adapter(preferences(run__name="whole")), adapter(preferences(run__name="part")))
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit", "empty", "tensors"])
+@pytest.mark.parametrize("damage", most_are_long(["cut", "bit", "empty", "tensors"], ["bit"]))
 def test_a_damaged_file_is_measured_again(
     preferences: Make, measured: list[tuple[str, int]], caplog: pytest.LogCaptureFixture,
     damage: str,

@@ -13,6 +13,7 @@ from marks import most_are_long
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.score.code.code_tests import CodeTests, Outcome
 
+pytestmark = pytest.mark.long
 Row = dict[str, Any]
 
 ASSERTS: Row = {"test": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
