@@ -18,6 +18,7 @@ from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
 from reason_llm.model import products
 from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,6 +115,13 @@ def sandbox(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
     ended = shared_sandbox.run("import os; print(6 * 7, os.listdir('.'))")
     assert (ended.stdout, ended.status) == ("42 ['program.py']\n", 0)
     assert len(descendants(os.getpid())) <= shared_sandbox.num_workers
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[CodeTests]:
+    """With so much time that no machine needs it."""
+    with CodeTests("auto", timeout_seconds=10, num_workers=2) as code:
+        yield code
 
 
 def descendants(pid: int) -> list[int]:

@@ -19,9 +19,9 @@ from reason_llm.config.data import ColumnsSection
 from reason_llm.config.pipeline import load_pipeline
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
-from reason_llm.data.code_cases import BESIDE, read_tests
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
+from reason_llm.score.code.cases import BESIDE, read_tests
 
 YAML, PYTHON, ROWS = (
     [block for path in DOCUMENTS for block in blocks(path) if block.language == language]

@@ -30,7 +30,7 @@ from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import changes, leaves, load, to_yaml
 from reason_llm.config.quick_start import QUICK_START
-from reason_llm.data import check_ends, code_cases, forms as row_forms, load_data, sets
+from reason_llm.data import check_ends, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.evaluate import accuracy
@@ -42,6 +42,7 @@ from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.store import archive, checkpoint, metrics
 from reason_llm.run.store.buffer import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.score.code import cases
 from reason_llm.train.optim import make_optimizer
 from report_runs import record, write_run
 from stages import OF_FORM
@@ -257,7 +258,7 @@ def _reworded(tree: Any, first: str, second: str) -> Any:
 def test_tests_of_programs() -> None:
     def read(text: str) -> None:
         try:
-            code_cases.read_tests(text)
+            cases.read_tests(text)
         except ValueError as error:
             raise DataError(str(error)) from error
 

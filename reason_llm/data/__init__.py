@@ -1,15 +1,5 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
-from reason_llm.data.box import BOX, boxes, has_box, last_boxed
-from reason_llm.data.code_cases import (
-    AssertTests,
-    CallTests,
-    ProgramTests,
-    Tests,
-    read_tests,
-    same_output,
-    same_value,
-)
 from reason_llm.data.conditioning import Conditioning, read as read_conditioning
 from reason_llm.data.forms import Messages
 from reason_llm.data.load import load_data, load_evaluation, renderer_of
@@ -21,21 +11,13 @@ from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 
 __all__ = [
-    "BOX",
-    "AssertTests",
-    "CallTests",
     "Conditioning",
     "Data",
     "DataSet",
     "Messages",
-    "ProgramTests",
     "Renderer",
-    "Tests",
-    "boxes",
     "chat_template",
     "check_ends",
-    "has_box",
-    "last_boxed",
     "load_data",
     "load_evaluation",
     "load_function",
@@ -43,10 +25,7 @@ __all__ = [
     "place_of",
     "prompt_tokens",
     "read_conditioning",
-    "read_tests",
     "renderer_of",
-    "same_output",
-    "same_value",
     "system_prompt",
     "tokenizer_digest",
     "within",

@@ -17,10 +17,10 @@ from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import ColumnsSection
-from reason_llm.data import code_cases
-from reason_llm.data.box import BOX, last_boxed
 from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
+from reason_llm.score.code import BESIDE, answer_of_row
+from reason_llm.score.math import has_box, last_boxed
 
 PROMPT_COLUMNS = ("messages", "question", "problem", "prompt")
 ANSWER_COLUMNS = ("gt_answer", "answer", "solution", "reward_model")
@@ -205,7 +205,7 @@ def gold_answer(text: str) -> str:
     _, mark, final = text.rpartition("####")
     if mark:
         return final.strip().replace(",", "")
-    if BOX.search(text):
+    if has_box(text):
         return last_boxed(text) or ""
     return text.strip()
 
@@ -230,10 +230,10 @@ def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
 def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
     if columns.answer is not None:
         column = _column(where, row, columns.answer, (), "data.columns.answer")
-        row = {**{name: row[name] for name in code_cases.BESIDE if name in row},
+        row = {**{name: row[name] for name in BESIDE if name in row},
                "tests": row[column]}  # fmt: skip
     try:
-        return code_cases.answer_of_row(row)
+        return answer_of_row(row)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
         raise DataError(
             f"{where}: {error}; fix the row, or set data.columns.answer to the column of the tests"

@@ -22,8 +22,8 @@ from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
-from reason_llm.score.math.judge import default_judge
-from reason_llm.score.table import Context, Reward, make_reward
+from reason_llm.score.math import default_judge
+from reason_llm.score.rewards import Context, Reward, make_reward
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

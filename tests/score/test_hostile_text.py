@@ -31,7 +31,7 @@ from reason_llm.score.math.extraction import (
 )
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import unit_words
-from reason_llm.score.table import REWARDS, Context, make_reward
+from reason_llm.score.rewards import REWARDS, Context, make_reward
 
 CHARACTERS = 100_000
 MAX_CPU_SECONDS = 0.2

@@ -13,7 +13,7 @@ from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.math.extraction import last_boxed
-from reason_llm.score.shaping import (
+from reason_llm.score.rewards import (
     cosine,
     length_in_group,
     reasoning_steps,

@@ -1,1 +1,13 @@
-"""Programs run against tests, in a sandbox."""
+"""Programs that a model wrote, run against tests in a sandbox. Stands alone: of the rest of the
+package it imports ``errors`` and ``files``."""
+
+from reason_llm.score.code.cases import BESIDE, answer_of_row
+from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
+
+__all__ = [
+    "BESIDE",
+    "TIMEOUT_SECONDS",
+    "CodeTests",
+    "Outcome",
+    "answer_of_row",
+]

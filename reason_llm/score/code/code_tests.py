@@ -11,25 +11,20 @@ Not here: problems with many right outputs, interactive ones, languages other th
 import json
 import math
 import textwrap
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from reason_llm.data import (
+from reason_llm.files import read_text
+from reason_llm.score.code import jail
+from reason_llm.score.code.cases import (
     AssertTests,
     CallTests,
     ProgramTests,
-    Tests,
     read_tests,
     same_output,
     same_value,
 )
-from reason_llm.errors import DataError
-from reason_llm.files import read_text
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code import jail
 from reason_llm.score.code.sandbox import Finished, Limits, Mode, Sandbox
 
 TIMEOUT_SECONDS = 6.0
@@ -95,99 +90,112 @@ def _fence(line: str) -> str | None:
     return words[0].lower() if words else ""
 
 
-def run_tests(
-    sandbox: Sandbox,
-    tests: Tests,
-    program: str,
-    stop_early: bool,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-) -> Outcome:
-    """Run the tests on a program, one after another.
+class CodeTests:
+    """Runs tests in a sandbox of its own; may be called from many threads. Closed on leaving the
+    ``with``.
 
     Args:
-        stop_early: end at the first test that fails; those after it count as failed.
+        timeout_seconds: CPU time of one test.
+        num_workers: programs at once; None: one per core.
 
     Raises:
-        SandboxError: the sandbox itself failed.
+        ConfigError: isolation cannot be had and ``mode`` demands it.
     """
-    if isinstance(tests, ProgramTests):
-        return _run_program_tests(sandbox, tests, program, stop_early, timeout_seconds)
-    if isinstance(tests, CallTests):
-        return _run_call_tests(sandbox, tests, program, stop_early, timeout_seconds)
-    return _run_assert_tests(sandbox, tests, program, stop_early, timeout_seconds)
 
+    def __init__(
+        self,
+        mode: Mode = "auto",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        num_workers: int | None = None,
+    ) -> None:
+        self.sandbox = Sandbox(mode, num_workers)
+        self.timeout_seconds = timeout_seconds
 
-def _run_program_tests(
-    sandbox: Sandbox, tests: ProgramTests, program: str, stop_early: bool, timeout_seconds: float
-) -> Outcome:
-    limits = Limits(cpu_seconds=math.ceil(timeout_seconds), wall_seconds=3 * timeout_seconds)
-    passed, num_timeouts, problem = 0, 0, None
-    for given, wanted in zip(tests.inputs, tests.outputs, strict=True):
-        ended = sandbox.run(program, stdin=given, limits=limits)
-        is_right = ended.status == 0 and same_output(
-            wanted, ended.stdout, tests.tolerance, tests.ignore_case
-        )
-        passed += is_right
-        num_timeouts += ended.limit is not None
-        if not is_right:
-            problem = problem or _problem(ended)
-            if stop_early or num_timeouts == MAX_TIMEOUTS:
-                break
-    return Outcome(passed, len(tests.inputs), problem)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *exception: object) -> None:
+        self.sandbox.close()
 
-def _run_call_tests(
-    sandbox: Sandbox, tests: CallTests, program: str, stop_early: bool, timeout_seconds: float
-) -> Outcome:
-    """All calls in one process. One that ends the process fails; those after it get another."""
-    passed, first, problem = 0, 0, None
-    for _ in range(MAX_TIMEOUTS):
-        request = {"calls": [tests.function, tests.inputs[first:]]}
-        ended, lines = _run_harness(sandbox, request, program, stop_early, timeout_seconds)
-        for line, wanted in zip(lines, tests.outputs[first:], strict=False):
-            is_right = "value" in line and same_value(wanted, line["value"], tests.tolerance)
+    def outcome(self, tests: str, text: str, stop_early: bool = False) -> Outcome | None:
+        """How the last code block of a text fares; None without one.
+
+        Args:
+            tests: as ``read_tests`` takes them.
+            stop_early: end at the first test that fails; those after it count as failed.
+
+        Raises:
+            ValueError: these are no tests. SandboxError: the sandbox itself failed.
+        """
+        read, program = read_tests(tests), last_code_block(text)
+        if program is None:
+            return None
+        if isinstance(read, ProgramTests):
+            return self._programs(read, program, stop_early)
+        if isinstance(read, CallTests):
+            return self._calls(read, program, stop_early)
+        return self._asserts(read, program, stop_early)
+
+    def _programs(self, tests: ProgramTests, program: str, stop_early: bool) -> Outcome:
+        seconds = self.timeout_seconds
+        limits = Limits(cpu_seconds=math.ceil(seconds), wall_seconds=3 * seconds)
+        passed, num_timeouts, problem = 0, 0, None
+        for given, wanted in zip(tests.inputs, tests.outputs, strict=True):
+            ended = self.sandbox.run(program, stdin=given, limits=limits)
+            is_right = ended.status == 0 and same_output(
+                wanted, ended.stdout, tests.tolerance, tests.ignore_case
+            )
             passed += is_right
+            num_timeouts += ended.limit is not None
             if not is_right:
-                problem = problem or str(line.get("error", "a wrong result"))
-        first += max(1, len(lines))
-        if passed < first:
-            problem = problem or _problem(ended)
-        if first >= len(tests.inputs) or ended.limit is not None or (problem and stop_early):
-            break
-    return Outcome(passed, len(tests.inputs), problem)
+                problem = problem or _problem(ended)
+                if stop_early or num_timeouts == MAX_TIMEOUTS:
+                    break
+        return Outcome(passed, len(tests.inputs), problem)
 
+    def _calls(self, tests: CallTests, program: str, stop_early: bool) -> Outcome:
+        """All calls in one process. One that ends the process fails; those after it get another."""
+        passed, first, problem = 0, 0, None
+        for _ in range(MAX_TIMEOUTS):
+            request = {"calls": [tests.function, tests.inputs[first:]]}
+            ended, lines = self._run_harness(request, program, stop_early)
+            for line, wanted in zip(lines, tests.outputs[first:], strict=False):
+                is_right = "value" in line and same_value(wanted, line["value"], tests.tolerance)
+                passed += is_right
+                if not is_right:
+                    problem = problem or str(line.get("error", "a wrong result"))
+            first += max(1, len(lines))
+            if passed < first:
+                problem = problem or _problem(ended)
+            if first >= len(tests.inputs) or ended.limit is not None or (problem and stop_early):
+                break
+        return Outcome(passed, len(tests.inputs), problem)
 
-def _run_assert_tests(
-    sandbox: Sandbox, tests: AssertTests, program: str, stop_early: bool, timeout_seconds: float
-) -> Outcome:
-    request = {"asserts": tests.source, "entry_point": tests.entry_point}
-    ended, lines = _run_harness(sandbox, request, program, stop_early, timeout_seconds)
-    if len(lines) != 1 or "total" not in lines[0]:
-        return Outcome(0, 1, str(lines[0].get("error")) if lines else _problem(ended))
-    passed, total, problem = (lines[0][name] for name in ("passed", "total", "problem"))
-    if problem is None and passed < total:
-        problem = "an assertion fails"
-    # Tests without any assertion pass by running to their end.
-    return Outcome(passed, total, problem) if total else Outcome(1, 1, None)
+    def _asserts(self, tests: AssertTests, program: str, stop_early: bool) -> Outcome:
+        request = {"asserts": tests.source, "entry_point": tests.entry_point}
+        ended, lines = self._run_harness(request, program, stop_early)
+        if len(lines) != 1 or "total" not in lines[0]:
+            return Outcome(0, 1, str(lines[0].get("error")) if lines else _problem(ended))
+        passed, total, problem = (lines[0][name] for name in ("passed", "total", "problem"))
+        if problem is None and passed < total:
+            problem = "an assertion fails"
+        # Tests without any assertion pass by running to their end.
+        return Outcome(passed, total, problem) if total else Outcome(1, 1, None)
 
-
-def _run_harness(
-    sandbox: Sandbox,
-    request: dict[str, Any],
-    program: str,
-    stop_early: bool,
-    timeout_seconds: float,
-) -> tuple[Finished, list[dict[str, Any]]]:
-    together = timeout_seconds * MAX_CALLS_TIMEOUTS
-    limits = Limits(cpu_seconds=math.ceil(together), wall_seconds=together)
-    request |= {"timeout_seconds": timeout_seconds, "stop_early": stop_early}
-    ended = sandbox.run(
-        _HARNESS,
-        stdin=json.dumps(request),
-        files={**_HARNESS_FILES, "solution.py": program},
-        limits=limits,
-    )
-    return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
+    def _run_harness(
+        self, request: dict[str, Any], program: str, stop_early: bool
+    ) -> tuple[Finished, list[dict[str, Any]]]:
+        """The tester's lines of JSON, from within the sandbox."""
+        together = self.timeout_seconds * MAX_CALLS_TIMEOUTS
+        ended = self.sandbox.run(
+            _HARNESS,
+            stdin=json.dumps(
+                {**request, "timeout_seconds": self.timeout_seconds, "stop_early": stop_early}
+            ),
+            files={**_HARNESS_FILES, "solution.py": program},
+            limits=Limits(cpu_seconds=math.ceil(together), wall_seconds=together),
+        )
+        return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -205,72 +213,3 @@ def _problem(ended: Finished) -> str:
         last = ended.stderr.strip().rpartition("\n")[2]
         return f"exit code {ended.status}: {last[:200]}"
     return "a wrong output"
-
-
-class CodeTests:
-    """The code rewards and the sandbox that they run in; both may be called from many threads.
-
-    Raises:
-        ConfigError: isolation cannot be had and ``mode`` demands it.
-    """
-
-    def __init__(
-        self,
-        mode: Mode = "auto",
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        num_workers: int | None = None,
-    ) -> None:
-        self.sandbox = Sandbox(mode, num_workers)
-        self.timeout_seconds = timeout_seconds
-
-    def all_pass(self, prompt: Prompt, completion: Completion) -> float:
-        """1 if the last code block passes every test of the prompt, else 0.
-
-        Raises:
-            DataError: the prompt's answer holds no tests.
-        """
-        outcome = self.outcome(prompt, completion, stop_early=True)
-        return float(outcome is not None and outcome.problem is None)
-
-    def fraction(self, prompt: Prompt, completion: Completion) -> float:
-        """The part of the prompt's tests that the last code block passes.
-
-        Raises:
-            DataError: the prompt's answer holds no tests.
-        """
-        outcome = self.outcome(prompt, completion, stop_early=False)
-        return 0.0 if outcome is None else outcome.fraction
-
-    def outcome(self, prompt: Prompt, completion: Completion, stop_early: bool) -> Outcome | None:
-        """How the last code block fares; None without one.
-
-        Raises:
-            DataError: the prompt's answer holds no tests.
-        """
-        try:
-            tests = read_tests(prompt.answer)
-        except ValueError as error:
-            raise DataError(f"{prompt.id}: {error}; fix the row's tests") from error
-        program = last_code_block(completion.text)
-        if program is None:
-            return None
-        return run_tests(self.sandbox, tests, program, stop_early, self.timeout_seconds)
-
-    def outcomes(
-        self, rollouts: Sequence[tuple[Prompt, Completion]], stop_early: bool
-    ) -> list[Outcome | None]:
-        """The same for many at once, as many at a time as there are workers."""
-        with ThreadPoolExecutor(self.sandbox.num_workers) as threads:
-            return list(
-                threads.map(lambda pair: self.outcome(pair[0], pair[1], stop_early), rollouts)
-            )
-
-    def close(self) -> None:
-        """End the sandbox."""
-        self.sandbox.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -7,8 +7,8 @@ were asked in other ways. Both take time in proportion to the text.
 
 import re
 
-from reason_llm.data import boxes, has_box, last_boxed
 from reason_llm.score.math.answer_text import decide
+from reason_llm.score.math.box import boxes, has_box, last_boxed
 from reason_llm.score.math.units import is_unit
 
 _OPEN, _CLOSE = "<answer>", "</answer>"

@@ -5,14 +5,12 @@ Each attack stands with the tests that it is aimed at. None is paid, and where t
 gives a right value, no assertion counts.
 """
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code.code_tests import CodeTests, Outcome
+from code_rewards import outcome
+from reason_llm.score.code import CodeTests, Outcome
 
 ASSERTS = {"test": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
 CHECK = {
@@ -194,20 +192,6 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         "    def __eq__(self, other): return True\n    __hash__ = None\n"
         "def add(a, b): return N.A\n"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[CodeTests]:
-    with CodeTests("auto", timeout_seconds=10, num_workers=2) as code:
-        yield code
-
-
-def outcome(code: CodeTests, tests: Any, program: str, stop_early: bool = False) -> Outcome:
-    prompt = Prompt("p", "", (), json.dumps(tests))
-    completion = Completion((), f"```python\n{program}\n```", (), "stop")
-    found = code.outcome(prompt, completion, stop_early)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(("tests", "program"), ATTACKS.values(), ids=ATTACKS)

@@ -3,15 +3,13 @@ hand than the first (``test_code_attacks.py``) and than the tester; programs tha
 limits; and right programs in odd dress, which are paid.
 """
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from code_rewards import outcome
 from marks import most_are_long
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code.code_tests import CodeTests, Outcome
+from reason_llm.score.code import CodeTests
 
 pytestmark = pytest.mark.long
 Row = dict[str, Any]
@@ -351,20 +349,6 @@ ATTACKS: dict[str, tuple[Row, str]] = {
     "prints blanks": (LOOSE, "print(' \\x00 \\n' * 3)"),
     "prints after the first and fails": (STDIO, "print(3)\nraise SystemExit(1)\n"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[CodeTests]:
-    with CodeTests("auto", timeout_seconds=10, num_workers=2) as code:
-        yield code
-
-
-def outcome(code: CodeTests, tests: Row, program: str, stop_early: bool = False) -> Outcome:
-    prompt = Prompt("p", "", (), json.dumps(tests))
-    completion = Completion((), f"```python\n{program}\n```", (), "stop")
-    found = code.outcome(prompt, completion, stop_early)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(("tests", "program"), ATTACKS.values(), ids=ATTACKS)

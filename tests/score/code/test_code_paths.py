@@ -2,14 +2,12 @@
 what an author of tests means is. Numpy's arrays, coroutines and objects of the tests' own classes.
 """
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code.code_tests import CodeTests, Outcome
+from code_rewards import outcome
+from reason_llm.score.code import CodeTests, Outcome
 
 Row = dict[str, Any]
 
@@ -495,19 +493,6 @@ LARGE = {
     "def f(): return Fraction(3 ** 600_000, 7 ** 300_000)",
     "equal hashes": "def f(): return {n * (2**61 - 1) for n in range(6000)}",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[CodeTests]:
-    with CodeTests("auto", timeout_seconds=10, num_workers=2) as code:
-        yield code
-
-
-def outcome(code: CodeTests, tests: Row, program: str, stop_early: bool = False) -> Outcome:
-    completion = Completion((), f"```python\n{program}\n```", (), "stop")
-    found = code.outcome(Prompt("p", "", (), json.dumps(tests)), completion, stop_early)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(("tests", "program"), WRONG.values(), ids=WRONG)

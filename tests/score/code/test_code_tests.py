@@ -3,25 +3,21 @@ without solving the problem."""
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from reason_llm.data.code_cases import read_tests
+from code_rewards import outcome
+from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import DataError
-from reason_llm.rollout import Completion, Prompt
-from reason_llm.score.code.code_tests import CodeTests, Outcome, run_tests
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.score import Scorer
+from reason_llm.score.code import CodeTests, Outcome
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
 ADD_CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 7]], "outputs": [[3], [12]]}
 ADD_ASSERTS = {"assert_code": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[CodeTests]:
-    """With so much time that no machine needs it."""
-    with CodeTests("auto", timeout_seconds=30, num_workers=2) as code:
-        yield code
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +27,12 @@ def hasty() -> Iterator[CodeTests]:
         yield code
 
 
-def outcome(code: CodeTests, tests: Any, program: str, stop_early: bool = False) -> Outcome:
-    found = code.outcome(
-        Prompt("p", "", (), json.dumps(tests)),
-        Completion((), f"So:\n```python\n{program}\n```\n", (), "stop"),
-        stop_early,
-    )
-    assert found is not None
-    return found
+def rewards(text: str, answer: str = json.dumps(ADD)) -> dict[str, float]:
+    """Both rewards of a completion."""
+    specs = [RewardSpec(name="code_tests"), RewardSpec(name="code_tests_fraction")]
+    group = Group(Prompt("data.jsonl:7", "", (), answer), (Completion((1,), text, (0.0,), "stop"),))
+    with Scorer(ScoreSection(rewards=specs), max_new_tokens=9) as scorer:
+        return dict(scorer.score([group])[0].completions[0].rewards)
 
 
 def fraction(code: CodeTests, tests: Any, program: str) -> tuple[int, int]:
@@ -51,9 +45,8 @@ def fraction(code: CodeTests, tests: Any, program: str) -> tuple[int, int]:
 
 
 def test_without_a_block_the_reward_is_0(code: CodeTests) -> None:
-    prompt = Prompt("p", "", (), json.dumps(ADD))
-    completion = Completion((), "print(3)", (), "stop")
-    assert code.all_pass(prompt, completion) == code.fraction(prompt, completion) == 0
+    assert code.outcome(json.dumps(ADD), "print(3)") is None
+    assert rewards("print(3)") == {"code_tests": 0, "code_tests_fraction": 0}
 
 
 def test_programs_are_judged_by_what_they_print(code: CodeTests, hasty: CodeTests) -> None:
@@ -87,13 +80,11 @@ def test_a_cheating_program_prints_nothing_right(code: CodeTests, program: str) 
     assert outcome(code, ADD, program, stop_early=True).passed == 0
 
 
-def test_the_two_rewards(code: CodeTests) -> None:
-    prompt = Prompt("p", "", (), json.dumps(ADD))
-    half = Completion((), "```python\nprint(3)\n```", (), "stop")
-    assert code.all_pass(prompt, half) == 0
-    assert code.fraction(prompt, half) == pytest.approx(1 / 3)
-    right = Completion((), "```python\nprint(sum(map(int, input().split())))\n```", (), "stop")
-    assert code.all_pass(prompt, right) == code.fraction(prompt, right) == 1
+def test_the_two_rewards() -> None:
+    half, right = (f"```python\nprint({p})\n```" for p in ("3", "sum(map(int, input().split()))"))
+    third = pytest.approx(1 / 3)
+    assert rewards(half) == {"code_tests": 0, "code_tests_fraction": third}
+    assert rewards(right) == {"code_tests": 1, "code_tests_fraction": 1}
 
 
 def test_all_pass_stops_at_the_first_failure(code: CodeTests) -> None:
@@ -110,15 +101,9 @@ def test_a_program_that_always_hangs_is_not_waited_for_each_time(hasty: CodeTest
 
 def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -> None:
     programs = ["print(sum(map(int, input().split())))", "while True: pass", "print(3)"] * 4
-    rollouts = [
-        (
-            Prompt(str(n), "", (), json.dumps(ADD)),
-            Completion((), f"```python\n{p}\n```", (), "stop"),
-        )
-        for n, p in enumerate(programs)
-    ]
-    found = hasty.outcomes(rollouts, stop_early=True)
-    assert [one and one.passed for one in found] == [3, 0, 1] * 4
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda program: outcome(hasty, ADD, program, True), programs))
+    assert [one.passed for one in found] == [3, 0, 1] * 4
 
 
 # --- calls
@@ -367,11 +352,10 @@ def test_a_planted_module_is_not_imported_by_the_tests(code: CodeTests) -> None:
     assert fraction(code, tests, plant + "def add(a, b): return 3") == (1, 1)
 
 
-def test_a_program_that_stops_the_tester_fails(code: CodeTests) -> None:
+def test_a_program_that_stops_the_tester_fails() -> None:
     program = "import os\nos.kill(os.getppid(), 19)\ndef add(a, b): return a + b"
-    tests = read_tests(json.dumps(ADD_ASSERTS))
-    stopped = run_tests(code.sandbox, tests, program, True, timeout_seconds=0.2)
-    assert stopped == Outcome(0, 1, "the time limit")
+    with CodeTests("auto", timeout_seconds=0.2, num_workers=1) as brief:
+        assert outcome(brief, ADD_ASSERTS, program, True) == Outcome(0, 1, "the time limit")
 
 
 def test_tests_lean_on_nothing_that_the_program_defines(code: CodeTests) -> None:
@@ -393,6 +377,6 @@ def test_tests_lean_on_nothing_that_the_program_defines(code: CodeTests) -> None
     assert fraction(code, tests, always) == (0, 3)
 
 
-def test_an_answer_that_holds_no_tests_names_its_row(code: CodeTests) -> None:
+def test_an_answer_that_holds_no_tests_names_its_row() -> None:
     with pytest.raises(DataError, match=r"^data\.jsonl:7: .*no valid JSON"):
-        code.all_pass(Prompt("data.jsonl:7", "", (), "18"[:0]), Completion((), "", (), "stop"))
+        rewards("", answer="")

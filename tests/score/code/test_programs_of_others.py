@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from reason_llm.config.score import ScoreSection
-from reason_llm.data.code_cases import answer_of_row
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
+from reason_llm.score.code.cases import answer_of_row
 
 ROWS = [
     json.loads(line)

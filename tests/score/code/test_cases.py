@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reason_llm.data.code_cases import (
+from reason_llm.score.code.cases import (
     AssertTests,
     CallTests,
     ProgramTests,

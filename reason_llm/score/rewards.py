@@ -1,8 +1,13 @@
-"""The table of rewards: a name, its options, and the function that they make."""
+"""The table of rewards: a name, its options, and the function that they make. A further one is a
+row of ``REWARDS`` with its function here, a test, and its line in ``docs/rewards.md``.
+
+Functions of numbers and text alone stand first.
+"""
 
 import logging
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,25 +26,117 @@ from reason_llm.config import (
     nearest,
     wrong,
 )
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
-from reason_llm.score import shaping, tags
-from reason_llm.score.code.code_tests import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
+from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
 from reason_llm.score.custom import CustomReward
 from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
-from reason_llm.score.math.boxed_math import Equality, matches
-from reason_llm.score.math.extraction import final_boxed, last_answer_tags
-from reason_llm.score.math.judge import TIMEOUT_SECONDS as COMPARISON_SECONDS
+from reason_llm.score.math import (
+    TIMEOUT_SECONDS as COMPARISON_SECONDS,
+    Equality,
+    final_boxed,
+    last_answer_tags,
+    matches,
+)
 
 log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
 PATTERN_SECONDS = 1.0
 """Of one search of the regex reward, whose pattern and text are others'."""
+MOST_CACHE_TOKENS = 1024
+"""Of soft_overlong, by default."""
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_STEP = re.compile(
+    r"(?:step\s{1,9}+\d{1,9}+\b|\d{1,9}+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
+    r"|next\b|then\b|finally\b)",
+    re.IGNORECASE,
+)
+"""How a line of a step begins."""
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 OfOne = Callable[[Prompt, Completion], float]
 OfGroup = Callable[[Group, list[float]], list[float]]
 """Of a group and the first reward's value of each of its completions."""
+
+
+def soft_overlong(length: int, max_tokens: int, cache_tokens: int) -> float:
+    """0 up to ``max_tokens - cache_tokens``, from there down to -1 at ``max_tokens``.
+
+    Source: DAPO, arXiv:2503.14476 eq. 13.
+    """
+    over = length - (max_tokens - cache_tokens)
+    return -min(1.0, max(0.0, over / cache_tokens))
+
+
+def cosine(
+    length: int,
+    is_correct: bool,
+    max_tokens: int,
+    correct: tuple[float, float],
+    wrong: tuple[float, float],
+) -> float:
+    """From the first value at length 0 to the second at ``max_tokens``, along half a cosine.
+
+    Args:
+        correct: values of a right answer, short and long: short ones earn more.
+        wrong: of a wrong one: long ones lose less.
+
+    Source: arXiv:2502.03373 appendix C.1.
+    """  # fmt: skip
+    short, long = correct if is_correct else wrong
+    place = min(length / max_tokens, 1.0)
+    return long + (short - long) * (1 + math.cos(math.pi * place)) / 2
+
+
+def length_in_group(lengths: Sequence[int], are_correct: Sequence[bool]) -> list[float]:
+    """0.5 for the group's shortest to -0.5 for its longest; a wrong answer never gains by it.
+
+    Source: Kimi k1.5, arXiv:2501.12599 section 2.3.3.
+    """
+    shortest, longest = min(lengths), max(lengths)
+    if shortest == longest:
+        return [0.0] * len(lengths)
+    values = [0.5 - (length - shortest) / (longest - shortest) for length in lengths]
+    return [v if right else min(0.0, v) for v, right in zip(values, are_correct, strict=True)]
+
+
+def repetition_penalty(token_ids: Sequence[int], ngram: int, penalty: float) -> float:
+    """``penalty`` times the part of n-grams that stood there before.
+
+    Source: arXiv:2502.03373 appendix C.2, over token ids.
+    """
+    total = len(token_ids) - ngram + 1
+    if total < 1:
+        return 0.0
+    unique = {tuple(token_ids[i : i + ngram]) for i in range(total)}
+    return (1 - len(unique) / total) * penalty
+
+
+def reasoning_steps(text: str, wanted: int) -> float:
+    """The part of ``wanted`` marked steps (numbered, listed, "First", "Next") that are there."""
+    steps = sum(_STEP.match(f"{line.lstrip()}\n") is not None for line in text.split("\n"))
+    return min(1.0, steps / wanted)
+
+
+def think_answer_format(text: str) -> float:
+    """1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag once, in this order,
+    whatever stands between them; else 0."""
+    text = text.strip()
+    if any(text.count(tag) != 1 for tag in TAGS):
+        return 0.0
+    between = text.partition("</think>")[2].partition("<answer>")
+    is_whole = text.startswith("<think>") and text.endswith("</answer>")
+    return float(is_whole and bool(between[1]) and not between[0].strip())
+
+
+def tag_count(text: str) -> float:
+    """A quarter for each of the four tags that stands exactly once: a gentler slope towards
+    ``format``."""
+    return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
+
+
+# what the config may say of each
 
 
 class NoOptions(Section):
@@ -52,10 +149,6 @@ class AnswerOptions(Section):
     equality: Equality = "form"
     """form: worked out as far as the gold answer is, and not copied from the question; value: any
     expression of the same value."""
-
-
-MOST_CACHE_TOKENS = 1024
-"""Of soft_overlong, by default."""
 
 
 class SoftOverlongOptions(Section):
@@ -167,28 +260,34 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
     return Reward(of_one, answer=find)
 
 
-def _code(context: Context) -> CodeTests:
+def _code(context: Context, is_fraction: bool) -> Reward:
+    if not context.runs_programs:
+        return Reward(_not_run)
     seconds = context.score.timeout_seconds or TEST_SECONDS
-    code = CodeTests(mode=context.score.sandbox, timeout_seconds=seconds)
-    return context.resources.enter_context(code)
+    code = context.resources.enter_context(CodeTests(context.score.sandbox, seconds))
+
+    def of_one(prompt: Prompt, completion: Completion) -> float:
+        try:
+            outcome = code.outcome(prompt.answer, completion.text, stop_early=not is_fraction)
+        except ValueError as error:
+            raise DataError(f"{prompt.id}: {error}; fix the row's tests") from error
+        if outcome is None:
+            return 0.0
+        return outcome.fraction if is_fraction else float(outcome.problem is None)
+
+    return Reward(of_one, description=code.sandbox.description)
 
 
 def _not_run(prompt: Prompt, completion: Completion) -> float:
     raise RuntimeError("this Scorer was made without programs; it cannot score")
 
 
-def _code_tests(options: Section, context: Context) -> Reward:
-    if not context.runs_programs:
-        return Reward(_not_run)
-    code = _code(context)
-    return Reward(code.all_pass, description=code.sandbox.description)
+def _of_text(value: Callable[..., float], *options: Any) -> Reward:
+    return Reward(lambda prompt, completion: value(completion.text, *options))
 
 
-def _code_tests_fraction(options: Section, context: Context) -> Reward:
-    if not context.runs_programs:
-        return Reward(_not_run)
-    code = _code(context)
-    return Reward(code.fraction, description=code.sandbox.description)
+def _of_tokens(value: Callable[..., float], *options: Any) -> Reward:
+    return Reward(lambda prompt, completion: value(completion.token_ids, *options))
 
 
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
@@ -199,13 +298,13 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
             f"score.rewards: soft_overlong's cache_tokens={cache} is more than "
             f"sample.max_new_tokens={most}; lower it"
         )
-    return Reward(lambda p, c: shaping.soft_overlong(len(c.token_ids), most, cache))
+    return Reward(lambda p, c: soft_overlong(len(c.token_ids), most, cache))
 
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     def of_group(group: Group, first: list[float]) -> list[float]:
         return [
-            shaping.cosine(len(c.token_ids), value > 0, context.max_new_tokens, options.correct,
+            cosine(len(c.token_ids), value > 0, context.max_new_tokens, options.correct,
                            options.wrong)
             if not math.isnan(value) else math.nan
             for c, value in zip(group.completions, first, strict=True)
@@ -217,20 +316,10 @@ def _cosine(options: CosineOptions, context: Context) -> Reward:
 def _length(options: Section, context: Context) -> Reward:
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(c.token_ids) for c in group.completions]
-        found = shaping.length_in_group(lengths, [value > 0 for value in first])
+        found = length_in_group(lengths, [value > 0 for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)
-
-
-def _repetition(options: RepetitionOptions, context: Context) -> Reward:
-    return Reward(
-        lambda p, c: shaping.repetition_penalty(c.token_ids, options.ngram, options.penalty)
-    )
-
-
-def _steps(options: StepsOptions, context: Context) -> Reward:
-    return Reward(lambda p, c: shaping.reasoning_steps(c.text, options.wanted))
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -283,16 +372,19 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "boxed": (AnswerOptions, lambda o, c: _answer(final_boxed, o, c)),
     "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
-    "code_tests": (NoOptions, _code_tests),
-    "code_tests_fraction": (NoOptions, _code_tests_fraction),
-    "format": (NoOptions, lambda o, c: Reward(tags.think_answer_format)),
-    "tag_count": (NoOptions, lambda o, c: Reward(tags.tag_count)),
+    "code_tests": (NoOptions, lambda o, c: _code(c, is_fraction=False)),
+    "code_tests_fraction": (NoOptions, lambda o, c: _code(c, is_fraction=True)),
+    "format": (NoOptions, lambda o, c: _of_text(think_answer_format)),
+    "tag_count": (NoOptions, lambda o, c: _of_text(tag_count)),
     "regex": (RegexOptions, _regex),
-    "reasoning_steps": (StepsOptions, _steps),
+    "reasoning_steps": (StepsOptions, lambda o, c: _of_text(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
     "length": (NoOptions, _length),
-    "repetition_penalty": (RepetitionOptions, _repetition),
+    "repetition_penalty": (
+        RepetitionOptions,
+        lambda o, c: _of_tokens(repetition_penalty, o.ngram, o.penalty),
+    ),
     REWARD_MODEL: (RewardModelOptions, _model),
     "judge": (JudgeOptions, _judge),
 }
