@@ -17,144 +17,26 @@ from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.question import words_of
-from reason_llm.score.math.units import says_nothing
+from reason_llm.score.math.units import says_nothing, word_set
 
-_LEAD_WORDS = frozenset(
-    [
-        "the",
-        "a",
-        "final",
-        "correct",
-        "our",
-        "answer",
-        "answers",
-        "result",
-        "value",
-        "values",
-        "solution",
-        "solutions",
-        "option",
-        "choice",
-        "total",
-        "sum",
-        "product",
-        "difference",
-        "quotient",
-        "remainder",
-        "number",
-        "area",
-        "volume",
-        "perimeter",
-        "circumference",
-        "length",
-        "width",
-        "height",
-        "depth",
-        "radius",
-        "diameter",
-        "distance",
-        "probability",
-        "minimum",
-        "maximum",
-        "smallest",
-        "largest",
-        "least",
-        "greatest",
-        "highest",
-        "lowest",
-        "possible",
-        "required",
-        "desired",
-        "expected",
-        "slope",
-        "intercept",
-        "angle",
-        "measure",
-        "average",
-        "mean",
-        "median",
-        "mode",
-        "range",
-        "cost",
-        "price",
-        "speed",
-        "rate",
-        "time",
-        "age",
-        "ratio",
-        "percentage",
-        "root",
-        "roots",
-        "degree",
-        "coefficient",
-        "sequence",
-        "function",
-        "equation",
-        "expression",
-        "simplified",
-        "form",
-        "interval",
-        "domain",
-        "matrix",
-        "vector",
-        "point",
-        "coordinates",
-        "therefore",
-        "thus",
-        "so",
-        "hence",
-        "then",
-        "finally",
-        "we",
-        "have",
-        "get",
-        "find",
-        "obtain",
-        "it",
-        "that",
-        "this",
-        "there",
-        "which",
-        "is",
-        "are",
-        "be",
-        "was",
-        "equals",
-        "equal",
-        "to",
-        "gives",
-        "of",
-        "x",
-        "y",
-        "z",
-        "n",
-    ]
+_LEAD_WORDS = word_set(
+    """
+    the a final correct our answer answers result value values solution solutions option choice
+    total sum product difference quotient remainder number area volume perimeter circumference
+    length width height depth radius diameter distance probability minimum maximum smallest
+    largest least greatest highest lowest possible required desired expected slope intercept
+    angle measure average mean median mode range cost price speed rate time age ratio percentage
+    root roots degree coefficient sequence function equation expression simplified form interval
+    domain matrix vector point coordinates therefore thus so hence then finally we have get find
+    obtain it that this there which is are be was equals equal to gives of x y z n
+    """
 )
 """Words that may stand before an answer and say nothing of its value."""
-_LEADS = frozenset(
-    [
-        "is",
-        "are",
-        "be",
-        "was",
-        "equals",
-        "equal",
-        "to",
-        "gives",
-        "have",
-        "get",
-        "find",
-        "obtain",
-        "therefore",
-        "thus",
-        "so",
-        "hence",
-        "then",
-        "finally",
-        "answer",
-        "option",
-        "choice",
-    ]
+_LEADS = word_set(
+    """
+    is are be was equals equal to gives have get find obtain therefore thus so hence then
+    finally answer option choice
+    """
 )
 """Words that an answer may follow."""
 _MAX_LEAD_TOKENS = 40

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reason_llm.score.math.latex_tokens import Token
-from reason_llm.score.math.units import AREAS, is_unit, unit_words
+from reason_llm.score.math.units import AREAS, is_unit, unit_words, word_set
 
 Tree = list[Any]
 MAX_CHARACTERS = 2000
@@ -21,31 +21,28 @@ _MAX_DEPTH = 100
 _MAX_EXPONENT = 400
 """Of a number like ``1e400``."""
 
-FUNCTIONS = frozenset(
-    [
-        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
-        "arccsc", "sinh", "cosh", "tanh", "coth", "log", "ln", "lg", "exp", "gcd", "lcm", "min",
-        "max", "det", "dim", "ker", "arg", "Re", "Im", "tr", "rank", "sgn", "mod", "Pr",
-    ]
-)  # fmt: skip
+FUNCTIONS = word_set(
+    """
+    sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln
+    lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr
+    """
+)
 _SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
-_GREEK = frozenset(
-    [
-        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa",
-        "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
-        "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
-        "hbar", "ell", "aleph", "mho", "nabla", "wp", "top", "bot", "star", "dagger", "prime",
-        "odot", "infin", "square", "bigcirc",
-    ]
-)  # fmt: skip
+_GREEK = word_set(
+    """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
+    upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar
+    ell aleph mho nabla wp top bot star dagger prime odot infin square bigcirc
+    """
+)
 _CONSTANTS = {"pi": "pi", "infty": "oo", "emptyset": "empty"}
 _WORD_CONSTANTS = {"pi": "pi", "infinity": "oo", "infty": "oo", "inf": "oo", "oo": "oo"}
-_DECORATIONS = frozenset(
-    [
-        "hat", "vec", "bar", "tilde", "dot", "ddot", "overline", "widehat", "widetilde",
-        "overrightarrow", "mathcal", "mathfrak", "mathscr", "angle", "triangle", "mathring",
-    ]
-)  # fmt: skip
+_DECORATIONS = word_set(
+    """
+    hat vec bar tilde dot ddot overline widehat widetilde overrightarrow mathcal mathfrak
+    mathscr angle triangle mathring
+    """
+)
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "leq": "<=", "geq": ">=", "neq": "!=", "in": "in",
     "approx": "~", "equiv": "equiv", "cong": "cong", "subset": "subset", "sim": "sim",
@@ -53,24 +50,20 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
-_LETTER_FUNCTIONS = frozenset([
-    "f", "g", "h", "F", "G", "H", "P", "Q", "O", "T", "phi", "psi", "Gamma", "Theta", "zeta", "chi",
-])  # fmt: skip
+_LETTER_FUNCTIONS = word_set("f g h F G H P Q O T phi psi Gamma Theta zeta chi")
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
 _ENDS = ("(", "[", "]", ")")
 """Of an interval; ``]2, 3[`` has both of its ends left out."""
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
-_MATRICES = frozenset([
-    "matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "array", "smallmatrix",
-])  # fmt: skip
+_MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
-_ARC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+_ARC = word_set("sin cos tan cot sec csc")
 """Functions whose power -1 is the inverse function."""
-_INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!=", "in"])
+_INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}

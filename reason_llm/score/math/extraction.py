@@ -9,7 +9,7 @@ import re
 
 from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.box import boxes, has_box, last_boxed
-from reason_llm.score.math.units import is_unit
+from reason_llm.score.math.units import is_unit, word_set
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(
@@ -27,7 +27,7 @@ _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _LAYOUT = re.compile(r"\\(?:[,;:! ]|quad|qquad|displaystyle)")
 _CLAUSE_END = re.compile(r"[.,;:!?\n]")
-_DENIALS = frozenset(["not", "isn't", "never", "neither", "nor", "wrong", "incorrect", "false"])
+_DENIALS = word_set("not isn't never neither nor wrong incorrect false")
 _OPEN_BEFORE = re.compile(
     r"(?:[\d^_+/]|(?<!\*)\*|(?<!-)-|[\^_]\{|\S[ ]*+[+/][ ]"
     r"|\\(?:cdot|times|div|pm|mp|neq?|not|sqrt|[dt]?frac|log|ln|sin|cos|tan|phantom)[ ]?\{?)\Z"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from reason_llm.score.math.units import is_unit
+from reason_llm.score.math.units import is_unit, word_set
 
 Kind = Literal["number", "letters", "command", "text", "sign"]
 
@@ -38,20 +38,17 @@ _TOKEN = re.compile(
     r"|(?P<letters>[^\W\d_]++)|\\(?P<command>[A-Za-z]++|.)|(?P<space>\s++)|(?P<sign>.)",
     re.DOTALL,
 )
-_TEXT = frozenset([
-    "text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mbox", "hbox",
-])  # fmt: skip
-_ALPHABETS = frozenset(["operatorname", "mathrm", "mathbf", "mathit", "mathsf"])
-_UNSEEN = frozenset(["color", "phantom", "hphantom", "vphantom", "hspace", "vspace"])
+_TEXT = word_set("text textbf textit textrm textnormal textsf texttt mbox hbox")
+_ALPHABETS = word_set("operatorname mathrm mathbf mathit mathsf")
+_UNSEEN = word_set("color phantom hphantom vphantom hspace vspace")
 _IN_BRACES = re.compile(r" *+\{((?:[^{}\\]|\\[ ,;:!])*+)\}")
-_LAYOUT = frozenset(
-    [
-        "left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr",
-        "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits",
-        "nolimits", "mathstrut", "strut", "underline", "uline", "boldsymbol", "bm", "quad", "qquad",
-        ",", ";", ":", "!", ">", "(", ")", "[", "]", "$", "hfill", "nonumber", "bf", "rm", "it",
-    ]
-)  # fmt: skip
+_LAYOUT = word_set(
+    """
+    left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle
+    textstyle scriptstyle limits nolimits mathstrut strut underline uline boldsymbol bm quad
+    qquad , ; : ! > ( ) [ ] $ hfill nonumber bf rm it
+    """
+)
 _SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
 _SYNONYMS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
@@ -67,7 +64,7 @@ _IS_A_NAME = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s./])*+")
 _PLAIN = (("...", "\\ldots "), ("!=", "\\neq "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
-_BARE = frozenset(["<", ">", "|", "[", "]", "*", "i"])
+_BARE = word_set("< > | [ ] * i")
 """Synonyms that are no commands."""
 
 

@@ -26,6 +26,8 @@ from typing import Any, TextIO
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
+from reason_llm.score.math.units import word_set
+
 MEMORY_BYTES = 2 * 2**30
 RELATIVE_TOLERANCE = Rational(1, 10**6)
 SAME_DECIMALS = Rational(1, 2 * 10**6)
@@ -55,7 +57,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
     "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if _is_matrix(x) else abs(x),
 }  # fmt: skip
-_TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+_TRIGONOMETRIC = word_set("sin cos tan cot sec csc")
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
 _SETS = {"R": sympy.S.Reals, "Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals,
          "C": sympy.S.Complexes}  # fmt: skip
@@ -68,7 +70,7 @@ _RAYS: dict[str, Callable[[Value], Set]] = {
 }
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _FINITE = ("list", "set")
-_SET_KINDS = frozenset(["cup", "cap", "setminus", "backslash", "interval"])
+_SET_KINDS = word_set("cup cap setminus backslash interval")
 
 
 class UnknownError(ValueError):

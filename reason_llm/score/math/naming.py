@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from reason_llm.score.math.answer_tree import Tree, subtrees, variables
 from reason_llm.score.math.question import read_question
+from reason_llm.score.math.units import word_set
 
 _SEVERAL = ("list", "set", "tuple")
 _EQUALITIES = frozenset(["=", "~"])
-_CONSTANTS = frozenset(["C", "c", "K", "k", "C_1", "c_1"])
+_CONSTANTS = word_set("C c K k C_1 c_1")
 _MAX_LETTERS = 4
 """Of a polygon: ``ABCD``."""
 _MAX_NAMES = 8

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 
 from reason_llm.score.math.answer_tree import Tree, subtrees
+from reason_llm.score.math.units import word_set
 
 Value = complex | tuple["Value", ...]
 TOLERANCE = 1e-9
@@ -23,8 +24,8 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "csc": lambda x: 1 / cmath.sin(x), "floor": lambda x: math.floor(x.real + TOLERANCE),
     "ceil": lambda x: math.ceil(x.real - TOLERANCE), "factorial": lambda x: math.gamma(x.real + 1),
 }  # fmt: skip
-_OF_ANGLES = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
-_COLLECTIONS = frozenset(["tuple", "list", "set", "interval", "matrix", "ratio"])
+_OF_ANGLES = word_set("sin cos tan cot sec csc")
+_COLLECTIONS = word_set("tuple list set interval matrix ratio")
 
 
 def value_of(tree: Tree, point: str = "") -> Value | None:

@@ -19,7 +19,7 @@ from reason_llm.score.math.answer_tree import (
 )
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.numeric import Value, direction_of, is_near, value_of
-from reason_llm.score.math.units import canonical
+from reason_llm.score.math.units import canonical, word_set
 
 MAX_CHARACTERS = 6000
 _MAX_FORMULAS = 60
@@ -30,15 +30,17 @@ _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
 _WORD = re.compile(r"[^\W\d_]++")
-_SPLITTING = frozenset([",", ";", ".", "?", ":"])
+_SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
 )
 """Around rows of formulas."""
-_WRITTEN = frozenset(
-    ["num", "rep", "mixed", "pct", "add", "mul", "neg", "frac", "pow", "root", "call", "tuple",
-     "list", "set", "interval", "matrix", "ratio", "cup", "cap", "setminus", "rel", "based"]
-)  # fmt: skip
+_WRITTEN = word_set(
+    """
+    num rep mixed pct add mul neg frac pow root call tuple list set interval matrix ratio cup
+    cap setminus rel based
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)

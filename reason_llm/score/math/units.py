@@ -2,6 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text, for tables of them."""
+    return frozenset(text.split())
+
+
 _SPELLINGS = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre",
     "m": "m meter metre", "km": "km kilometer kilometre", "in": "in inch inche",
@@ -15,36 +21,36 @@ _SPELLINGS = {
     "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg",
     "rad": "rad radian", "unit": "unit", "ohm": "ohm", "k": "k kelvin", "a": "ampere amp",
 }  # fmt: skip
-_CANONICAL = {spelling: unit for unit, words in _SPELLINGS.items() for spelling in words.split()}
+_CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
-_KINDS = tuple(
-    frozenset(kind.split())
-    for kind in ("mm cm m km in ft yd mi", "mg g kg lb oz", "ml l gal", "s min h d week month yr",
-                 "usd cent eur", "deg rad", "mph km/h m/s")
-)  # fmt: skip
+_KINDS = (
+    word_set("mm cm m km in ft yd mi"),
+    word_set("mg g kg lb oz"),
+    word_set("ml l gal"),
+    word_set("s min h d week month yr"),
+    word_set("usd cent eur"),
+    word_set("deg rad"),
+    word_set("mph km/h m/s"),
+)
 """Units of one kind: one of them says another value than the next."""
-_NEED_SUPPORT = frozenset(["n", "j", "w", "v", "pa", "c", "f", "k", "a", "am", "pm"])
+_NEED_SUPPORT = word_set("n j w v pa c f k a am pm")
 """Which may say something else where the question does not speak of them."""
 _NEUTRAL = frozenset(["unit", "per"])
-_SPEAKING = frozenset(
-    [
-        "or", "nor", "not", "no", "never", "but", "maybe", "either", "neither", "except", "than",
-        "less", "more", "least", "most", "about", "around", "roughly", "approximately", "almost",
-        "nearly", "plus", "minus", "times", "divided", "over", "modulo", "mod", "factorial", "half",
-        "halves", "third", "thirds", "quarter", "quarters", "fourth", "fourths", "fifth", "fifths",
-        "tenth", "tenths", "hundredth", "hundredths", "negative", "hundred", "hundreds", "dozen",
-        "dozens", "score", "pair", "pairs", "squared", "cubed", "below", "if", "unless", "instead",
-        "rather", "wrong", "incorrect", "false", "versus", "vs", "to", "is", "are", "was", "equals",
-        "equal", "probably", "perhaps", "possibly", "alternatively", "also", "otherwise",
-        "correction", "actually", "isn", "aren", "doesn", "don", "zero", "one", "two", "three",
-        "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
-        "thirty", "forty", "fifty", "thousand", "million", "billion", "trillion", "thousands",
-        "millions",
-    ]
-)  # fmt: skip
+_SPEAKING = word_set(
+    """
+    or nor not no never but maybe either neither except than less more least most about around
+    roughly approximately almost nearly plus minus times divided over modulo mod factorial half
+    halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth
+    hundredths negative hundred hundreds dozen dozens score pair pairs squared cubed below if
+    unless instead rather wrong incorrect false versus vs to is are was equals equal probably
+    perhaps possibly alternatively also otherwise correction actually isn aren doesn don zero
+    one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty
+    thousand million billion trillion thousands millions
+    """
+)
 """Words behind a number that say another number, or that it is none."""
 _MAX_WORDS = 8
 
@@ -55,21 +61,21 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
 
     Example: ``"square cm" -> [("cm", "2")]``
     """
-    words: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     exponent = "1"
     for word in _slashed(text.lower()).split():
         if word.removeprefix("-").isdigit() or word in _RAISED:
-            if not words:
+            if not found:
                 return None
-            words[-1] = (words[-1][0], _RAISED.get(word, word))
+            found[-1] = (found[-1][0], _RAISED.get(word, word))
         elif word in _SPEAKING:
             return None
         elif word in AREAS:
             exponent = AREAS[word]
         else:
-            words.append((canonical(word), exponent))
+            found.append((canonical(word), exponent))
             exponent = "1"
-    return words if words and len(words) <= _MAX_WORDS else None
+    return found if 0 < len(found) <= _MAX_WORDS else None
 
 
 def _slashed(text: str) -> str:
@@ -87,23 +93,22 @@ def canonical(word: str) -> str:
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
 
 
-def says_nothing(units: Sequence[tuple[str, str]], words: Collection[str]) -> bool:
+def says_nothing(units: Sequence[tuple[str, str]], asked: Collection[str]) -> bool:
     """Whether units and remarks behind a number leave its value as it is, the gold answer having
     none.
 
     Args:
-        words: of the question, in one spelling each; none: the question is not known.
+        asked: words of the question, in one spelling each; none: the question is not known.
     """
-    return all(_fits(word, words) for word, _ in units)
+    return all(_fits(word, asked) for word, _ in units)
 
 
-def _fits(word: str, words: Collection[str]) -> bool:
-    if word in words or word in _NEUTRAL:
+def _fits(word: str, asked: Collection[str]) -> bool:
+    if word in asked or word in _NEUTRAL:
         return True
     if word not in _CANONICAL.values() or word in _NEED_SUPPORT:
         return False
-    same_kind = next((set(kind) for kind in _KINDS if word in kind), set[str]())
-    return not same_kind & set(words)
+    return not any(word in kind and kind & set(asked) for kind in _KINDS)
 
 
 def is_unit(word: str) -> bool:
