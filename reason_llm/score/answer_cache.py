@@ -42,43 +42,32 @@ class AnswerCache:
         with one key, one asks.
 
         Raises:
-            OSError: as ``put``. And what ``ask`` raises.
+            OSError: the file cannot be read or written, or is larger than ``MAX_BYTES``. And what
+                ``ask`` raises.
         """
         with self._lock:
             of_key = self._under_way.setdefault(key, Lock())
         with of_key:
-            if (found := self.get(key)) is None:
+            with self._lock:
+                found = self._read().get(key)
+            if found is None:
                 found = ask()
-                self.put(key, found)
+                with self._lock:
+                    self._keep(key, found)
         with self._lock:
             self._under_way.pop(key, None)
         return found
 
-    def get(self, key: str) -> float | None:
-        """The number of this key; None if it was never put.
-
-        Raises:
-            OSError: the file cannot be read, or is larger than ``MAX_BYTES``.
-        """
-        with self._lock:
-            return self._read().get(key)
-
-    def put(self, key: str, value: float) -> None:
-        """Keep a number.
-
-        Raises:
-            OSError: the file cannot be read or written.
-        """
-        with self._lock:
-            self._read()[key] = value
-            if self.path is None:
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            line = sealed(orjson.dumps({"key": key, "value": value})) + b"\n"
-            with open_to_append(self.path) as file:
-                if file.tell() + len(line) < MAX_BYTES:
-                    file.write(b"\n" + line if self._is_cut else line)
-                    self._is_cut = False
+    def _keep(self, key: str, value: float) -> None:
+        self._read()[key] = value
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = sealed(orjson.dumps({"key": key, "value": value})) + b"\n"
+        with open_to_append(self.path) as file:
+            if file.tell() + len(line) < MAX_BYTES:
+                file.write(b"\n" + line if self._is_cut else line)
+                self._is_cut = False
 
     def _read(self) -> dict[str, float]:
         """All that is known, from the file on the first call."""

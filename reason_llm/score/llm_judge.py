@@ -17,6 +17,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -27,12 +28,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import orjson
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from reason_llm.config import Count, Section
 from reason_llm.data import within
 from reason_llm.errors import ConfigError, RewardError, one_line, printable
-from reason_llm.files import MIB, check_nesting, read_text
+from reason_llm.files import MIB, read_text
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
 from reason_llm.score.answer_cache import AnswerCache
 
@@ -108,6 +109,45 @@ class JudgeOptions(Section):
         return self
 
 
+class _Token(BaseModel):
+    token: str
+    logprob: Any = None
+    top_logprobs: list["_Token"] | None = None
+
+    @property
+    def digit(self) -> int | None:
+        text = self.token.strip()
+        return int(text) if len(text) == 1 and text.isascii() and text.isdigit() else None
+
+    @property
+    def is_blank(self) -> bool:
+        """White space, or the mark of an end, such as ``<|im_end|>``."""
+        text = self.token.strip()
+        return not text or (text.startswith("<") and text.endswith(">"))
+
+
+class _Logprobs(BaseModel):
+    content: list[_Token] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    """None: all tokens went to its reasoning."""
+
+
+class _Choice(BaseModel):
+    message: _Message
+    logprobs: _Logprobs | None = None
+
+    @property
+    def text(self) -> str:
+        return self.message.content or ""
+
+
+class _ChatCompletion(BaseModel):
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+
+
 class _Again(Exception):
     """The server may answer the next time."""
 
@@ -181,9 +221,8 @@ class LanguageModelJudge:
         return (there if there == back else TIES) if is_judged else math.nan
 
     def _first_of(self, prompt: Prompt, first: str, second: str) -> float:
-        text = "\n\n".join(
-            (_conversation(prompt), _marked("answer A", first), _marked("answer B", second))
-        )
+        answers = [_marked("answer A", first), _marked("answer B", second)]
+        text = "\n\n".join([_conversation(prompt), *answers])
         return self._known("pairwise", text, lambda: self._verdict(text))
 
     def _known(self, mode: str, text: str, ask: Callable[[], float]) -> float:
@@ -207,69 +246,59 @@ class LanguageModelJudge:
 
     def _digit(self, text: str) -> float:
         choice = self._ask(f"{self._rubric}\n\n{SCORE_FORM}", text, self.options.logprobs)
-        digit = _score_of(_content(choice))
-        expected = _expected_digit(choice, digit)
-        return float(digit) if expected is None else expected
+        return _expected_digit(choice.logprobs, _score_of(choice.text))
 
     def _verdict(self, text: str) -> float:
-        content = _content(self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False))
+        content = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False).text
         found = {"A": 1.0, "B": 0.0, "TIE": TIES}.get(content.strip().strip(".*\"'").upper())
         if found is None:
             raise _NoJudgement(f"it answered {content[:80]!r}, which is none of A, B and TIE")
         return found
 
-    def _ask(self, system: str, user: str, logprobs: bool) -> dict[str, Any]:
+    def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:
         """The first choice of the server's answer.
 
         Raises:
+            ValueError: what came is none. ConnectionError, TimeoutError: nothing came.
             RewardError: the judge has been silent for too long; it is not asked again.
         """
-        if self._num_unanswered >= MAX_UNANSWERED:
-            raise RewardError(self._silence)
-        try:
-            choice = self._tried(system, user, logprobs)
-        except (ConnectionError, TimeoutError) as error:
-            with self._lock:
-                self._num_unanswered += 1
-            if self._num_unanswered >= MAX_UNANSWERED:
-                raise RewardError(self._silence) from error
-            raise
-        with self._lock:
-            self._num_unanswered = 0
-        return choice
-
-    @property
-    def _silence(self) -> str:
-        return (
-            f"the judge at {self._url} did not answer {self._num_unanswered} requests in a row; "
-            "start it, or raise its timeout_seconds, and run the same command again: what was "
-            "sampled and judged is kept"
-        )
-
-    def _tried(self, system: str, user: str, logprobs: bool) -> dict[str, Any]:
-        options = self.options
         body: dict[str, Any] = {
-            "model": options.model,
+            "model": self.options.model,
             "messages": [
-                {"role": "system", "content": system}, {"role": "user", "content": user}
+                {"role": "system", "content": system},
+                {"role": "user", "content": user},
             ],
             "temperature": 0,
-            "max_tokens": options.max_tokens,
-        }  # fmt: skip
+            "max_tokens": self.options.max_tokens,
+        }
         if logprobs:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         content, wait = orjson.dumps(body), FIRST_WAIT_SECONDS
-        for left in reversed(range(options.retries + 1)):
+        for left in reversed(range(self.options.retries + 1)):
+            self._check_silence()
             try:
-                answer = within(options.timeout_seconds, self._url, lambda: self._post(content))
-                return _choice(answer)
+                seconds = self.options.timeout_seconds
+                answer = within(seconds, self._url, lambda: self._post(content))
+                break
             except (_Again, TimeoutError) as error:
-                if not left or self._num_unanswered >= MAX_UNANSWERED:
+                if not left:
+                    with self._lock:
+                        self._num_unanswered += 1
+                    self._check_silence()
                     kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-                    raise kind(f"{one_line(error)} ({options.retries + 1} tries)") from None
+                    raise kind(f"{one_line(error)} ({self.options.retries + 1} tries)") from None
             time.sleep(wait)
             wait = min(2 * wait, MAX_WAIT_SECONDS)
-        raise AssertionError
+        self._num_unanswered = 0
+        return _first_choice(answer)
+
+    def _check_silence(self) -> None:
+        if self._num_unanswered >= MAX_UNANSWERED:
+            raise RewardError(
+                f"the judge at {self._url} did not answer {self._num_unanswered} requests in a "
+                "row; start it, or raise its timeout_seconds, and run the same command again: what "
+                "was sampled and judged is kept"
+            )
 
     def _post(self, content: bytes) -> bytes:
         """The body of the answer to one request.
@@ -354,34 +383,16 @@ def _marked(what: str, text: str) -> str:
     return f"=== {what} {tag} begins ===\n{text}\n=== {what} {tag} ends ==="
 
 
-def _choice(body: bytes) -> dict[str, Any]:
-    """The first choice of a chat completion.
-
-    Raises:
-        ValueError: it is none.
-    """
+def _first_choice(body: bytes) -> _Choice:
     try:
-        value = orjson.loads(body)
-        check_nesting(value)
-        choice = value["choices"][0]
-    except (ValueError, TypeError, LookupError) as error:
+        return _ChatCompletion.model_validate_json(body).choices[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(
-            f"the judge's answer is no chat completion ({type(error).__name__}): "
+            f"the judge's answer is no chat completion ({where}: {one_line(first['msg'])}): "
             f"{printable(body[:80].decode(errors='replace'))}"
         ) from error
-    if not isinstance(choice, dict):
-        raise ValueError("the judge's answer is no chat completion: a choice that is no object")
-    return choice
-
-
-def _content(choice: dict[str, Any]) -> str:
-    message = choice.get("message")
-    content = message.get("content") if isinstance(message, dict) else 0
-    if content is None:
-        return ""  # all tokens went to its reasoning
-    if not isinstance(content, str):
-        raise ValueError("the judge's answer has no text")
-    return content
 
 
 def _score_of(content: str) -> int:
@@ -391,55 +402,38 @@ def _score_of(content: str) -> int:
         _NoJudgement: that line says something else.
     """
     line = content.rstrip().rpartition("\n")[2].strip()
-    digit = line.removeprefix(SCORE_LINE)
-    if line == digit or len(digit) != 1 or not (digit.isascii() and digit.isdigit()):
+    found = re.fullmatch(f"{SCORE_LINE}([0-9])", line)
+    if found is None:
         raise _NoJudgement(
             f"its answer ends with {line[-80:]!r}, and not with {SCORE_LINE + '7'!r} or another "
             "digit"
         )
-    return int(digit)
+    return int(found[1])
 
 
-def _expected_digit(choice: dict[str, Any], digit: int) -> float | None:
-    """Expectation over the digits that could have stood in the score's place; None where there are
-    no log-probs.
+def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
+    """Expectation over the digits that could have stood in the score's place; the digit where there
+    are no log-probs.
 
     Raises:
         ValueError: they do not show that place.
     """
-    logprobs = choice.get("logprobs")
-    tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if not isinstance(tokens, list):
-        return None
-    token = next((each for each in reversed(tokens) if not _is_blank(each)), None)
-    if token is None or _digit_of(token) != digit:
+    if logprobs is None or logprobs.content is None:
+        return digit
+    last = next((each for each in reversed(logprobs.content) if not each.is_blank), None)
+    if last is None or last.digit != digit:
         raise ValueError(
             "the judge's log-probs do not end with the score as a token of its own; set the "
             "judge's option logprobs to false"
         )
-    if not isinstance(token.get("top_logprobs"), list):
-        return None
-    weights = [0.0] * (HIGHEST + 1)
-    for each in token["top_logprobs"]:
-        other = _digit_of(each)
-        if other is not None:
-            weights[other] += _probability(each.get("logprob"))
-    if sum(weights) <= 0:
+    if last.top_logprobs is None:
+        return digit
+    likeliest = [(each.digit, each.logprob) for each in last.top_logprobs]
+    weights = [(n, _probability(logprob)) for n, logprob in likeliest if n is not None]
+    total = sum(weight for _, weight in weights)
+    if total <= 0:
         raise ValueError("the judge's log-probs hold no digit that could have been")
-    return sum(n * weight for n, weight in enumerate(weights)) / sum(weights)
-
-
-def _is_blank(token: Any) -> bool:
-    """White space, or the mark of an end, such as ``<|im_end|>``."""
-    text = token.get("token") if isinstance(token, dict) else None
-    text = text.strip() if isinstance(text, str) else ""
-    return not text or (text.startswith("<") and text.endswith(">"))
-
-
-def _digit_of(token: Any) -> int | None:
-    text = token.get("token") if isinstance(token, dict) else None
-    text = text.strip() if isinstance(text, str) else ""
-    return int(text) if len(text) == 1 and text.isascii() and text.isdigit() else None
+    return sum(n * weight for n, weight in weights) / total
 
 
 def _probability(logprob: Any) -> float:

@@ -201,14 +201,14 @@ def test_nothing_is_asked_twice_even_after_a_kill(
 
 def test_a_damaged_cache_holds_no_number_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    AnswerCache(path).put("a" * 64, 0.5)
+    AnswerCache(path).answer("a" * 64, lambda: 0.5)
     good = path.read_text().strip()
     path.write_text(
         f'{good}\n[]\n{{"key": "{"b" * 64}", "value": NaN}}\n{{"key": 3, "value": 1}}\nx\n'
     )
     cache = AnswerCache(path)
-    assert cache.get("a" * 64) == 0.5
-    assert cache.get("b" * 64) is None
+    assert cache.answer("a" * 64, lambda: 0.25) == 0.5
+    assert cache.answer("b" * 64, lambda: 0.25) == 0.25
 
 
 @pytest.mark.parametrize("change", [("0.5", "0.9"), ("aaa", "aab"), ('"sha256"', '"sha257"')])
@@ -216,7 +216,7 @@ def test_a_saved_answer_that_was_changed_is_asked_again(
     change: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "answers.jsonl"
-    AnswerCache(path).put("a" * 64, 0.5)
+    AnswerCache(path).answer("a" * 64, lambda: 0.5)
     path.write_text(path.read_text().replace(*change))
     assert AnswerCache(path).answer("a" * 64, lambda: 0.25) == 0.25
     assert "damaged" in caplog.text
@@ -308,9 +308,9 @@ def always(content: bytes) -> Answer:
         (always(b"<html>"), "no chat completion"),
         (always(b"[" * 100_000), "no chat completion"),
         (always(b'{"choices": []}'), "no chat completion"),
-        (always(b'{"choices": ["7"]}'), "no object"),
+        (always(b'{"choices": ["7"]}'), "no chat completion .choices.0"),
         (always(b'{"choices": [{"message": {"content": NaN}}]}'), "no chat completion"),
-        (always(says(7)), "no text"),
+        (always(says(7)), "no chat completion .choices.0.message.content"),
         (always(says("Criteria 9: bad.\nScore: 0", NINE)), "do not end with the score"),
         (always(top("0.1")), "log-prob '0.1'"),
         (always(top(None)), "log-prob 'None'"),
