@@ -25,6 +25,7 @@ that are trusted.
 A program never learns more than what it is given: what its output is compared with stays outside.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -35,7 +36,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -85,8 +86,6 @@ class Finished:
     """What is not UTF-8 is replaced by U+FFFD."""
     stderr: str
     """Its last 64 KiB."""
-    seconds: float
-    """Wall time."""
     limit: Limit | None
     """The limit at which the program was ended from outside; None if it ended by itself. (A
     program that is refused memory, files or processes gets an error from its system calls and goes
@@ -120,12 +119,11 @@ class Sandbox:
         program: str,
         *,
         stdin: str = "",
-        arguments: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
     ) -> Finished:
-        """Run a Python program as ``python program.py ARGUMENTS`` in an empty folder and wait for
-        its end, and for the end of all that it started. Blocks while all workers are busy.
+        """Run a Python program as ``python program.py`` in an empty folder and wait for its end, and
+        for the end of all that it started. Blocks while all workers are busy.
 
         Args:
             stdin: its standard input; one that is not read does no harm.
@@ -134,10 +132,9 @@ class Sandbox:
         Raises:
             SandboxError: it could not be run.
         """
-        arguments = ("-c", _RUN_PROGRAM, *arguments)
         request = {
             "files": {**(files or {}), "program.py": program},
-            "arguments": ["-s", "-S", *arguments],
+            "arguments": ["-s", "-S", "-c", _RUN_PROGRAM],
             "stdin": stdin,
             "limits": asdict(limits),
         }
@@ -163,14 +160,14 @@ class Sandbox:
         problem = self._problem()
         if problem is not None:
             self.close()
-            if mode == "limits_only":
-                raise ConfigError(
-                    f"score.sandbox={mode}: programs cannot be run here ({problem}); "
-                    "remove that cause"
+            told, fix = "run", "remove that cause"
+            if mode == "auto":
+                told = "isolated"
+                fix = (
+                    f"{_fix(problem)}, or set score.sandbox=limits_only if every program is trusted"
                 )
             raise ConfigError(
-                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); "
-                f"{_fix(problem)}, or set score.sandbox=limits_only if every program is trusted"
+                f"score.sandbox={mode}: programs cannot be {told} here ({problem}); {fix}"
             )
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
@@ -280,10 +277,9 @@ class _Launcher:
 
     def run(self, request: dict[str, Any]) -> Finished:
         """The answer to a request; the launcher is replaced and asked again once if it fails."""
-        try:
+        with contextlib.suppress(SandboxError, OSError):
             return self._ask(request)
-        except (SandboxError, OSError):
-            self.close()
+        self.close()
         try:
             return self._ask(request)
         except OSError as error:
@@ -300,11 +296,11 @@ class _Launcher:
         if self._process is None:
             self._start()
         if self._setup["isolated"]:
-            return _finished(self._exchange(request, wait))
+            return Finished(**self._exchange(request, wait))
         with tempfile.TemporaryDirectory(
             prefix="reason_llm-", ignore_cleanup_errors=True
         ) as folder:
-            return _finished(self._exchange({**request, "folder": folder}, wait))
+            return Finished(**self._exchange({**request, "folder": folder}, wait))
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parent)  # "jail" alone, without what is above it
@@ -318,7 +314,7 @@ class _Launcher:
             start_new_session=True,  # Ctrl-C is for the run to handle
         )
         user = _FIRST_USER + self._process.pid % _NUM_USERS
-        _raise_error(self._exchange({**self._setup, "user": user}, _GRACE_SECONDS))
+        self._exchange({**self._setup, "user": user}, _GRACE_SECONDS)
 
     def _exchange(self, message: dict[str, Any], wait_seconds: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin and self._process.stdout
@@ -330,6 +326,8 @@ class _Launcher:
         descriptor = self._process.stdout.fileno()
         size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
         answer: dict[str, Any] = json.loads(_read_exactly(descriptor, size, deadline))
+        if "error" in answer:
+            raise SandboxError(answer["error"])
         return answer
 
 
@@ -344,13 +342,3 @@ def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
             raise SandboxError("the launcher ended" if ready else "the launcher does not answer")
         data += part
     return bytes(data)
-
-
-def _finished(answer: dict[str, Any]) -> Finished:
-    _raise_error(answer)
-    return Finished(**answer)
-
-
-def _raise_error(answer: dict[str, Any]) -> None:
-    if "error" in answer:
-        raise SandboxError(answer["error"])

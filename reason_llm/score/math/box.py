@@ -53,21 +53,8 @@ def last_boxed(text: str) -> str | None:
 
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
-    last = None
-    for box in BOX.finditer(text):
-        last = box
-    if last is None:
+    begins = [box.start() for box in BOX.finditer(text)]
+    closed = boxes(text)
+    if not closed or closed[-1].start != begins[-1]:
         return None
-    start = last.end()
-    if not last[0].endswith("{"):
-        token = _ONE_TOKEN.match(text, start)
-        return token[0] if token else None
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        position = brace.start()
-        if text[position - 1] == "\\":
-            continue
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return text[start:position].strip()
-    return None
+    return text[closed[-1].content].strip()

@@ -97,7 +97,7 @@ def _equal(gold: str, answer: str, question: str, timeout_seconds: float) -> boo
 
 @functools.lru_cache(maxsize=65536)
 def _compared(trees: str, timeout_seconds: float) -> bool:
-    return default_judge().compare(Question(*json.loads(trees)), timeout_seconds).equivalent
+    return default_judge().compare(Question(*json.loads(trees)), timeout_seconds)
 
 
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:

@@ -17,35 +17,19 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from reason_llm.score.math.answer_text import Question
+from reason_llm.score.math.units import word_set
 
 MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
 _START_SECONDS = 60.0
-_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME",
-                "PYTHONPATH", "OMP_NUM_THREADS")  # fmt: skip
-"""All that a worker gets of ours: no tokens, no keys."""
-_WORKER = Path(__file__).with_name("math_worker.py")
+_ENVIRONMENT = word_set("PATH HOME TMPDIR LANG LC_ALL LD_LIBRARY_PATH PYTHONHOME OMP_NUM_THREADS")
+_WORKER = "reason_llm.score.math.math_worker"
 _MAKING = threading.Lock()
-
-Ending = Literal["judged", "timed_out", "died"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome of one comparison."""
-
-    equivalent: bool
-    ending: Ending = "judged"
-    """``timed_out``: it exceeded its limit; ``died``: two workers in a row died of it. Both are not
-    equivalent."""
 
 
 class _Worker:
@@ -53,23 +37,24 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
+            [sys.executable, "-P", "-m", _WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            env=_environment(),
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the run, also while this one starts
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._questions, self._replies = self._process.stdin, self._process.stdout
         try:
             is_ready = self._reply(_START_SECONDS)
         except TimeoutError:
             is_ready = None
         if not is_ready:
-            self.kill()
             raise RuntimeError(
-                f"the comparison worker did not start (exit code {self.reap()}); "
-                f"run `{sys.executable} -P {_WORKER}` to see why"
+                f"the comparison worker did not start (exit code {self.end()}); "
+                f"run `{sys.executable} -P -m {_WORKER}` to see why"
             )
 
     def ask(self, question: Question, timeout_seconds: float) -> bool | None:
@@ -78,38 +63,37 @@ class _Worker:
         Raises:
             TimeoutError: it gave none in time.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{json.dumps([question.gold, question.answer])}\n".encode())
+            self._questions.write(f"{json.dumps([question.gold, question.answer])}\n".encode())
         except BrokenPipeError:
             return None
         return self._reply(timeout_seconds)
 
     def _reply(self, timeout_seconds: float) -> bool | None:
-        assert self._process.stdout is not None
-        line, end = b"", time.monotonic() + timeout_seconds
-        while not line.endswith(b"\n"):
-            poll = select.poll()
-            poll.register(self._process.stdout, select.POLLIN)
-            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-                raise TimeoutError
-            chunk = os.read(self._process.stdout.fileno(), 64)
-            if not chunk:
-                return None
-            line += chunk
-        return bool(json.loads(line))
+        poll = select.poll()
+        poll.register(self._replies, select.POLLIN)
+        if not poll.poll(timeout_seconds * 1000):
+            raise TimeoutError
+        line = self._replies.readline()
+        return bool(json.loads(line)) if line else None
 
     def kill(self) -> None:
         """End the process, whatever it is doing. Any thread may call it."""
         self._process.kill()
 
-    def reap(self) -> int:
-        """Give back what the killed process held; its exit code."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+    def end(self) -> int:
+        """Kill the process and give back what it held; its exit code."""
+        self.kill()
+        self._questions.close()
+        self._replies.close()
         return self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """All that a worker gets of ours, and where it finds this package: no tokens, no keys."""
+    own = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    paths = [str(Path(__file__).parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return own | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class _Own(threading.local):
@@ -141,16 +125,12 @@ class Judge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def compare(self, question: Question, timeout_seconds: float = TIMEOUT_SECONDS) -> Verdict:
-        """Whether two trees are the same mathematical object."""
+    def compare(self, question: Question, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
+        """Whether two trees are the same mathematical object; False beyond the time limit, and
+        where two workers in a row die of the comparison."""
         return self._threads.submit(self._compare, question, timeout_seconds).result()
 
     def close(self) -> None:
@@ -161,10 +141,10 @@ class Judge:
                 worker.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._workers:
-            worker.reap()
+            worker.end()
         self._workers.clear()
 
-    def _compare(self, question: Question, timeout_seconds: float) -> Verdict:
+    def _compare(self, question: Question, timeout_seconds: float) -> bool:
         """Runs in a thread of the pool, which keeps its worker for the next item."""
         for _ in range(2):  # one that was killed from outside says nothing about the item
             worker = self._worker()
@@ -174,11 +154,11 @@ class Judge:
                 self._drop(worker)
                 with self._lock:
                     self.num_timed_out += 1
-                return Verdict(False, "timed_out")
+                return False
             if verdict is not None:
-                return Verdict(verdict)
+                return verdict
             self._drop(worker)
-        return Verdict(False, "died")
+        return False
 
     def _worker(self) -> _Worker:
         worker = self._own.worker
@@ -191,8 +171,7 @@ class Judge:
         return worker
 
     def _drop(self, worker: _Worker) -> None:
-        worker.kill()
-        worker.reap()
+        worker.end()
         with self._lock:
             self._workers.discard(worker)
         self._own.worker = None

@@ -1,9 +1,9 @@
 """A process that compares answers with sympy, and may hang or run out of memory doing so.
 ``judge.py`` starts it, limits it and replaces it.
 
-Run by its path and importing nothing of ours, so that it starts in half a second and never loads
-torch. Protocol: a line of JSON ``[gold, answer]`` in, two trees of ``answer_tree.py``; a line of
-JSON true or false out; the first line out says that it is ready. It ends with its input.
+Run as a module that imports only its own folder, so that it starts in half a second. Protocol: a
+line of JSON ``[gold, answer]`` in, two trees of ``answer_tree.py``; a line of JSON true or false
+out; the first line out says that it is ready. It ends with its input.
 
 Numbers are exact: a decimal is a rational. Where one side is a decimal and the other has no end
 in decimals, they are equal within ``RELATIVE_TOLERANCE``. Expressions with variables are equal if
@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
+from reason_llm.score.math.answer_tree import Tree, subtrees
 from reason_llm.score.math.units import word_set
 
 MEMORY_BYTES = 2 * 2**30
@@ -37,7 +38,10 @@ _DIGITS = 30
 _POINTS = 5
 _MAX_ITEMS = 100
 _PR_SET_PDEATHSIG = 1
-Tree = list[Any]
+_NOT_COMPUTED = (MemoryError, RuntimeError, ArithmeticError, ValueError, TypeError, AttributeError,
+                 LookupError)  # fmt: skip
+"""What sympy raises, and a deep recursion or the memory limit: what cannot be computed is not
+equal."""
 Value = Any
 """A sympy expression or matrix."""
 
@@ -122,7 +126,7 @@ def _settled(tree: Tree) -> Tree:
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
         flat = [i for each in items for i in (each[1:] if each[0] == "list" else [each])]
         return [tree[0], *(flat if is_flat else items)]
-    if tree[0] != "rel" and _holds(tree, ("pm", "mp")):
+    if tree[0] != "rel" and _holds(tree, "pm", "mp"):
         both = [_with_sign(tree, True), _with_sign(tree, False)]
         return ["list", *both]
     return tree
@@ -135,12 +139,8 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
     return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
 
 
-def _holds(tree: Any, kinds: Sequence[str]) -> bool:
-    return (
-        isinstance(tree, list)
-        and bool(tree)
-        and (tree[0] in kinds or any(_holds(each, kinds) for each in tree))
-    )
+def _holds(tree: Tree, *kinds: str) -> bool:
+    return any(each[0] in kinds for each in subtrees(tree))
 
 
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
@@ -150,7 +150,7 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 def _same_items(gold: Tree, answer: Tree) -> bool:
     """Lists and sets in any order; a tuple for a list; one item for a set of it."""
     golds, answers = (_items(each) for each in (gold, answer))
-    if gold[0] == "tuple" or _holds(gold, ("dots",)):
+    if gold[0] == "tuple" or _holds(gold, "dots"):
         return answer[0] != "set" and _pairwise(golds, answers)
     if len(golds) != len(answers) or len(golds) > _MAX_ITEMS:
         return False
@@ -221,11 +221,8 @@ def _is_set(tree: Tree) -> bool:
     return tree[0] in _SET_KINDS or is_known
 
 
-def _symbols_of(tree: Any) -> set[str]:
-    if not isinstance(tree, list) or not tree:
-        return set()
-    own = {tree[1]} if tree[0] == "var" else set()
-    return own.union(*map(_symbols_of, tree))
+def _symbols_of(tree: Tree) -> set[str]:
+    return {each[1] for each in subtrees(tree) if each[0] == "var"}
 
 
 def _same_sets(gold: Tree, answer: Tree) -> bool:
@@ -316,10 +313,8 @@ def _tolerates(gold: Tree, first: Expr, answer: Tree, second: Expr) -> bool:
     if _is_numeral(gold) and _is_numeral(answer):
         return False
     for tree, exact in ((answer, first), (gold, second)):
-        if _holds_decimal(tree):
-            places = _decimals(tree)
-            ends = isinstance(exact, Rational) and (exact * 10**places).is_integer
-            return not ends or not isinstance(exact, Rational)
+        if places := _decimals(tree):
+            return not (isinstance(exact, Rational) and (exact * 10**places).is_integer)
     return False
 
 
@@ -464,7 +459,7 @@ def _call(tree: Tree, is_complex: bool) -> Value:
         return sympy.log(arguments[0]) if base is None else sympy.log(arguments[0], base)
     elif len(tree) > 3 or name not in _FUNCTIONS:
         return _unknown(tree)
-    if name in _TRIGONOMETRIC and _holds(argument, ("deg",)):
+    if name in _TRIGONOMETRIC and _holds(argument, "deg"):
         arguments = [each * sympy.pi / 180 for each in arguments]
     return _FUNCTIONS[name](*arguments)
 
@@ -478,13 +473,7 @@ def _is_matrix(found: Value) -> bool:
 
 
 def _is_complex(*trees: Tree) -> bool:
-    return any(_holds_constant(each, "i") for each in trees)
-
-
-def _holds_constant(tree: Any, name: str) -> bool:
-    if not isinstance(tree, list):
-        return False
-    return tree == ["const", name] or any(_holds_constant(each, name) for each in tree)
+    return any(["const", "i"] in subtrees(tree) for tree in trees)
 
 
 def _is_numeral(tree: Tree) -> bool:
@@ -492,17 +481,10 @@ def _is_numeral(tree: Tree) -> bool:
     return tree[0] == "num" or (tree[0] in ("neg", "deg", "pct") and _is_numeral(tree[1]))
 
 
-def _holds_decimal(tree: Any) -> bool:
-    return _decimals(tree) > 0
-
-
-def _decimals(tree: Any) -> int:
+def _decimals(tree: Tree) -> int:
     """The largest number of decimals of a numeral in a tree."""
-    if not isinstance(tree, list) or not tree:
-        return 0
-    if tree[0] == "num":
-        return len(tree[1].partition(".")[2])
-    return max(map(_decimals, tree), default=0)
+    numerals = [each[1] for each in subtrees(tree) if each[0] == "num"]
+    return max((len(each.partition(".")[2]) for each in numerals), default=0)
 
 
 def _limit_this_process() -> None:
@@ -528,18 +510,7 @@ def serve(questions: Iterable[str], replies: TextIO) -> None:
     for line in questions:
         gold, answer = json.loads(line)
         verdict = False
-        # a deep recursion or the memory limit: what cannot be computed is not equal
-        with contextlib.suppress(
-            MemoryError,
-            RecursionError,
-            ArithmeticError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            NotImplementedError,
-            IndexError,
-            KeyError,
-        ):
+        with contextlib.suppress(*_NOT_COMPUTED):
             verdict = same(gold, answer)
         replies.write(f"{json.dumps(verdict)}\n")
 

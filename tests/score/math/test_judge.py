@@ -2,7 +2,7 @@
 
 1. A comparison that hangs ends at its limit, and it alone.    2. A killed worker is replaced.
 3. Threads share a pool.                                       4. No worker outlives its parent.
-5. Memory is limited.                                          6. A worker loads nothing of ours.
+5. Memory is limited.                                          6. A worker loads no more.
 """
 
 import io
@@ -20,10 +20,9 @@ import pytest
 from reason_llm.score.math import math_worker
 from reason_llm.score.math.answer_text import Question, decide
 from reason_llm.score.math.answer_tree import Tree
-from reason_llm.score.math.judge import Judge, Verdict, default_judge
+from reason_llm.score.math.judge import Judge, default_judge
 
 ROOT = Path(__file__).resolve().parents[3]
-SCORE = str(ROOT / "reason_llm" / "score" / "math")
 EASY, WRONG = ("(x+1)^2", "x^2+2x+1"), ("(x+1)^2", "x^2+2x+1.01")
 LONG_SECONDS = 60
 """No machine needs so long, and a hang takes longer."""
@@ -45,12 +44,11 @@ def judge() -> Iterator[Judge]:
 
 def equivalent_many(
     judge: Judge, pairs: Sequence[tuple[str, str]], seconds: float = LONG_SECONDS
-) -> list[Verdict]:
+) -> list[bool]:
     """A verdict for each (gold, answer): by the text, else by a worker."""
     decided = [decide(gold, answer) for gold, answer in pairs]
     return [
-        judge.compare(each, seconds) if isinstance(each, Question) else Verdict(each)
-        for each in decided
+        judge.compare(each, seconds) if isinstance(each, Question) else each for each in decided
     ]
 
 
@@ -73,17 +71,17 @@ def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answ
     with ThreadPoolExecutor(1) as threads:
         hung = threads.submit(judge.compare, Question(ONE, answer), 1.0)
         judged = equivalent_many(judge, [EASY, WRONG], LONG_SECONDS)
-    assert hung.result() == Verdict(False, "timed_out")
-    assert judged == [Verdict(True), Verdict(False)]
+    assert hung.result() is False
+    assert judged == [True, False]
     assert judge.num_timed_out == 1
 
 
 def test_a_worker_killed_from_outside_is_replaced(judge: Judge) -> None:
     before = children()
-    assert equivalent_many(judge, [EASY], LONG_SECONDS) == [Verdict(True)]
+    assert equivalent_many(judge, [EASY], LONG_SECONDS) == [True]
     (worker,) = children() - before
     os.kill(worker, signal.SIGKILL)
-    assert equivalent_many(judge, [EASY, WRONG], LONG_SECONDS) == [Verdict(True), Verdict(False)]
+    assert equivalent_many(judge, [EASY, WRONG], LONG_SECONDS) == [True, False]
 
 
 def test_a_stopped_worker_is_replaced(judge: Judge) -> None:
@@ -92,8 +90,9 @@ def test_a_stopped_worker_is_replaced(judge: Judge) -> None:
     (worker,) = children() - before
     os.kill(worker, signal.SIGSTOP)
     (verdict,) = equivalent_many(judge, [EASY], 0.5)
-    assert verdict == Verdict(False, "timed_out")
-    assert equivalent_many(judge, [EASY], LONG_SECONDS) == [Verdict(True)]
+    assert verdict is False
+    assert judge.num_timed_out == 1
+    assert equivalent_many(judge, [EASY], LONG_SECONDS) == [True]
 
 
 def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
@@ -101,7 +100,7 @@ def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
     equivalent_many(judge, [EASY], LONG_SECONDS)
     (worker,) = children() - before
     os.kill(worker, signal.SIGINT)
-    assert equivalent_many(judge, [WRONG, EASY], LONG_SECONDS) == [Verdict(False), Verdict(True)]
+    assert equivalent_many(judge, [WRONG, EASY], LONG_SECONDS) == [False, True]
     assert children() - before == {worker}
 
 
@@ -117,19 +116,19 @@ def interrupt():
         time.sleep(0.05)
 threading.Thread(target=interrupt).start()
 with Judge(num_workers=1) as judge:
-    print(judge.compare(Question({ONE!r}, {ONE!r})).ending)
+    print(judge.compare(Question({ONE!r}, {ONE!r})))
 """
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, process_group=0
     )
-    assert shown.stdout == "judged\n", shown.stderr
+    assert shown.stdout == "True\n", shown.stderr
 
 
 def test_threads_share_a_pool() -> None:
     pairs = [(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n + n % 2}") for n in range(1, 9)]
     with Judge(num_workers=2) as judge, ThreadPoolExecutor(3) as threads:
         runs = [threads.submit(equivalent_many, judge, pairs) for _ in range(3)]
-        assert all([v.equivalent for v in run.result()] == [False, True] * 4 for run in runs)
+        assert all(run.result() == [False, True] * 4 for run in runs)
 
 
 def test_closing_ends_the_workers_even_while_they_hang() -> None:
@@ -140,7 +139,7 @@ def test_closing_ends_the_workers_even_while_they_hang() -> None:
         while not children() - before:
             time.sleep(0.01)
         judge.close()
-        assert run.exception(timeout=LONG_SECONDS) is not None or run.result().ending == "died"
+        assert run.exception(timeout=LONG_SECONDS) is not None or not run.result()
     assert children() == before
 
 
@@ -148,7 +147,7 @@ def test_the_text_alone_decides_without_a_worker() -> None:
     before = children()
     with Judge() as judge:
         verdicts = equivalent_many(judge, [("3", "3.0"), ("3", "4"), ("yes", "Yes"), ("x", "x")])
-        assert [v.equivalent for v in verdicts] == [True, False, True, True]
+        assert verdicts == [True, False, True, True]
         assert children() == before
 
 
@@ -188,10 +187,10 @@ def is_running(process: int) -> bool:
 
 def test_the_memory_of_a_worker_is_limited() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {SCORE!r}); import math_worker\n"
+        "from reason_llm.score.math import math_worker\n"
         "math_worker._limit_this_process(); bytearray(math_worker.MEMORY_BYTES)"
     )
-    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "MemoryError" in run.stderr
 
 
@@ -209,12 +208,12 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_worker_goes_on(
     assert replies.getvalue().split() == ["false", "true"]
 
 
-def test_a_worker_loads_nothing_of_ours_and_no_torch() -> None:
+def test_a_worker_loads_no_torch_and_nothing_of_ours_but_the_mathematics() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {SCORE!r}); import math_worker\n"
-        "print({'torch', 'reason_llm', 'transformers', 'pydantic'} & set(sys.modules))"
+        "import sys; import reason_llm.score.math.math_worker\n"
+        "print({'torch', 'transformers', 'pydantic', 'httpx'} & set(sys.modules))\n"
+        "ours = {name for name in sys.modules if name.startswith('reason_llm.')}\n"
+        "print({name for name in ours if not name.startswith('reason_llm.score')})"
     )
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "set()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["set()", "set()"]

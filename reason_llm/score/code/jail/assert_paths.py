@@ -87,18 +87,19 @@ class Taint:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     self._bind(target, value)
-            case ast.NamedExpr(target=target, value=value):
+            case (
+                ast.NamedExpr(target=target, value=value)
+                | ast.AugAssign(target=target, value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
+            ):
                 self._bind(target, value)
-            case ast.AugAssign(target=target, value=value):
-                self._bind(target, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._bind(target, value)
-            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+            case (
+                ast.For(target=target, iter=value)
+                | ast.AsyncFor(target=target, iter=value)
+                | ast.comprehension(target=target, iter=value)
+            ):
                 self._bind_loop(target, value)
-            case ast.comprehension(target=target, iter=value):
-                self._bind_loop(target, value)
-            case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
-                self._bind(target, value)
             case ast.Call():
                 self._collect_call(node)
             case ast.If(test=test):
@@ -115,7 +116,7 @@ class Taint:
                 self.names |= {(_GLOBAL, a.asname or a.name) for a in names if a.name == "solution"}
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
-                    self._hand(_last_name(decorator), 0, node.name)
+                    self._hand(last_name(decorator), 0, node.name)
                 given = {(_GLOBAL, node.name), (-1, node.name)}
                 for each in ast.walk(node):
                     if isinstance(each, ast.Return | ast.Yield | ast.YieldFrom) and each.value:
@@ -127,7 +128,7 @@ class Taint:
         """Arguments flow into the parameters of the tests' own functions, and into what they are
         added to. A function that is itself an argument is given what stands beside it."""
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        name = _last_name(call.func)
+        name = last_name(call.func)
         if name in self.functions:
             function = self.functions[name]
             names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
@@ -135,12 +136,10 @@ class Taint:
             if any(isinstance(each, ast.Starred) for each in given):
                 self._into(function, given)
             else:
-                for parameter, value in zip(names, call.args, strict=False):
+                pairs = [*zip(names, call.args, strict=False)]
+                pairs += [(str(keyword.arg), keyword.value) for keyword in call.keywords]
+                for parameter, value in pairs:
                     self._edges.append(({(id(function), parameter)}, self._used(value)))
-                for keyword in call.keywords:
-                    self._edges.append(
-                        ({(id(function), str(keyword.arg))}, self._used(keyword.value))
-                    )
         for place, each in enumerate(given):
             if isinstance(each, ast.Name) and each.id in self.functions:
                 self._hand(name, place, each.id)
@@ -155,10 +154,8 @@ class Taint:
             self.handed.setdefault(name, set()).add(parameters[place].arg)
 
     def _into(self, function: FunctionNode, values: Sequence[ast.AST]) -> None:
-        parameters = {
-            (id(function), n.arg) for n in ast.walk(function.args) if isinstance(n, ast.arg)
-        }
-        self._edges.append((parameters, set().union(*map(self._used, values))))
+        names = {(id(function), n.arg) for n in ast.walk(function.args) if isinstance(n, ast.arg)}
+        self._edges.append((names, set().union(*map(self._used, values))))
 
     def _implicit(self, body: Sequence[ast.stmt], deciding: Sequence[ast.AST]) -> None:
         """What is bound on a way that the program chooses is the program's, too."""
@@ -214,7 +211,7 @@ def _locals(function: FunctionNode | ast.Lambda) -> set[str]:
     return found - outer
 
 
-def _last_name(function: ast.expr) -> str:
+def last_name(function: ast.expr) -> str:
     """``f`` of ``f(…)``, of ``self.f(…)`` and of ``module.f(…)``."""
     match function:
         case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -246,7 +243,7 @@ def is_raises(node: ast.stmt) -> bool:
     """``with pytest.raises(…):`` is an assertion as a whole."""
     return isinstance(node, WithNode) and any(
         isinstance(item.context_expr, ast.Call)
-        and _last_name(item.context_expr.func) in ("raises", "warns")
+        and last_name(item.context_expr.func) in ("raises", "warns")
         for item in node.items
     )
 
@@ -277,17 +274,15 @@ class Plain(ast.NodeTransformer):
         if node.orelse or len(node.body) != 1:
             return node
         match node.body[0]:
-            case ast.Raise(exc=None):
-                pass
-            case ast.Raise(exc=ast.Name(id="AssertionError")):
-                pass
-            case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))):
-                pass
+            case (
+                ast.Raise(exc=None)
+                | ast.Raise(exc=ast.Name(id="AssertionError"))
+                | ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError")))
+            ):
+                return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
             case ast.Assert() as only if must_fail(only):
-                pass
-            case _:
-                return node
-        return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
+                return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
+        return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Conditions without ``if``, and functions that assert."""
@@ -321,18 +316,14 @@ class Plain(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.stmt:
         """What waits for an error stays as it is."""
-        return node if is_raises(node) else self._visited(node)
-
-    def _visited(self, node: ast.stmt) -> ast.stmt:
-        self.generic_visit(node)
-        return node
+        return node if is_raises(node) else self.generic_visit(node)
 
     def _asserts(self, function: ast.expr) -> bool:
         root = function
         while isinstance(root, ast.Attribute):
             root = root.value
         is_imported = isinstance(root, ast.Name) and root.id in self.imported
-        return is_imported and _last_name(function).lower().startswith("assert")
+        return is_imported and last_name(function).lower().startswith("assert")
 
 
 # --- the counting
@@ -399,7 +390,7 @@ class Ways:
         if isinstance(node, FunctionNode | ast.ClassDef | LoopNode | WithNode | ast.If | ast.Try):
             return False
         return any(
-            isinstance(n, ast.Call) and _last_name(n.func) in self.asserting for n in ast.walk(node)
+            isinstance(n, ast.Call) and last_name(n.func) in self.asserting for n in ast.walk(node)
         )
 
     def _is_due(self, node: ast.stmt) -> bool:
@@ -426,16 +417,14 @@ class Ways:
 
     def _statement(self, node: ast.stmt, way: _Way, beside: Sequence[ast.stmt]) -> list[ast.stmt]:
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                node.body = self._block(node.body, _Way())
-            case ast.ClassDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 node.body = self._block(node.body, _Way())
             case ast.Continue() | ast.Break() | ast.Return():
                 return [*self._jump(node, way), node]
             case ast.If():
-                return self._branches(node, [node.test], way, beside)
+                return self._branches(node, node.test, way, beside)
             case ast.Match():
-                return self._branches(node, [node.subject], way, beside)
+                return self._branches(node, node.subject, way, beside)
             case ast.For() | ast.AsyncFor() | ast.While():
                 return self._loop(node, way, beside)
             case ast.Try():
@@ -459,7 +448,7 @@ class Ways:
     def _branches(
         self,
         node: ast.If | ast.Match,
-        deciding: list[ast.expr],
+        deciding: ast.expr,
         way: _Way,
         beside: Sequence[ast.stmt],
     ) -> list[ast.stmt]:
@@ -468,19 +457,18 @@ class Ways:
         else:
             bodies = [case.body for case in node.cases]
         dues = [self.due(body) for body in bodies]
-        is_decided = self.taint.holds(*deciding)
         name = self._name()
-        inner = way
-        if is_decided:
-            inner = replace(way, name=name, in_loop=True, branches=any(dues), done=None)
+        if not self.taint.holds(deciding):
+            for body in bodies:
+                body[:] = self._block(body, way)
+            return [node]
+        inner = replace(way, name=name, in_loop=True, branches=any(dues), done=None)
         needs = any(
             due and not (_leaves(body) and (way.after or way.after_loop))
             for due, body in zip(dues, bodies, strict=True)
-        ) and not self._is_told(deciding[0], beside)
+        ) and not self._is_told(deciding, beside)
         for body in bodies:
             body[:] = self._block(body, inner)
-        if not is_decided:
-            return [node]
         if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
             (node.body if equal else node.orelse).insert(0, self._held())
         return [self._noted(name), node, *([self._took(name, None)] if needs else [])]
@@ -578,7 +566,7 @@ class Ways:
             case ast.Compare(left=first, ops=[ast.Eq() | ast.NotEq() as how], comparators=[second]):
                 is_equal = isinstance(how, ast.Eq)
             case ast.Call(func=function, args=[first, second, *_]) if (
-                _last_name(function) in COMPARISONS
+                last_name(function) in COMPARISONS
             ):
                 is_equal = True
             case _:

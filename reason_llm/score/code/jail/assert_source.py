@@ -30,6 +30,7 @@ from .assert_paths import (
     Ways,
     expects_error,
     is_raises,
+    last_name,
     must_fail,
 )
 
@@ -71,10 +72,16 @@ class TestsSource:
         ast.fix_missing_locations(self.tree)
         asserts = list(_assertions(self.tree))
         self.num_asserts = len(asserts)
-        self.functions = {node.name: node for node in _tests_among(self.tree.body)}
+        self.functions = {
+            node.name: node
+            for node in _functions_among(self.tree.body, "")
+            if node.name == "check" or node.name.startswith("test_")
+        }
         numbers = {id(node): number for number, node in enumerate(asserts)}
-        self.is_unittest = any(_is_unittest(node) for node in self.tree.body)
-        methods = [test for node in self.tree.body for test in _methods_among(node)]
+        classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+        bases = [ast.unparse(base) for each in classes for base in each.bases]
+        self.is_unittest = any(base.endswith("TestCase") for base in bases)
+        methods = [test for each in classes for test in _functions_among(each.body, "test")]
         words = set(re.findall("[a-z]+", source.lower()))
         self.speaks_of_infinity = bool(words & NOT_FINITE)
         self.uses_numpy = "numpy" in source or "np." in source or "allclose" in source
@@ -206,10 +213,6 @@ class _Rewrite(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.stmt:
-        self.generic_visit(node)
-        return node
-
     def _counted(self, node: ast.stmt, first: list[ast.stmt], test: ast.expr) -> ast.stmt:
         number = ast.Constant(self.numbers[id(node)])
         case = _call_statement(CASE, [number, test])
@@ -222,23 +225,8 @@ def _call_statement(function: str, arguments: list[ast.expr]) -> ast.stmt:
     return ast.Expr(ast.Call(ast.Name(function, ast.Load()), arguments, []))
 
 
-def _tests_among(body: Sequence[ast.stmt]) -> Iterator[_Function]:
-    for node in body:
-        if isinstance(node, _Function) and (node.name == "check" or node.name.startswith("test_")):
-            yield node
-
-
-def _methods_among(node: ast.stmt) -> Iterator[_Function]:
-    """The tests in a class: nothing calls them but the tests themselves."""
-    for method in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(method, _Function) and method.name.startswith("test"):
-            yield method
-
-
-def _is_unittest(node: ast.stmt) -> bool:
-    """Whether this is a class whose failures only its runner would see."""
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    return any(ast.unparse(base).endswith("TestCase") for base in bases)
+def _functions_among(body: Sequence[ast.stmt], begin: str) -> list[_Function]:
+    return [n for n in body if isinstance(n, _Function) and n.name.startswith(begin)]
 
 
 def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
@@ -321,7 +309,7 @@ def _used(node: ast.AST) -> Iterator[str]:
         case _:
             parts = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.Name | ast.Attribute):
-        yield node.id if isinstance(node, ast.Name) else node.attr
+        yield last_name(node)
     for part in parts:
         yield from _used(part)
 

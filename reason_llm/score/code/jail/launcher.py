@@ -184,10 +184,9 @@ class _Supervisor:
         self.started = time.monotonic()
 
     def run(self) -> Json:
-        """The answer: status, output, seconds, limit; or the error of a wall."""
+        """The answer: status, output, limit; or the error of a wall."""
         os.set_blocking(self.stdin, False)
         limit, report = self._watch()
-        seconds = time.monotonic() - self.started
         self._kill()
         for descriptor in self.output:
             while self._take(descriptor):
@@ -206,7 +205,6 @@ class _Supervisor:
             "status": ended["status"],
             "stdout": text[self.stdout],
             "stderr": text[self.stderr],
-            "seconds": seconds,
             "limit": limit,
         }
 
@@ -254,15 +252,12 @@ class _Supervisor:
         """Read some output; False at its end. What is over the bound is read and forgotten."""
         data = os.read(descriptor, 1 << 16)
         self.num_output_bytes += len(data)
-        bound = self.limits["output_bytes"] if descriptor == self.stdout else _ERROR_BYTES
         kept = self.output[descriptor]
         kept += data
         if descriptor == self.stdout:
-            del kept[bound:]
+            del kept[self.limits["output_bytes"] :]
         else:
-            del kept[
-                : len(kept) - bound if len(kept) > bound else 0
-            ]  # a traceback's end tells most
+            del kept[:-_ERROR_BYTES]  # a traceback's end tells most
         return bool(data)
 
     def _count(self) -> str | None:

@@ -13,6 +13,7 @@ would end the loop of the tests that calls it, before their assertions.
 
 import asyncio
 import builtins
+import contextlib
 import copy
 import inspect
 import json
@@ -22,9 +23,8 @@ import select
 import signal
 import time
 import types
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from itertools import islice
 from threading import Lock
@@ -145,9 +145,8 @@ class Program:
         answer = self._asked("get", (name,))
         self.num_names += 1
         found = self._value(answer["value"], is_name=True)
-        if isinstance(found, StandIn) and name.lstrip("_")[:1].isupper():
-            object.__setattr__(found, "_is_class", True)
-        return found
+        is_class = isinstance(found, StandIn) and name.lstrip("_")[:1].isupper()
+        return StandIn(self, found._number, is_class=True) if is_class else found
 
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
@@ -168,21 +167,14 @@ class Program:
     def _asked(
         self, function: str, arguments: tuple[Any, ...] = (), named: Json | None = None
     ) -> Json:
-        with self._one_at_a_time():
-            return self._answer(self._request(function, arguments, named or {}), function)
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
         """The tests' threads wait for each other, but not for the call that calls them back."""
-        if self._is_asked.get():
-            yield
-            return
-        with self._asking:
-            token = self._is_asked.set(True)
+        is_within = self._is_asked.get()
+        with contextlib.nullcontext() if is_within else self._asking:
+            self._is_asked.set(True)
             try:
-                yield
+                return self._answer(self._request(function, arguments, named or {}), function)
             finally:
-                self._is_asked.reset(token)
+                self._is_asked.set(is_within)
 
     def _request(self, function: str, arguments: tuple[Any, ...], named: Json) -> str:
         number = os.urandom(16).hex()
@@ -309,7 +301,7 @@ class Program:
 
     def _to_program(self, value: Any) -> Any:
         if isinstance(value, StandIn):
-            return {"object": object.__getattribute__(value, "_number")}
+            return {"object": value._number}
         if isinstance(value, NotFinite):
             return encode(value.number, self._to_program)
         name = value.__name__ if isinstance(value, types.BuiltinFunctionType) else ""
@@ -391,34 +383,33 @@ class StandIn:
     """An object that lives in the program's process.
 
     It equals nothing but another such object: otherwise the program would be asked whether it is
-    right. For the same reason it has no predicates of plain values (``PREDICATES``), unless the
+    right. For the same reason it has no predicates of plain values (``PREDICATES``), and no
+    arithmetic with numbers of the tests, which could give 0 less whatever is expected, unless the
     tests made it of a class that they name, by a name with a capital.
     """
 
     __slots__ = ("_is_class", "_is_tested", "_number", "_program")
 
-    def __init__(self, program: Program, number: int) -> None:
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_is_class", False)
-        object.__setattr__(self, "_is_tested", False)
+    def __init__(self, program: Program, number: int, is_class: bool = False) -> None:
+        for name, value in zip(self.__slots__, (is_class, False, number, program), strict=True):
+            object.__setattr__(self, name, value)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Call it in the program's process."""
         made = self._program.call("call", self, *arguments, **named)
-        if isinstance(made, StandIn) and object.__getattribute__(self, "_is_class"):
+        if isinstance(made, StandIn) and self._is_class:
             object.__setattr__(made, "_is_tested", True)
         return made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in SPECIAL_ATTRIBUTES:
             raise AttributeError(name)
-        is_own = object.__getattribute__(self, "_is_class") or object.__getattribute__(
-            self, "_is_tested"
-        )
-        if name in PREDICATES and not is_own:
+        if name in PREDICATES and not (self._is_class or self._is_tested):
             raise AttributeError(f"{name}: this is an object of the program, no plain value")
         return self._program.call("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.call("setattr", self, name, value)
 
     def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, StandIn) and bool(self._program.call("isinstance", value, self))
@@ -430,114 +421,54 @@ class StandIn:
         """Leave in the program's process; what the tests raised goes on."""
         self._program.call("getattr", self, "__exit__")(None, None, None)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._program.call("setattr", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._program.call("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._program.call("setitem", self, key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._program.call("delitem", self, key)
-
-    def __len__(self) -> int:
-        return int(self._program.call("len", self))
-
-    def __bool__(self) -> bool:
-        return bool(self._program.call("bool", self))
-
-    def __str__(self) -> str:
-        return str(self._program.call("str", self))
-
-    def __repr__(self) -> str:
-        return str(self._program.call("repr", self))
-
-    def __iter__(self) -> Any:
-        return self._program.call("iter", self)
-
-    def __next__(self) -> Any:
-        return self._program.call("next", self)
-
-    def __aiter__(self) -> Any:
-        return self._program.call("aiter", self)
-
-    def __anext__(self) -> Coroutine[Any, Any, Any]:
-        async def following() -> Any:
-            return self._program.call("anext", self)
-
-        return following()
-
     async def __aenter__(self) -> Any:
         return await self._program.call("getattr", self, "__aenter__")()
 
     async def __aexit__(self, *exception: object) -> None:
         await self._program.call("getattr", self, "__aexit__")(None, None, None)
 
+    async def __anext__(self) -> Any:
+        return self._program.call("anext", self)
+
     def __hash__(self) -> int:
-        return hash(object.__getattribute__(self, "_number"))
+        return hash(self._number)
 
-    def _with_another(self, function: str, other: Any) -> Any:
-        if not isinstance(other, StandIn):
-            return NotImplemented
-        return self._program.call(function, self, other)
 
-    def _computed(self, function: str, *operands: Any) -> Any:
-        """An operator of arithmetic, with numbers of the tests only where the tests made the object
-        of a class that they name: else it could be 0 less whatever is expected."""
-        is_tested = object.__getattribute__(self, "_is_tested")
-        if not is_tested and not (operands and all(type(each) is StandIn for each in operands)):
+def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> Callable[..., Any]:
+    return lambda own, *arguments: result(own._program.call(function, own, *arguments))
+
+
+def _compares(function: str) -> Callable[..., Any]:
+    def compare(own: StandIn, other: Any) -> Any:
+        is_one = isinstance(other, StandIn)
+        return own._program.call(function, own, other) if is_one else NotImplemented
+
+    return compare
+
+
+def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
+    def compute(own: StandIn, *others: Any) -> Any:
+        if not own._is_tested and not others:
+            raise TypeError(f"bad operand type for {function}: an object of the program")
+        if not own._is_tested and type(others[0]) is not StandIn:
             return NotImplemented
-        made = self._program.call(function, *operands or (self,))
+        made = own._program.call(function, *((*others, own) if is_reflected else (own, *others)))
         if isinstance(made, StandIn):
-            object.__setattr__(made, "_is_tested", is_tested)
+            object.__setattr__(made, "_is_tested", own._is_tested)
         return made
 
-    def __eq__(self, other: object) -> Any:
-        return self._with_another("eq", other)
+    return compute
 
-    def __lt__(self, other: object) -> Any:
-        return self._with_another("lt", other)
 
-    def __le__(self, other: object) -> Any:
-        return self._with_another("le", other)
-
-    def __gt__(self, other: object) -> Any:
-        return self._with_another("gt", other)
-
-    def __ge__(self, other: object) -> Any:
-        return self._with_another("ge", other)
-
-    def __neg__(self) -> Any:
-        return self._computed_alone("neg")
-
-    def __abs__(self) -> Any:
-        return self._computed_alone("abs")
-
-    def _computed_alone(self, function: str) -> Any:
-        found = self._computed(function)
-        if found is NotImplemented:
-            raise TypeError(f"bad operand type for {function}: an object of the program")
-        return found
-
-    def __add__(self, other: object) -> Any:
-        return self._computed("add", self, other)
-
-    def __radd__(self, other: object) -> Any:
-        return self._computed("add", other, self)
-
-    def __sub__(self, other: object) -> Any:
-        return self._computed("sub", self, other)
-
-    def __rsub__(self, other: object) -> Any:
-        return self._computed("sub", other, self)
-
-    def __mul__(self, other: object) -> Any:
-        return self._computed("mul", self, other)
-
-    def __rmul__(self, other: object) -> Any:
-        return self._computed("mul", other, self)
-
-    def __truediv__(self, other: object) -> Any:
-        return self._computed("truediv", self, other)
+_METHODS = {
+    "len": _asks("len", int),
+    "bool": _asks("bool", bool),
+    "str": _asks("str", str),
+    "repr": _asks("repr", str),
+    **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
+    **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
+    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "neg", "abs")},
+    **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul")},
+}
+for _name, _method in _METHODS.items():
+    setattr(StandIn, f"__{_name}__", _method)
