@@ -40,6 +40,7 @@ OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
+NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt"}
 OF_A_TRAINER = {"trainer_state", "log_extra", "log_metric", "environments"}
 """What TRL gives beside the columns, and there is none of here."""
 
@@ -68,39 +69,32 @@ class CustomReward:
                 f"score.rewards: {where} takes * or positional parameters; name what it wants of "
                 f"{', '.join(sorted(OF_ONE | OF_GROUP | OF_BOTH))} and the data's columns"
             )
-        has_kwargs = any(p.kind == p.VAR_KEYWORD for p in parameters)
         named = {p.name: p for p in parameters if p.kind != p.VAR_KEYWORD}
         self._names = list(named)
-        self._takes_all = has_kwargs
-        self.is_trl = has_kwargs or bool({"prompts", "completion_ids"} & named.keys())
+        self._takes_all = len(named) < len(parameters)
+        self.is_trl = self._takes_all or bool({"prompts", "completion_ids"} & named.keys())
         """Whether it is of the form of TRL's rewards."""
+        self.takes_group = self.is_trl or bool(OF_GROUP & named.keys())
+        self.columns: tuple[str, ...]
+        """Extra columns of the data that it asks for."""
         if self.is_trl:
             needed = [n for n, p in named.items() if p.default is p.empty and n not in OF_TRL]
-            self._check_trl(needed)
-            self.takes_group = True
-            self.columns: tuple[str, ...] = (ROW, *needed)
-            """Extra columns of the data that it asks for."""
-            return
-        self.takes_group = bool(OF_GROUP & named.keys())
-        if self.takes_group == bool(OF_ONE & named.keys()):
-            raise ConfigError(
-                f"score.rewards: {where} must take either completion or token_ids, or completions "
-                f"or all_token_ids; it takes {', '.join(self._names) or 'nothing'}"
-            )
-        self.columns = tuple(n for n in self._names if n not in OF_ONE | OF_GROUP | OF_BOTH)
-
-    def _check_trl(self, needed: list[str]) -> None:
-        if ours := [n for n in needed if n in OF_ONE | {"all_token_ids", "prompt"}]:
-            raise ConfigError(
-                f"score.rewards: {self.where} takes {ours[0]} beside **, prompts or "
-                "completion_ids, which are of TRL's form; name prompts, completions, "
-                "completion_ids and the data's columns there, or leave those out"
-            )
-        if lacking := [n for n in needed if n in OF_A_TRAINER]:
-            raise ConfigError(
-                f"score.rewards: {self.where} takes {lacking[0]}, which TRL's trainer gives and "
-                f"there is none of here; give it a default, as in {lacking[0]}=None"
-            )
+            self.columns = (ROW, *needed)
+            wrong = next((n for n in needed if n in OF_A_TRAINER | NOT_OF_TRL), None)
+            if wrong is not None:
+                raise ConfigError(
+                    f"score.rewards: {where} takes {wrong}, which a function of TRL's form (one "
+                    "with **, prompts or completion_ids) is not given here; name prompts, "
+                    "completions, completion_ids and the data's columns, or give it a default, as "
+                    f"in {wrong}=None"
+                )
+        else:
+            self.columns = tuple(n for n in self._names if n not in OF_ONE | OF_GROUP | OF_BOTH)
+            if self.takes_group == bool(OF_ONE & named.keys()):
+                raise ConfigError(
+                    f"score.rewards: {where} must take either completion or token_ids, or "
+                    f"completions or all_token_ids; it takes {', '.join(self._names) or 'nothing'}"
+                )
 
     def one(self, prompt: Prompt, completion: Completion) -> float:
         """The reward of one completion; NaN for None.
@@ -162,16 +156,14 @@ class CustomReward:
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
     def _within_limit(self, call: Callable[[], T]) -> T:
-        return within(self.timeout_seconds, self.where, lambda: self._guarded(call))
+        def guarded() -> T:
+            try:
+                return call()
+            except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+                # Its own, which would end the run without a word: this is not the main thread.
+                raise RuntimeError(f"{self.where} raised {error!r}") from error
 
-    def _guarded(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except SystemExit as error:  # which would end the run without a word
-            raise RuntimeError(f"{self.where} ended with sys.exit({error.code!r})") from error
-        except (KeyboardInterrupt, GeneratorExit) as error:
-            # Its own: Ctrl-C comes to the main thread, and this is another one.
-            raise RuntimeError(f"{self.where} raised {type(error).__name__}") from error
+        return within(self.timeout_seconds, self.where, guarded)
 
 
 def _listed(result: Any, most: int) -> list[Any]:

@@ -234,9 +234,9 @@ def test_a_failing_function_shows_its_own_file_and_line(tmp_path: Path, small_ru
 @pytest.mark.parametrize(
     ("signature", "message"),
     [
-        ("completions, trainer_state, **kwargs", "takes trainer_state, which TRL's trainer gives"),
-        ("completion, **kwargs", "takes completion beside .*name prompts, completions"),
-        ("prompts, completions, prompt", "takes prompt beside"),
+        ("completions, trainer_state, **kwargs", "takes trainer_state, which .* give it a default"),
+        ("completion, **kwargs", "takes completion, which .*name prompts, completions"),
+        ("prompts, completions, prompt", "takes prompt, which"),
         ("*completions, **kwargs", "positional parameters"),
     ],
 )

@@ -319,7 +319,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
     ("function", "message"),
     [
         ("interrupts", r"failed on p#1 \(RuntimeError: .*mine\.py:interrupts raised Keyboard"),
-        ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves ended with sys\.exit\(0\)"),
+        ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves raised SystemExit\(0\)"),
         ("broken", r"on p#1 \(KeyError: 'no such thing' at .*mine\.py:17\); .*on_error"),
         ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 2 s"),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
@@ -327,7 +327,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
         ("endless", r"failed on p \(ValueError: .*gave more than 2 rewards for 2 completions"),
         ("stuck", r"failed on p \(TimeoutError: .* longer than 2 s"),
-        ("leaving", r"failed on p \(RuntimeError: .*leaving ended with sys\.exit\(3\)"),
+        ("leaving", r"failed on p \(RuntimeError: .*leaving raised SystemExit\(3\)"),
         ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
     ],
 )

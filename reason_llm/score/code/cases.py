@@ -69,11 +69,7 @@ def read_tests(text: str) -> Tests:
     Raises:
         ValueError: one line that names what is wrong.
     """
-    try:
-        value = json.loads(text)
-        check_nesting(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the tests are no valid JSON ({error})") from error
+    value = _from_json(text, "the tests are")
     if isinstance(value, dict) and not _TEST_KEYS & value.keys():
         return tests_of_row(value)
     return tests_of_row({"test_cases": value})
@@ -136,14 +132,17 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
 
 def _parsed(value: Any, column: str) -> Any:
     """Content of a string: an object or list if it is JSON, else source."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
+    is_json = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    return _from_json(value, f"{column!r} is") if is_json else value
+
+
+def _from_json(text: str, what: str) -> Any:
     try:
-        parsed = json.loads(value)
-        check_nesting(parsed)
-        return parsed
+        value = json.loads(text)
+        check_nesting(value)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{column!r} is no valid JSON ({error})") from error
+        raise ValueError(f"{what} no valid JSON ({error})") from error
+    return value
 
 
 def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTests:
@@ -178,7 +177,7 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
             raise ValueError(
                 f"{column!r}, case {number}: {_shown(case)}; expected an object with input, output"
             )
-    names = {name for case in cases if (name := _function_name(case)) is not None}
+    names = {name for case in cases if (name := _function_name(case))}
     if len(names) > 1:
         raise ValueError(f"{column!r} names more than one function: {', '.join(sorted(names))}")
     return {
@@ -188,21 +187,20 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
     }
 
 
-def _function_name(case: Mapping[str, Any]) -> str | None:
-    """Function name from ``fn_name`` or from the place of rLLM's data."""
+def _function_name(case: Mapping[str, Any]) -> str:
+    """Function name from ``fn_name`` or from the place of rLLM's data; empty without one."""
     metadata = case.get("metadata")
-    name = case.get("fn_name") or (isinstance(metadata, dict) and metadata.get("func_name"))
-    return str(name) if name else None
+    of_rllm = metadata.get("func_name") if isinstance(metadata, dict) else None
+    return str(case.get("fn_name") or of_rllm or "")
 
 
 def _inputs_and_outputs(
     value: Mapping[str, Any], options: Mapping[str, Any], column: str
 ) -> ProgramTests | CallTests:
-    inputs, outputs = (value.get(name) for name in ("inputs", "outputs"))
-    for name, cases in (("inputs", inputs), ("outputs", outputs)):
-        if not isinstance(cases, list):
-            raise ValueError(f"{column!r}: {name!r} is {_shown(cases)}; expected a list")
-    assert isinstance(inputs, list) and isinstance(outputs, list)
+    for name in ("inputs", "outputs"):
+        if not isinstance(value.get(name), list):
+            raise ValueError(f"{column!r}: {name!r} is {_shown(value.get(name))}; expected a list")
+    inputs, outputs = value["inputs"], value["outputs"]
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(
             f"{column!r} has {len(inputs)} inputs and {len(outputs)} outputs; expected as many, "
@@ -278,7 +276,9 @@ def same_output(
     """Whether a program printed what was expected."""
     if ignore_case:
         expected, actual = expected.casefold(), actual.casefold()
-    wanted, given = _lines(expected), _lines(actual)
+    wanted, given = (
+        [line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, actual)
+    )
     if tolerance is None or wanted == given:
         return wanted == given
     return len(wanted) == len(given) and all(
@@ -286,10 +286,6 @@ def same_output(
         for a, b in zip(wanted, given, strict=True)
         if a != b
     )
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _same_words(wanted: list[str], given: list[str], tolerance: float) -> bool:
@@ -304,11 +300,6 @@ def _number(word: str) -> float:
         return float(word)
     except ValueError:
         return math.nan
-
-
-def _rounds_to(actual: float, expected: int) -> bool:
-    """An integer is not met by a float next to it, as all above 2**53 are to some float."""
-    return math.isfinite(actual) and round(actual) == expected
 
 
 def _close(a: float, b: float, tolerance: float, absolute: float | None = None) -> bool:
@@ -333,12 +324,13 @@ def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bo
         return bool(expected == actual)
     if not (_is_number(expected) and _is_number(actual)):
         return False
-    if tolerance is None and isinstance(expected, int) and not _rounds_to(actual, expected):
-        return False
-    both_nan = expected != expected and actual != actual
-    if tolerance is None:
-        return both_nan or _close(expected, actual, FLOAT_TOLERANCE, NEAR_ZERO)
-    return both_nan or _close(expected, actual, tolerance)
+    if expected != expected and actual != actual:  # not a number
+        return True
+    if tolerance is not None:
+        return _close(expected, actual, tolerance)
+    if isinstance(expected, int) and not (math.isfinite(actual) and round(actual) == expected):
+        return False  # an integer is not met by a float next to it, as above 2**53
+    return _close(expected, actual, FLOAT_TOLERANCE, NEAR_ZERO)
 
 
 def _is_number(value: Any) -> bool:

@@ -122,8 +122,8 @@ class Sandbox:
         files: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
     ) -> Finished:
-        """Run a Python program as ``python program.py`` in an empty folder and wait for its end, and
-        for the end of all that it started. Blocks while all workers are busy.
+        """Run ``python program.py`` in an empty folder and wait for its end, and for the end of all
+        that it started. Blocks while all workers are busy.
 
         Args:
             stdin: its standard input; one that is not read does no harm.

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import gcd, log10
 from typing import Any
 
-from reason_llm.score.math.answer_tree import Tree, subtrees, variables
+from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
 from reason_llm.score.math.numeric import TOLERANCE, value_of
 
 Frozen = tuple[Any, ...]
@@ -82,15 +82,11 @@ def left_open(gold: Tree, answer: Tree) -> str:
     """The work in ``answer`` that the form of ``gold`` does not have either; empty if there is
     none."""
     unknown = variables(answer) - variables(gold)
-    if unknown and not (gold[0] != "rel" and _is_of_inequalities(answer)):
+    if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
         return f"the variable {min(unknown)}"
     of_gold, form = form_of(gold), form_of(answer)
     allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
     return min((form.steps | form.operations) - allowed, default="")
-
-
-def _is_of_inequalities(tree: Tree) -> bool:
-    return any(each[0] == "rel" for each in subtrees(tree))
 
 
 def _allowed(tree: Tree, form: Form) -> set[str]:
@@ -169,9 +165,10 @@ class _Normalising:
             return Fraction(numerator, int("9" * len(period) + "0" * len(start)))
         self.steps.add("power of ten")
         if tree[0] == "mul":
-            return self.number(_unsigned(tree[1])) * _sign(tree[1]) * self.number(tree[2])
-        exponent = int(_unsigned(tree[2])[1]) * _sign(tree[2])
-        return Fraction(10) ** exponent
+            sign = -1 if tree[1][0] == "neg" else 1
+            return self.number(_unsigned(tree[1])) * sign * self.number(tree[2])
+        exponent = int(_unsigned(tree[2])[1])
+        return Fraction(10) ** (-exponent if tree[2][0] == "neg" else exponent)
 
     def part_of_100(self, tree: Tree) -> Sum:
         self.steps.add("percent")
@@ -189,11 +186,12 @@ class _Normalising:
             for monomial in part.keys() & total.keys():
                 self.steps.add("like terms" if monomial else "a sum of numbers")
             _add(total, part)
-        if any(("const", "oo") in map(_first, monomial) for part in parts for monomial in part):
+        bases = [base for part in parts for monomial in part for base, _ in monomial]
+        if ("const", "oo") in bases:
             self.steps.add("a sum with infinity")
         if sum(not variables(term) for _, term in terms) > 1:
             self.operations.add("sum of constants")
-        if any(_has_matrix(term) for _, term in terms):
+        if any(holds(term, "matrix") for _, term in terms):
             self.operations.add("sum of matrices")
         expanded: list[Sum] = []
         for part in parts:
@@ -229,7 +227,7 @@ class _Normalising:
                 literals[side].append(factor)
             is_constant = not variables(factor)
             num_sums += is_constant and factor[0] == "add"
-            num_matrices += _has_matrix(factor)
+            num_matrices += holds(factor, "matrix")
             if side < 0:
                 self.operations.add("fraction" if is_constant else "fraction of variables")
                 if is_constant and factor[0] == "add":
@@ -291,10 +289,8 @@ class _Normalising:
         if tree[0] == "mul" and sum(map(_is_rational, tree[1:])) > 1:
             self.steps.add("a product of numbers")
         if tree[0] == "frac":
-            inner = list(subtrees(tree[1])) + list(subtrees(tree[2]))
             kinds = ("frac", "rep", "mixed", "pct") if not variables(tree) else ()
-            is_direct = any(_unsigned(each)[0] == "frac" for each in tree[1:])
-            if is_direct or any(each[0] in kinds for each in inner):
+            if any(_unsigned(each)[0] == "frac" or holds(each, *kinds) for each in tree[1:]):
                 self.steps.add("a fraction in a fraction")
 
     def check_roots(self, roots: dict[int, list[Frozen]]) -> None:
@@ -314,13 +310,11 @@ class _Normalising:
         exponent, base = of_exponent.sum(tree[2]), self.sum(tree[1])
         self.steps |= of_exponent.steps
         is_constant = not variables(tree[1])
-        if any(each[0] == "matrix" for each in subtrees(tree[1])):
+        if holds(tree[1], "matrix"):
             self.operations.add("power of a matrix")
-        if _rational(exponent) is None:
-            exponent = self.sum(tree[2])
-            return self.open_power(tree, base, exponent)
         number = _rational(exponent)
-        assert number is not None
+        if number is None:
+            return self.open_power(tree, base, self.sum(tree[2]))
         if number in (0, 1):
             self.steps.add(f"an exponent of {number}")
             return base if number else _constant(Fraction(1))
@@ -370,7 +364,7 @@ class _Normalising:
 
     def root(self, tree: Tree) -> Sum:
         self.operations.add("root")
-        if any(each[0] == "root" for each in subtrees(tree[1])):
+        if holds(tree[1], "root"):
             self.operations.add("root in a root")
         index = _rational(_Normalising().sum(tree[2]))
         radicand = self.sum(tree[1])
@@ -473,10 +467,6 @@ def _constant(number: Fraction) -> Sum:
 
 def _atom(base: Frozen) -> Sum:
     return {((base, ONE),): Fraction(1)}
-
-
-def _first(pair: Frozen) -> Any:
-    return pair[0]
 
 
 def _rational(terms: Sum) -> Fraction | None:
@@ -601,10 +591,6 @@ def _unsigned(tree: Tree) -> Tree:
     return tree
 
 
-def _sign(tree: Tree) -> int:
-    return -1 if tree[0] == "neg" else 1
-
-
 def _is_literal(tree: Tree) -> bool:
     """Whether it is one number as it is written: digits, a percentage, ``1.5 \\cdot 10^3``."""
     if tree[0] == "pct":
@@ -638,10 +624,6 @@ def _is_rational(tree: Tree) -> bool:
 def is_plain(tree: Tree) -> bool:
     """Whether it is a number, which a question may hold by chance."""
     return _is_rational(tree[1] if tree[0] == "deg" else tree)
-
-
-def _has_matrix(tree: Tree) -> bool:
-    return any(each[0] == "matrix" for each in subtrees(tree))
 
 
 def _has_plain_value(tree: Tree) -> bool:

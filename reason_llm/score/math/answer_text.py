@@ -9,6 +9,7 @@ from reason_llm.score.math.answer_tree import (
     Reading,
     Tree,
     UnreadableError,
+    holds,
     read,
     subtrees,
     variables,
@@ -368,7 +369,7 @@ def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
     found = []
     for text, reading in zip((gold, answer), readings, strict=True):
         units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
-        if any(each[0] == "deg" for each in subtrees(reading.tree)):
+        if holds(reading.tree, "deg"):
             units.add("deg")
         found.append(units)
     first, second = found

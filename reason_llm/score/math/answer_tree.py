@@ -135,18 +135,21 @@ class _Reader:
 
     # where it is
 
+    def token(self, ahead: int = 0) -> Token | None:
+        place = self.index + ahead
+        return self.tokens[place] if place < len(self.tokens) else None
+
     def name(self, ahead: int = 0) -> str:
         """The token here as text; empty behind the last."""
-        place = self.index + ahead
-        return str(self.tokens[place]) if place < len(self.tokens) else ""
+        return str(self.token(ahead) or "")
 
     def kind(self, ahead: int = 0) -> str:
-        place = self.index + ahead
-        return self.tokens[place].kind if place < len(self.tokens) else ""
+        token = self.token(ahead)
+        return token.kind if token else ""
 
-    def is_spaced(self, ahead: int = 0) -> bool:
-        place = self.index + ahead
-        return place < len(self.tokens) and self.tokens[place].is_spaced
+    def is_spaced(self) -> bool:
+        token = self.token()
+        return token is not None and token.is_spaced
 
     def take(self, *names: str) -> str:
         """The token here if it is one of these, and past it; else empty."""
@@ -404,18 +407,18 @@ class _Reader:
         if self.name() in ("\\prime", "'", "*", "+") and self.name(1) == "}":
             self.index += 2
             return ["prime"]
-        bars, self.bars = self.bars, 0
-        tree = self.contents()
-        self.bars = bars
+        items = self.items(within_bars=False)
         self.need("}")
-        return tree
-
-    def contents(self) -> Tree:
-        """What stands in braces: mostly one expression; several with commas are a list."""
-        items = [self.relation()]
-        while self.take(",", ";"):
-            items.append(self.relation())
         return items[0] if len(items) == 1 else ["list", *items]
+
+    def items(self, within_bars: bool) -> list[Tree]:
+        """What stands in brackets, behind commas."""
+        bars, self.bars = self.bars, int(within_bars)
+        found = [self.relation()]
+        while self.take(",", ";"):
+            found.append(self.relation())
+        self.bars = bars
+        return found
 
     # the smallest things
 
@@ -601,7 +604,6 @@ class _Reader:
     def bracketed(self) -> Tree:
         opening = self.name()
         self.index += 1
-        bars, self.bars = self.bars, int(opening in ("|", "\\|"))
         if opening == "\\{" and self.take("\\}"):
             return ["set"]
         if opening == "\\{" and (ahead := self.condition_ahead()):
@@ -609,10 +611,7 @@ class _Reader:
             condition = self.relation()
             self.need("\\}")
             return condition
-        items = [self.relation()]
-        while self.take(",", ";"):
-            items.append(self.relation())
-        self.bars = bars
+        items = self.items(within_bars=opening in ("|", "\\|"))
         closing = self.name()
         is_interval = len(items) == 2 and opening in _ENDS and closing in _ENDS[1:]
         if closing != _CLOSING.get(opening) and not is_interval:
@@ -694,6 +693,11 @@ def subtrees(tree: Tree) -> Iterator[Tree]:
 def _of_row(row: list[Tree]) -> Iterator[Tree]:
     for entry in row:
         yield from subtrees(entry)
+
+
+def holds(tree: Tree, *kinds: str) -> bool:
+    """Whether the tree or one in it is of one of these kinds."""
+    return any(each[0] in kinds for each in subtrees(tree))
 
 
 def variables(tree: Tree) -> set[str]:

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
-from reason_llm.score.math.answer_tree import Tree, subtrees
+from reason_llm.score.math.answer_tree import Tree, holds, subtrees
 from reason_llm.score.math.units import word_set
 
 MEMORY_BYTES = 2 * 2**30
@@ -126,7 +126,7 @@ def _settled(tree: Tree) -> Tree:
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
         flat = [i for each in items for i in (each[1:] if each[0] == "list" else [each])]
         return [tree[0], *(flat if is_flat else items)]
-    if tree[0] != "rel" and _holds(tree, "pm", "mp"):
+    if tree[0] != "rel" and holds(tree, "pm", "mp"):
         both = [_with_sign(tree, True), _with_sign(tree, False)]
         return ["list", *both]
     return tree
@@ -139,10 +139,6 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
     return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
 
 
-def _holds(tree: Tree, *kinds: str) -> bool:
-    return any(each[0] in kinds for each in subtrees(tree))
-
-
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
     return len(golds) == len(answers) and all(map(same, golds, answers))
 
@@ -150,7 +146,7 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 def _same_items(gold: Tree, answer: Tree) -> bool:
     """Lists and sets in any order; a tuple for a list; one item for a set of it."""
     golds, answers = (_items(each) for each in (gold, answer))
-    if gold[0] == "tuple" or _holds(gold, "dots"):
+    if gold[0] == "tuple" or holds(gold, "dots"):
         return answer[0] != "set" and _pairwise(golds, answers)
     if len(golds) != len(answers) or len(golds) > _MAX_ITEMS:
         return False
@@ -459,7 +455,7 @@ def _call(tree: Tree, is_complex: bool) -> Value:
         return sympy.log(arguments[0]) if base is None else sympy.log(arguments[0], base)
     elif len(tree) > 3 or name not in _FUNCTIONS:
         return _unknown(tree)
-    if name in _TRIGONOMETRIC and _holds(argument, "deg"):
+    if name in _TRIGONOMETRIC and holds(argument, "deg"):
         arguments = [each * sympy.pi / 180 for each in arguments]
     return _FUNCTIONS[name](*arguments)
 

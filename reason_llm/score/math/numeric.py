@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Callable
 
-from reason_llm.score.math.answer_tree import Tree, subtrees
+from reason_llm.score.math.answer_tree import Tree, holds
 from reason_llm.score.math.units import word_set
 
 Value = complex | tuple["Value", ...]
@@ -60,7 +60,7 @@ def is_near(first: Value | None, second: Value | None) -> bool:
 
 def are_apart(first: Tree, second: Tree) -> bool:
     """Whether two expressions have values too far apart for any rounding."""
-    if any(each[0] in ("pct", "pm", "mp") for tree in (first, second) for each in subtrees(tree)):
+    if any(holds(tree, "pct", "pm", "mp") for tree in (first, second)):
         return False
     one, other = value_of(first), value_of(second)
     if one is None or other is None or isinstance(one, tuple) or isinstance(other, tuple):
@@ -95,27 +95,26 @@ def _number(tree: Tree, point: str) -> complex:
         return _CONSTANTS[tree[1]]
     if kind == "call":
         return _call(tree, point)
-    members = [_number(each, point) for each in tree[1:]]
-    if kind == "add":
-        return sum(members)
-    if kind == "mul":
-        return math.prod(members)
-    if kind == "neg":
-        return -members[0]
-    if kind == "frac":
-        return members[0] / members[1]
-    if kind == "deg":
-        return members[0]
-    if kind == "pct":
-        return members[0] / 100
-    if kind == "pow":
-        return complex(members[0]) ** members[1]
-    if kind == "root":
-        is_odd = members[1].real % 2 == 1
-        if members[0].imag == 0 and members[0].real < 0 and is_odd:
-            return -((-members[0]) ** (1 / members[1]))
-        return complex(members[0]) ** (1 / members[1])
-    raise ValueError(kind)
+    return _ARITHMETIC[kind](*(_number(each, point) for each in tree[1:]))
+
+
+def _root(radicand: complex, index: complex) -> complex:
+    """The real root of a negative number where the index is odd."""
+    if radicand.imag == 0 and radicand.real < 0 and index.real % 2 == 1:
+        return -((-radicand) ** (1 / index))
+    return complex(radicand) ** (1 / index)
+
+
+_ARITHMETIC: dict[str, Callable[..., complex]] = {
+    "add": lambda *terms: sum(terms),
+    "mul": lambda *factors: math.prod(factors),
+    "neg": lambda number: -number,
+    "frac": lambda above, below: above / below,
+    "deg": lambda number: number,
+    "pct": lambda number: number / 100,
+    "pow": lambda base, exponent: complex(base) ** exponent,
+    "root": _root,
+}
 
 
 def _call(tree: Tree, point: str) -> complex:
@@ -127,7 +126,7 @@ def _call(tree: Tree, point: str) -> complex:
         logs = math.lgamma(upper + 1) - math.lgamma(lower + 1) - math.lgamma(upper - lower + 1)
         return math.exp(logs)
     number = _number(argument, point)
-    if name in _OF_ANGLES and any(each[0] == "deg" for each in subtrees(argument)):
+    if name in _OF_ANGLES and holds(argument, "deg"):
         number *= math.pi / 180
     if name in ("log", "ln") and len(tree) > 3:
         return cmath.log(number) / cmath.log(_number(tree[3], point))
