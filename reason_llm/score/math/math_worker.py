@@ -189,7 +189,7 @@ def _constant_ratio(first: Expr, second: Expr) -> Expr | None:
     """The one number that ``first / second`` is at all points; None if it varies."""
     ratios = []
     for point in _points(first.free_symbols | second.free_symbols):
-        a, b = (_number(each.subs(point)) for each in (first, second))
+        a, b = (_number(each, point) for each in (first, second))
         if a is None or b is None or b == 0 or a == 0:
             continue
         ratios.append(sympy.N(a / b, _DIGITS))
@@ -326,7 +326,7 @@ def _same_values(first: Expr, second: Expr, tolerates: bool = False) -> bool:
         return _same_numbers(first, second, tolerates)
     equal = 0
     for point in _points(symbols):
-        a, b = (_number(each.subs(point)) for each in (first, second))
+        a, b = (_number(each, point) for each in (first, second))
         if a is None or b is None:
             continue
         if not (_is_close(a, b, 10**-20) or (tolerates and _is_near(a, b))):
@@ -347,9 +347,10 @@ def _same_numbers(first: Expr, second: Expr, tolerates: bool) -> bool:
     return bool(difference <= Rational(1, 10**100) * max(abs(a), abs(b), Rational(1, 10**100)))
 
 
-def _number(expression: Expr) -> Expr | None:
-    """Its value as a finite number; None if it has none."""
-    found = sympy.N(expression, _DIGITS)
+def _number(expression: Expr, point: dict[Symbol, Rational] | None = None) -> Expr | None:
+    """Its value, at a point where it has symbols, as a finite number; None if it has none. It is
+    never exact: rational powers of rational numbers would fill the memory."""
+    found = sympy.N(expression, _DIGITS, subs=point)
     real, imaginary = found.as_real_imag()
     is_number = real.is_number and imaginary.is_number
     if not is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):

@@ -396,6 +396,12 @@ def test_a_program_that_does_not_end_is_ended(name: str) -> None:
         assert found.passed < found.total
 
 
+def test_an_iterator_without_end_does_not_hold_the_worker_to_its_limit(code: CodeTests) -> None:
+    tests = {"test": "for x in f(): assert x == 3\n"}
+    found = outcome(code, tests, "def f():\n    while True: yield 3\n")
+    assert "more than 65536 items" in str(found.problem)
+
+
 def test_nothing_is_left_for_the_next_program(code: CodeTests) -> None:
     leave = "import os, socket, time\nopen('/tmp/left', 'w').write('3')\nif os.fork() == 0:\n" \
             "    os.setsid()\n    s = socket.socket(socket.AF_UNIX)\n    s.bind('\\0left')\n" \

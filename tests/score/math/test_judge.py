@@ -76,6 +76,11 @@ def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answ
     assert judge.num_timed_out == 1
 
 
+def test_letters_in_large_exponents_need_little_time(judge: Judge) -> None:
+    pairs = [("2^{10^6x}", "1+2^{10^6x}"), ("x^{n^{30}}", "x^{n^{30}}-y"), ("4^{n^9}", "2^{2n^9}")]
+    assert equivalent_many(judge, pairs) == [False, False, True]
+
+
 def test_a_worker_killed_from_outside_is_replaced(judge: Judge) -> None:
     before = children()
     assert equivalent_many(judge, [EASY], LONG_SECONDS) == [True]

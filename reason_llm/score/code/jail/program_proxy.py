@@ -50,7 +50,8 @@ PREDICATES = {
 say yes to whatever it is asked, and so know nothing."""
 
 MAX_ITEMS = 1 << 16
-"""Of an object of the tests that the program goes through."""
+"""Of an object of the tests that the program goes through, and of all its own that the tests go
+through: an iterator need not end."""
 
 
 def _public(name: Any) -> str:
@@ -121,6 +122,7 @@ class Program:
         self._is_asked: ContextVar[bool] = ContextVar("is_asked", default=False)
         self.has_ended = False
         self.num_calls = 0
+        self.num_items = 0
         self.num_names = 0
         self.loading = ""
 
@@ -151,6 +153,9 @@ class Program:
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
         self.num_calls += 1
+        self.num_items += function in ("next", "anext")
+        if self.num_items > MAX_ITEMS:
+            raise RuntimeError(f"the program gave more than {MAX_ITEMS} items one by one")
         answer = self._asked(function, arguments, named)
         for mine, changed in zip(arguments[1:], answer.get("changed", ()), strict=False):
             _take_over(mine, self._value(changed))
