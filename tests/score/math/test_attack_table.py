@@ -223,9 +223,9 @@ def test_a_right_answer_is_paid(gold: str, answer: str, question: str) -> None:
 
 
 def documented() -> list[tuple[str, str, str, str]]:
-    """Question, gold, answer and verdict of the table in docs/rewards.md."""
-    page = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
-    section = page.read_text().partition("### What may stay open")[2].partition("These are not")[0]
+    """Question, gold, answer and verdict of the table in docs/answers.md."""
+    page = Path(__file__).resolve().parents[3] / "docs" / "answers.md"
+    section = page.read_text().partition("## What may stay open")[2].partition("These are not")[0]
     rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| ")]
     return [(row[0].strip(), row[1].strip(" `"), row[2].strip(" `"), row[3].strip())
             for row in rows[1:]]  # fmt: skip
