@@ -9,13 +9,11 @@ own.
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from reason_llm.config import ScoreSection
@@ -80,12 +78,7 @@ class Scorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._resources.close()
 
@@ -204,55 +197,38 @@ class Scorer:
         self, weighted: WeightedReward, groups: Sequence[Group], first: list[list[float]]
     ) -> list[list[float]]:
         """One reward of every completion, by group."""
-        of_one, of_group = weighted.reward.of_one, weighted.reward.of_group
+        name, of_one, of_group = weighted.name, weighted.reward.of_one, weighted.reward.of_group
+        submit = self._threads.submit
         if of_group is not None:
             of_first = first or [[] for _ in groups]
-            wholes = [
-                self._submit(
-                    weighted.name,
-                    group.prompt.id,
-                    partial(of_group, group, values),
-                    [0.0] * len(group.completions),
-                )
-                for group, values in zip(groups, of_first, strict=True)
+            wholes = [submit(of_group, *pair) for pair in zip(groups, of_first, strict=True)]
+            return [
+                self._result(whole, name, group.prompt.id, [0.0] * len(group.completions))
+                for whole, group in zip(wholes, groups, strict=True)
             ]
-            return [answer() for answer in wholes]
         assert of_one is not None
-        singles = [
-            [
-                self._submit(
-                    weighted.name, f"{group.prompt.id}#{i}", partial(of_one, group.prompt, c), 0.0
-                )
-                for i, c in enumerate(group.completions)
-            ]
-            for group in groups
+        singles = [[submit(of_one, group.prompt, c) for c in group.completions] for group in groups]
+        return [
+            [self._result(one, name, f"{group.prompt.id}#{i}", 0.0) for i, one in enumerate(ones)]
+            for ones, group in zip(singles, groups, strict=True)
         ]
-        return [[answer() for answer in answers] for answers in singles]
 
-    def _submit(self, name: str, rollout: str, call: Callable[[], T], zero: T) -> Callable[[], T]:
-        """Start ``call`` in a thread; what it gives when asked, or zero if that is allowed."""
-        future = self._threads.submit(call)
-
-        def answer() -> T:
-            try:
-                return future.result()
-            except (DataError, RewardError):
-                raise
-            except Exception as error:  # whatever a reward does
-                if self.config.on_error == "stop":
-                    raise RewardError(
-                        f"the reward {name} failed on {rollout} ({type(error).__name__}: "
-                        f"{one_line(error)[:200]}{_at(error)}); fix it, or set score.on_error to "
-                        "zero"
-                    ) from error
-                self._errors += 1
-                log.warning(
-                    "the reward %s failed on %s and counts 0: %s%s", name, rollout, error,
-                    _at(error),
-                )  # fmt: skip
-                return zero
-
-        return answer
+    def _result(self, future: Future[T], name: str, rollout: str, zero: T) -> T:
+        """What a reward gives, or zero if it may fail."""
+        try:
+            return future.result()
+        except (DataError, RewardError):
+            raise
+        except Exception as error:  # whatever a reward does
+            at = f" at {place}" if (place := place_of(error)) else ""  # in the user's own code
+            if self.config.on_error == "stop":
+                raise RewardError(
+                    f"the reward {name} failed on {rollout} ({type(error).__name__}: "
+                    f"{one_line(error)[:200]}{at}); fix it, or set score.on_error to zero"
+                ) from error
+            self._errors += 1
+            log.warning("the reward %s failed on %s and counts 0: %s%s", name, rollout, error, at)
+            return zero
 
 
 def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> float:
@@ -273,9 +249,3 @@ def _warn_of_unscored(groups: Sequence[Group]) -> None:
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
             "teach nothing", len(unscored), unscored[0],
         )  # fmt: skip
-
-
-def _at(error: Exception) -> str:
-    """`` at my_rewards.py:12``: where the user's own code raised; empty for an error of ours."""
-    place = place_of(error)
-    return f" at {place}" if place else ""

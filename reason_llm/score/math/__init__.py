@@ -1,9 +1,14 @@
 """Answers found in text and compared as mathematics. Stands alone: it imports nothing of the rest
 of the package."""
 
-from reason_llm.score.math.box import has_box, last_boxed
 from reason_llm.score.math.boxed_math import Equality, equivalent, majority, matches
-from reason_llm.score.math.extraction import extract_answer, final_boxed, last_answer_tags
+from reason_llm.score.math.extraction import (
+    extract_answer,
+    final_boxed,
+    has_box,
+    last_answer_tags,
+    last_boxed,
+)
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 
 __all__ = [

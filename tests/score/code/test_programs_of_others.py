@@ -1,5 +1,5 @@
 """108 wrong programs that look for pay and 41 right ones in odd dress, made by others than wrote
-the reward, each judged as in a run. What a hidden test cannot see stands in ``docs/programs.md``."""
+the reward, each judged as in a run. ``docs/programs.md`` says what a hidden test cannot see."""
 
 import json
 from collections.abc import Iterator

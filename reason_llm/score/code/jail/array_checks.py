@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .assert_paths import Taint
+from .assert_paths import Taint, call
 
 ARRAY_COMPARISONS = ("allclose", "isclose", "array_equal", "array_equiv", "assert_allclose",
                      "assert_equal", "assert_almost_equal", "assert_array_equal",
@@ -48,7 +48,7 @@ class StrictArrays(ast.NodeTransformer):
             return node
         is_equal = ast.Constant(isinstance(node.ops[0], ast.Eq))
         pair = [node.left, node.comparators[0]]
-        return _call(_EQUAL, [is_equal, _flags(given), *pair], node)
+        return ast.copy_location(call(_EQUAL, is_equal, _flags(given), *pair), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         """``-``."""
@@ -56,7 +56,7 @@ class StrictArrays(ast.NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.op, ast.Sub) or any(given) == all(given):
             return node
-        return _call(_MINUS, [_flags(given), node.left, node.right], node)
+        return ast.copy_location(call(_MINUS, _flags(given), node.left, node.right), node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """numpy's functions that compare, ``zip`` and ``all``."""
@@ -77,7 +77,7 @@ class StrictArrays(ast.NodeTransformer):
             case ast.Name(id="zip") if any(given) and not all(given) and not named:
                 node.args = [_flags(given), *node.args]
                 node.func = ast.Name(_ZIP, ast.Load())
-        return ast.fix_missing_locations(node)
+        return node
 
     def _keep_cases(self, values: ast.expr) -> None:
         """``x for … if c`` becomes ``c and x for …``."""
@@ -95,11 +95,6 @@ class StrictArrays(ast.NodeTransformer):
 
 def _flags(given: Sequence[bool]) -> ast.expr:
     return ast.Tuple([ast.Constant(each) for each in given], ast.Load())
-
-
-def _call(name: str, arguments: list[ast.expr], node: ast.expr) -> ast.expr:
-    call = ast.Call(ast.Name(name, ast.Load()), arguments, [])
-    return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 def _is_array(value: Any) -> bool:

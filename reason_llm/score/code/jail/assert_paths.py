@@ -583,17 +583,17 @@ class Ways:
     def _held(self) -> ast.stmt:
         self.num_ways += 1
         number = ast.Constant(self._first + self.num_ways)
-        return ast.Expr(_call(CASE, [number, ast.Constant(True)]))
+        return ast.Expr(call(CASE, number, ast.Constant(True)))
 
     def _noted(self, name: str) -> ast.stmt:
-        return _set(name, _call(COUNT, []))
+        return _set(name, call(COUNT))
 
     def _took(self, name: str | None, done: str | None) -> ast.stmt:
         way = ast.Constant(_NEVER) if name is None else ast.Name(name, ast.Load())
         is_done = ast.Constant(False) if done is None else ast.Name(done, ast.Load())
         self.num_ways += 1
         number = ast.Constant(self._first + self.num_ways)
-        return ast.Expr(_call(TOOK, [number, way, is_done]))
+        return ast.Expr(call(TOOK, number, way, is_done))
 
 
 def _jumps(body: Sequence[ast.stmt]) -> bool:
@@ -605,5 +605,6 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
-def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
-    return ast.Call(ast.Name(function, ast.Load()), arguments, [])
+def call(function: str, *arguments: ast.expr) -> ast.Call:
+    """A call of what the rewritten tests are given by that name."""
+    return ast.Call(ast.Name(function, ast.Load()), [*arguments], [])

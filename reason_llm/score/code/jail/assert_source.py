@@ -28,6 +28,7 @@ from .assert_paths import (
     Plain,
     Taint,
     Ways,
+    call,
     expects_error,
     is_raises,
     last_name,
@@ -90,13 +91,13 @@ class TestsSource:
         free -= {"candidate"} if self.asks_for_candidate else set()
         self.modules = {name for name in free if _is_module(name, self.tree)} - {entry_point}
         of_entry = _free_names(entry_point, "eval") if entry_point is not None else set()
-        asked = {n for n in free - self.modules if n not in builtin and not _is_dunder(n)}
+        asked = {n for n in free - self.modules if n not in builtin and not n.startswith("__")}
         checks = asked & (HELPERS.keys() | _assertion_names(self.tree)) - {entry_point}
         if asked == checks and entry_point is None and not _imports_names(self.tree):
             checks = set()  # nothing else is tested
         self.asked = asked - checks
         self.helpers = checks & HELPERS.keys()
-        self.asked_by_entry = {n for n in of_entry if not _is_dunder(n)}
+        self.asked_by_entry = {n for n in of_entry if not n.startswith("__")}
         under_test = self._builtin_under_test(free, builtin)
         self.tests = [
             numbers_of
@@ -200,7 +201,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def rewritten(self, tree: ast.Module) -> ast.Module:
         for name, node in self.functions.items():
-            node.body.insert(0, _call_statement(_ENTERED, [ast.Constant(name)]))
+            node.body.insert(0, ast.Expr(call(_ENTERED, ast.Constant(name))))
         self.visit(tree)
         return ast.fix_missing_locations(tree)
 
@@ -215,14 +216,10 @@ class _Rewrite(ast.NodeTransformer):
 
     def _counted(self, node: ast.stmt, first: list[ast.stmt], test: ast.expr) -> ast.stmt:
         number = ast.Constant(self.numbers[id(node)])
-        case = _call_statement(CASE, [number, test])
-        failed = _call_statement(CASE, [number, ast.Constant(False)])
-        handler = ast.ExceptHandler(ast.Name(_EXCEPTION, ast.Load()), None, [failed])
-        return ast.copy_location(ast.Try([*first, case], [handler], [], []), node)
-
-
-def _call_statement(function: str, arguments: list[ast.expr]) -> ast.stmt:
-    return ast.Expr(ast.Call(ast.Name(function, ast.Load()), arguments, []))
+        case, failed = (call(CASE, number, each) for each in (test, ast.Constant(False)))
+        error = ast.Name(_EXCEPTION, ast.Load())
+        handler = ast.ExceptHandler(error, None, [ast.Expr(failed)])
+        return ast.copy_location(ast.Try([*first, ast.Expr(case)], [handler], [], []), node)
 
 
 def _functions_among(body: Sequence[ast.stmt], begin: str) -> list[_Function]:
@@ -274,7 +271,10 @@ def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> 
             continue
         for method in each.body if isinstance(each, ast.ClassDef) else ():
             if isinstance(method, _Function) and method.name not in attributes:
-                is_called = not _is_dunder(method.name) or method.name in ("__init__", "__call__")
+                is_called = not method.name.startswith("__") or method.name in (
+                    "__init__",
+                    "__call__",
+                )
                 functions.setdefault(each.name if is_called else "", []).append(method)
         if isinstance(each, _Function):
             functions.setdefault(each.name, []).append(each)
@@ -304,19 +304,14 @@ def _used(node: ast.AST) -> Iterator[str]:
             parts = [*node.decorator_list]
         case ast.ClassDef() | ast.With():
             parts = []
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if _waits(name):
-            parts = []
+        case ast.Call(func=function) if last_name(function).lower().endswith(("raises", "warns")):
+            parts = []  # what it calls may end before its assertions
         case _:
             parts = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.Name | ast.Attribute):
         yield last_name(node)
     for part in parts:
         yield from _used(part)
-
-
-def _waits(name: str) -> bool:
-    """``raises``, ``assertRaises``: what it calls may end before its assertions."""
-    return name.lower().endswith(("raises", "warns"))
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
@@ -344,10 +339,6 @@ def _is_use(node: ast.AST) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__")
-
-
 def _is_module(name: str, tree: ast.Module) -> bool:
     """Whether the tests use a module's name as a module: with a dot behind it, always."""
     if name not in MODULES and name != "np":
@@ -372,15 +363,12 @@ def _assertion_names(tree: ast.Module) -> set[str]:
     """Names by which test frameworks are used: ``assertEqual(…)``, ``Test.assert_equals(…)``."""
     found = {"approx", "pytest", "unittest"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and _is_assertion(node.id):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and _is_assertion(node.attr):
-            found |= {node.value.id} if isinstance(node.value, ast.Name) else set()
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name, value=ast.Name()) if (
+                name.lower().startswith(("assert", "expect"))
+            ):
+                found.add(node.id if isinstance(node, ast.Name) else last_name(node.value))
     return found
-
-
-def _is_assertion(name: str) -> bool:
-    return name.lower().startswith(("assert", "expect"))
 
 
 def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Name]:
@@ -395,10 +383,6 @@ def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Na
 def _innermost_called(test: ast.expr) -> str | None:
     """The name that the first call without a call among its arguments calls."""
     calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
-    inner = [
-        call
-        for call in calls
-        if not any(isinstance(n, ast.Call) and n is not call for n in ast.walk(call))
-    ]
-    first = min(inner, key=lambda call: (call.lineno, call.col_offset), default=None)
+    inner = [each for each in calls if not any(n in calls for n in ast.walk(each) if n is not each)]
+    first = min(inner, key=lambda each: (each.lineno, each.col_offset), default=None)
     return first.func.id if first is not None and isinstance(first.func, ast.Name) else None
