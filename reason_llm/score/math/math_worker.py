@@ -13,6 +13,7 @@ they are at points drawn from a fixed seed, to 30 digits.
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import random
 import resource
@@ -20,7 +21,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from operator import add, mul
 from typing import Any, TextIO
 
 import sympy
@@ -59,12 +59,18 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "binom": sympy.binomial, "abs": sympy.Abs, "ceil": sympy.ceiling, "Re": sympy.re,
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
-    "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if _is_matrix(x) else abs(x),
+    "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if isinstance(x, MatrixBase) else abs(x),
 }  # fmt: skip
 _TRIGONOMETRIC = word_set("sin cos tan cot sec csc")
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
-_SETS = {"R": sympy.S.Reals, "Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals,
-         "C": sympy.S.Complexes}  # fmt: skip
+_SETS = {
+    "empty": sympy.S.EmptySet,
+    "set R": sympy.S.Reals,
+    "set Z": sympy.S.Integers,
+    "set N": sympy.S.Naturals,
+    "set Q": sympy.S.Rationals,
+    "set C": sympy.S.Complexes,
+}
 _RAYS: dict[str, Callable[[Value], Set]] = {
     "<": lambda end: sympy.Interval.open(-sympy.oo, end),
     ">": lambda end: sympy.Interval.open(end, sympy.oo),
@@ -98,10 +104,8 @@ def same(gold: Tree, answer: Tree) -> bool:
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
         return _pairwise(gold[1:], answer[1:])
-    if "tuple" in (gold[0], answer[0]):
-        return False
-    if gold[0] == "based" or answer[0] == "based":
-        return bool(gold[0] == answer[0] and gold[1:] == answer[1:])
+    if {"tuple", "based"} & {gold[0], answer[0]}:
+        return False  # numerals of a base are the same only as they are written
     return _same_scalars(gold, answer)
 
 
@@ -127,8 +131,7 @@ def _settled(tree: Tree) -> Tree:
         flat = [i for each in items for i in (each[1:] if each[0] == "list" else [each])]
         return [tree[0], *(flat if is_flat else items)]
     if tree[0] != "rel" and holds(tree, "pm", "mp"):
-        both = [_with_sign(tree, True), _with_sign(tree, False)]
-        return ["list", *both]
+        return ["list", _with_sign(tree, True), _with_sign(tree, False)]
     return tree
 
 
@@ -227,36 +230,34 @@ def _same_sets(gold: Tree, answer: Tree) -> bool:
     if gold[0] == answer[0] == "interval":
         return gold[1:3] == answer[1:3] and _pairwise(gold[3:], answer[3:])
     first, second = as_set(gold), as_set(answer)
-    if first == second:
-        return True
-    return first.symmetric_difference(second).is_empty is True
+    return first == second or first.symmetric_difference(second).is_empty is True
 
 
 def as_set(tree: Tree) -> Set:
     """The set of numbers that a tree is."""
-    kind = tree[0]
-    if kind == "interval":
-        ends = value(tree[3]), value(tree[4])
-        if (ends[0].is_infinite and not tree[1]) or (ends[1].is_infinite and not tree[2]):
-            return _unknown(tree)
-        return sympy.Interval(*ends, tree[1], tree[2])
-    if kind == "tuple" and len(tree) == 3:
-        found = sympy.Interval.open(value(tree[1]), value(tree[2]))
-        return _unknown(tree) if found == sympy.S.EmptySet else found
-    if kind in ("set", "list"):
-        return sympy.FiniteSet(*map(value, tree[1:]))
-    if kind == "cup":
-        return sympy.Union(as_set(tree[1]), as_set(tree[2]))
-    if kind == "cap":
-        return sympy.Intersection(as_set(tree[1]), as_set(tree[2]))
-    if kind in ("setminus", "backslash"):
-        return as_set(tree[1]) - as_set(tree[2])
-    if kind == "const" and tree[1] == "empty":
-        return sympy.S.EmptySet
-    if kind == "const" and tree[1].startswith("set "):
-        return _SETS.get(tree[1][4:]) or _unknown(tree)
-    if kind == "rel":
-        return _solutions(tree)
+    match tree:
+        case ["interval", left_open, right_open, first, last]:
+            ends = value(first), value(last)
+            if not (
+                (ends[0].is_infinite and not left_open) or (ends[1].is_infinite and not right_open)
+            ):
+                return sympy.Interval(*ends, left_open, right_open)
+        case ["tuple", first, last]:
+            found = sympy.Interval.open(value(first), value(last))
+            if found != sympy.S.EmptySet:
+                return found
+        case ["set" | "list", *members]:
+            return sympy.FiniteSet(*map(value, members))
+        case ["cup", first, second]:
+            return sympy.Union(as_set(first), as_set(second))
+        case ["cap", first, second]:
+            return sympy.Intersection(as_set(first), as_set(second))
+        case ["setminus" | "backslash", first, second]:
+            return as_set(first) - as_set(second)
+        case ["const", name] if name in _SETS:
+            return _SETS[name]
+        case ["rel", *_]:
+            return _solutions(tree)
     return _unknown(tree)
 
 
@@ -296,12 +297,13 @@ def _same_scalars(gold: Tree, answer: Tree) -> bool:
     )
     is_complex = _is_complex(gold, answer)
     first, second = value(gold, is_complex), value(answer, is_complex)
-    if _is_matrix(first) or _is_matrix(second):
-        if not (_is_matrix(first) and _is_matrix(second)) or first.shape != second.shape:
+    if isinstance(first, MatrixBase) or isinstance(second, MatrixBase):
+        if not (isinstance(first, MatrixBase) and isinstance(second, MatrixBase)):
+            return False
+        if first.shape != second.shape:
             return False
         return all(_same_values(a, b) for a, b in zip(first.flat(), second.flat(), strict=True))
-    tolerates = _tolerates(gold, first, answer, second)
-    return _same_values(first, second, tolerates)
+    return _same_values(first, second, _tolerates(gold, first, answer, second))
 
 
 def _tolerates(gold: Tree, first: Expr, answer: Tree, second: Expr) -> bool:
@@ -392,33 +394,26 @@ def value(tree: Tree, is_complex: bool = False) -> Value:
     Raises:
         UnknownError: it is none.
     """
-    kind = tree[0]
-    if kind in ("num", "rep", "mixed"):
-        return _numeral(tree)
-    if kind == "var":
-        return Symbol(tree[1], real=None if is_complex else True)
-    if kind == "const":
-        return _CONSTANTS[tree[1]] if tree[1] in _CONSTANTS else _unknown(tree)
-    if kind == "call":
-        return _call(tree, is_complex)
-    if kind == "matrix":
-        return ImmutableMatrix([[value(each, is_complex) for each in row] for row in tree[1:]])
-    if kind in ("deg", "pct"):
-        inner = value(tree[1], is_complex)
-        return inner if kind == "deg" else inner / 100
-    if kind not in _ARITHMETIC:
-        return _unknown(tree)
-    return _ARITHMETIC[kind]([value(each, is_complex) for each in tree[1:]])
-
-
-_ARITHMETIC: dict[str, Callable[[list[Value]], Value]] = {
-    "add": lambda members: reduce(add, members),
-    "mul": lambda members: reduce(mul, members),
-    "neg": lambda members: -members[0],
-    "frac": lambda members: members[0] / members[1],
-    "pow": lambda members: members[0] ** members[1],
-    "root": lambda members: _root(*members),
-}
+    match tree:
+        case ["num", digits]:
+            return Rational(digits)
+        case ["mixed", *parts]:
+            whole, numerator, denominator = map(sympy.Integer, parts)
+            return whole + Rational(numerator, denominator)
+        case ["rep", whole, start, period]:
+            numerator = int(whole + start + period) - int(whole + start or "0")
+            return Rational(numerator, int("9" * len(period) + "0" * len(start)))
+        case ["var", name]:
+            return Symbol(name, real=None if is_complex else True)
+        case ["const", name] if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ["call", *_]:
+            return _call(tree, is_complex)
+        case ["matrix", *rows]:
+            return ImmutableMatrix([[value(each, is_complex) for each in row] for row in rows])
+        case [kind, *members] if kind in _ARITHMETIC:
+            return _ARITHMETIC[kind](*(value(each, is_complex) for each in members))
+    return _unknown(tree)
 
 
 def _root(radicand: Expr, index: Expr) -> Expr:
@@ -428,15 +423,16 @@ def _root(radicand: Expr, index: Expr) -> Expr:
     return radicand ** (1 / index)
 
 
-def _numeral(tree: Tree) -> Expr:
-    if tree[0] == "num":
-        return Rational(tree[1])
-    if tree[0] == "mixed":
-        whole, numerator, denominator = map(sympy.Integer, tree[1:])
-        return whole + Rational(numerator, denominator)
-    whole, start, period = tree[1:]
-    numerator = int(whole + start + period) - int(whole + start or "0")
-    return Rational(numerator, int("9" * len(period) + "0" * len(start)))
+_ARITHMETIC: dict[str, Callable[..., Value]] = {
+    "add": lambda *terms: reduce(operator.add, terms),
+    "mul": lambda *factors: reduce(operator.mul, factors),
+    "neg": operator.neg,
+    "frac": operator.truediv,
+    "pow": operator.pow,
+    "root": _root,
+    "deg": operator.pos,
+    "pct": lambda number: number / 100,
+}
 
 
 def _call(tree: Tree, is_complex: bool) -> Value:
@@ -450,10 +446,7 @@ def _call(tree: Tree, is_complex: bool) -> Value:
     if name == "binom":
         arguments = [value(each, is_complex) for each in tree[2:]]
     elif name in ("log", "ln"):
-        base = value(tree[3], is_complex) if len(tree) > 3 else None
-        if base is None and name == "log" and not arguments[0].free_symbols:
-            return sympy.log(arguments[0])
-        return sympy.log(arguments[0]) if base is None else sympy.log(arguments[0], base)
+        return sympy.log(arguments[0], *(value(each, is_complex) for each in tree[3:]))
     elif len(tree) > 3 or name not in _FUNCTIONS:
         return _unknown(tree)
     if name in _TRIGONOMETRIC and holds(argument, "deg"):
@@ -463,10 +456,6 @@ def _call(tree: Tree, is_complex: bool) -> Value:
 
 def _unknown(tree: Tree) -> Any:
     raise UnknownError(str(tree[0]))
-
-
-def _is_matrix(found: Value) -> bool:
-    return isinstance(found, MatrixBase)
 
 
 def _is_complex(*trees: Tree) -> bool:
