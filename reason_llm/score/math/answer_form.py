@@ -41,6 +41,10 @@ FREE = frozenset(
     ["decimal", "percent", "mixed number", "repeating decimal", "power of ten", "reducible"]
 )
 """Another way to write a number is no work."""
+_WRITTEN_AS_FRACTIONS = frozenset([
+    "decimal", "percent", "mixed number", "repeating decimal", "fraction of variables", "logarithm",
+    "ratio",
+])  # fmt: skip
 MAX_DIGITS = 20_000
 """Of a number in an answer: of one that would be larger only the form is compared."""
 _MAX_EXPONENT = 1000
@@ -92,9 +96,8 @@ def left_open(gold: Tree, answer: Tree) -> str:
 def _allowed(tree: Tree, form: Form) -> set[str]:
     """Operations that an answer may have beyond the gold one's: another way to write the same."""
     allowed: set[str] = set()
-    if form.steps & {"decimal", "percent", "mixed number", "repeating decimal"}:
-        allowed.add("fraction")
-    if form.operations & {"fraction of variables", "logarithm", "ratio"}:
+    has_power_below = any(each[0] == "pow" and each[2][0] == "neg" for each in subtrees(tree))
+    if has_power_below or (form.steps | form.operations) & _WRITTEN_AS_FRACTIONS:
         allowed.add("fraction")
     if "fraction" in form.operations:
         allowed.add("ratio")
@@ -105,8 +108,6 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
             allowed |= {"fraction", "a value of factorial"}
         if any(each[0] == "pow" and variables(each) for each in subtrees(tree)):
             allowed |= {"fraction of variables", "power"}
-    if any(each[0] == "pow" and each[2][0] == "neg" for each in subtrees(tree)):
-        allowed.add("fraction")
     return allowed
 
 
@@ -123,25 +124,26 @@ class _Normalising:
 
     def sum(self, tree: Tree) -> Sum:
         """A tree as a sum of monomials."""
-        kind = tree[0]
         if _is_literal(tree):
             return _constant(self.number(tree))
-        if kind == "pct":
-            return self.part_of_100(tree)
-        if kind in ("neg", "mul", "frac"):
-            return self.product(tree)
-        if kind == "add":
-            return self.addition(tree)
-        if kind == "pow":
-            return self.power(tree)
-        if kind == "root":
-            return self.root(tree)
-        if kind == "call":
-            return self.call(tree)
-        if kind == "deg":
-            return self.sum(tree[1])
-        if kind in ("var", "const"):
-            return _atom(tuple(tree))
+        match tree[0]:
+            case "neg" | "mul" | "frac":
+                return self.product(tree)
+            case "add":
+                return self.addition(tree)
+            case "pow":
+                return self.power(tree)
+            case "root":
+                return self.root(tree)
+            case "call":
+                return self.call(tree)
+            case "deg":
+                return self.sum(tree[1])
+            case "pct":
+                self.steps.add("percent")
+                return {monomial: each / 100 for monomial, each in self.sum(tree[1]).items()}
+            case "var" | "const":
+                return _atom(tuple(tree))
         return _atom(self.structure(tree))
 
     def number(self, tree: Tree) -> Fraction:
@@ -169,10 +171,6 @@ class _Normalising:
             return self.number(_unsigned(tree[1])) * sign * self.number(tree[2])
         exponent = int(_unsigned(tree[2])[1])
         return Fraction(10) ** (-exponent if tree[2][0] == "neg" else exponent)
-
-    def part_of_100(self, tree: Tree) -> Sum:
-        self.steps.add("percent")
-        return {monomial: each / 100 for monomial, each in self.sum(tree[1]).items()}
 
     # sums
 
@@ -233,12 +231,10 @@ class _Normalising:
                 if is_constant and factor[0] == "add":
                     self.operations.add("sum in a denominator")
             part = self.sum(factor)
-            if not part and (side < 0 or len(tree) > 2):
-                self.steps.add("a factor of 0")
-            if not part and side < 0:
-                return _atom(("undefined",))
             if not part:
-                return {}
+                if side < 0 or len(tree) > 2:
+                    self.steps.add("a factor of 0")
+                return _atom(("undefined",)) if side < 0 else {}
             scale, monomial = _as_factor(part)
             coefficient = coefficient * scale if side > 0 else coefficient / scale
             for base, exponent in monomial:
@@ -297,10 +293,8 @@ class _Normalising:
         above, below = (
             [each[1] for each in roots[side] if isinstance(each[1], int)] for side in (1, -1)
         )
-        for side in (above, below):
-            if len(side) > 1:
-                self.steps.add("a product of roots")
-        if any(gcd(first, second) > 1 for first in above for second in below):
+        has_common = any(gcd(first, second) > 1 for first in above for second in below)
+        if max(len(above), len(below)) > 1 or has_common:
             self.steps.add("a product of roots")
 
     # powers
@@ -421,12 +415,11 @@ class _Normalising:
             self.operations.add(_CLASSES.get(name, name))
             if not variables(tree) and (name not in _OPEN or _has_plain_value(tree)):
                 self.steps.add(f"a value of {name}")
-        if name == "factorial" or name == "binom":
+        if name in ("factorial", "binom"):
             constants = [each for m in members for each in subtrees(m) if not variables(each)]
             sizes = [value_of(each) for each in constants]
-            if any(
-                not isinstance(size, (int, float, complex)) or abs(size) > _MAX_FACTORIAL
-                for size in sizes
+            if not all(
+                isinstance(n, complex | float | int) and abs(n) <= _MAX_FACTORIAL for n in sizes
             ):
                 self.is_too_large = True
         marks = ["deg" if each[0] == "deg" else "" for each in members]

@@ -1,6 +1,7 @@
 """What the text of two answers alone decides; the rest is a question for mathematics."""
 
 import functools
+import re
 from dataclasses import dataclass
 
 from reason_llm.score.math.answer_form import form_of
@@ -49,6 +50,7 @@ _NOTHING = frozenset([
 _APART = str.maketrans("-,.", "   ")
 _RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
+_STARTS_WITH_CHOICE = re.compile("[A-J][).:]")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
@@ -74,8 +76,9 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
         return False
-    if (verdict := _numerals(gold, answer)) is not None:
-        return verdict
+    numerals = _numeral(gold), _numeral(answer)
+    if None not in numerals:
+        return numerals[0] == numerals[1]
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold == answer
     gold_tokens, tokens = tokens_of(gold), tokens_of(answer)
@@ -223,12 +226,6 @@ def _is_told(tokens: list[Token]) -> bool:
     return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
 
 
-def _numerals(gold: str, answer: str) -> bool | None:
-    """Exact comparison of two plain numerals of any length."""
-    first, second = _numeral(gold), _numeral(answer)
-    return None if first is None or second is None else first == second
-
-
 def is_numeral(answer: str) -> bool:
     """Whether it is digits with a sign and a point at most."""
     return _numeral(unwrapped(answer)) is not None
@@ -321,10 +318,9 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
     marks = _choice_marks(tokens)
     if not marks:
         return None
-    (letter, start, end) = marks[0]
-    if len(marks) > 1 or start != 0:
-        return ""
-    return letter if _is_option_text(letter, tokens[end:], question) else ""
+    letter, start, end = marks[0]
+    is_one = len(marks) == 1 and start == 0
+    return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
@@ -354,12 +350,7 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
             marks.append((token.text, index - 1, index + 2))
         elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
             marks.append((token.text, index, index + 2))
-        elif (
-            index == 0
-            and token.kind == "text"
-            and token.text[:1] in _CHOICES
-            and (token.text[1:2] in (")", ".", ":"))
-        ):
+        elif index == 0 and token.kind == "text" and _STARTS_WITH_CHOICE.match(token.text):
             marks.append((token.text[0], index, index + 1))
     return marks
 

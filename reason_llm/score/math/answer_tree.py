@@ -43,6 +43,11 @@ _DECORATIONS = word_set(
     mathscr angle triangle mathring
     """
 )
+_FACTORS = (
+    _CONSTANTS.keys() | _GREEK | FUNCTIONS | _DECORATIONS
+    | word_set("frac sqrt binom begin mathbb langle lfloor lceil { left boxed")
+)  # fmt: skip
+"""Commands that a factor may begin with."""
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "leq": "<=", "geq": ">=", "neq": "!=", "in": "in",
     "approx": "~", "equiv": "equiv", "cong": "cong", "subset": "subset", "sim": "sim",
@@ -179,8 +184,7 @@ class _Reader:
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
         while self.index < len(self.tokens):
-            before = self.separator()
-            joins.append(before)
+            joins.append(before := self.separator())
             if not before:
                 raise UnreadableError(f"{self.name()} left over")
             if self.index == len(self.tokens) and before in (",", ";"):
@@ -192,9 +196,7 @@ class _Reader:
                 groups[-1].append(item)
         if len(groups) == 1 and joins and all(map(_is_inequality, groups[0])):
             return _joined(groups[0], joins)
-        if len(groups) == 1:
-            return groups[0][0] if len(groups[0]) == 1 else ["list", *groups[0]]
-        return ["list", *(each[0] if len(each) == 1 else ["list", *each] for each in groups)]
+        return _listed([_listed(each) for each in groups])
 
     def separator(self) -> str:
         """``,``, ``;``, ``and``, ``or``, a word as one with the comma before it; empty if there is
@@ -278,11 +280,10 @@ class _Reader:
 
     def sum(self) -> Tree:
         sign = self.take("-", "+", "\\pm", "\\mp")
-        first = _signed(sign, self.product())
-        terms = [first]
+        terms = [_signed(sign, self.product())]
         while sign := self.take("-", "+", "\\pm", "\\mp"):
             terms.append(_signed(sign, self.product()))
-        return first if len(terms) == 1 else ["add", *terms]
+        return terms[0] if len(terms) == 1 else ["add", *terms]
 
     def product(self) -> Tree:
         tree = self.power()
@@ -304,15 +305,11 @@ class _Reader:
             return ":"
         if self.name() == "*" and self.name(1) == "*":
             return ""
-        name = self.name()
-        if name in _TIMES and self.kind() != "text":
-            self.index += 1
-            return name
-        return ""
+        return self.take(*_TIMES)
 
     def starts_a_factor(self) -> bool:
         """Whether what stands here, with no sign before it, is another factor."""
-        name, kind = self.name(), self.kind()
+        name, kind, after = self.name(), self.kind(), self.name(1)
         if kind == "letters":
             is_unit_letter = self.letters_are_units and self.is_spaced() and is_unit(name)
             if name.lower() in _JOINS or (len(name) == 1 and is_unit_letter):
@@ -323,21 +320,13 @@ class _Reader:
             if len(name) > 1 and is_alone and is_unit(name):
                 return False
             return len(name) <= _LONGEST_PRODUCT or name.lower() in _WORD_CONSTANTS
-        if kind in ("number",):
-            return True
         if kind == "command":
-            known = _CONSTANTS.keys() | _GREEK | FUNCTIONS | _DECORATIONS
-            more = ("frac", "sqrt", "binom", "begin", "mathbb", "langle", "lfloor", "lceil", "{",
-                    "left", "boxed")  # fmt: skip
-            if name == "\\Omega" and self.is_last_of_item():
-                return False
-            return name[1:] in known or name[1:] in more
-        if name == "[" and self.name(1) in ("", ",", ";", ")", "\\cup", "\\cap"):
+            is_ohm = name == "\\Omega" and after in ("", ",", ";")
+            return name[1:] in _FACTORS and not is_ohm
+        if name == "[" and after in ("", ",", ";", ")", "\\cup", "\\cap"):
             return False  # the end of ]2, 3[
-        return name in ("(", "[", "{") or (name == "|" and not self.bars)
-
-    def is_last_of_item(self) -> bool:
-        return self.name(1) in ("", ",", ";")
+        is_bar = name == "|" and not self.bars
+        return kind == "number" or name in ("(", "[", "{") or is_bar
 
     def power(self) -> Tree:
         starts_with_bracket, start = self.name() in _CLOSING, self.index
@@ -370,9 +359,7 @@ class _Reader:
 
     def exponent(self) -> Tree:
         """What is raised: a group, or one token with its sign."""
-        if self.take("-"):
-            return ["neg", self.argument()]
-        return self.argument()
+        return _signed(self.take("-"), self.argument())
 
     def argument(self, of_fraction: bool = False) -> Tree:
         """A group in braces, or one token; a fraction takes one digit of a number."""
@@ -409,7 +396,7 @@ class _Reader:
             return ["prime"]
         items = self.items(within_bars=False)
         self.need("}")
-        return items[0] if len(items) == 1 else ["list", *items]
+        return _listed(items)
 
     def items(self, within_bars: bool) -> list[Tree]:
         """What stands in brackets, behind commas."""
@@ -431,14 +418,15 @@ class _Reader:
         if (name in _CLOSING or name == "]") and kind != "text":
             return self.deeper(self.bracketed)
         self.index += 1
-        if kind == "number":
-            return self.number(name)
-        if kind == "letters":
-            return self.letters(name)
-        if kind == "text":
-            return self.words(name)
-        if kind == "command":
-            return self.deeper(lambda: self.command(name[1:]))
+        match kind:
+            case "number":
+                return self.number(name)
+            case "letters":
+                return self.letters(name)
+            case "text":  # in mathematics: a function, or a name
+                return self.call(name) if name in FUNCTIONS else self.variable(name)
+            case "command":
+                return self.deeper(lambda: self.command(name[1:]))
         raise UnreadableError(f"{name} not expected")
 
     def number(self, text: str) -> Tree:
@@ -467,38 +455,31 @@ class _Reader:
         is_whole = text.isdigit()
         ahead = [self.kind(), self.name(1), self.kind(2)]
         if is_whole and self.is_spaced() and ahead == ["number", "/", "number"]:
-            numerator, denominator = self.name(), self.name(2)
-            if _is_proper(numerator, denominator):
+            parts = self.name(), self.name(2)
+            if _is_proper(*parts):
                 self.index += 3
-                return ["mixed", text, numerator, denominator]
+                return ["mixed", text, *parts]
         return ["num", text]
 
     def letters(self, name: str) -> Tree:
-        if name in ("sqrt",):
+        if name == "sqrt":
             return self.root()
         if name in FUNCTIONS or name in _SHORT:
             return self.call(_SHORT.get(name, name))
         if len(name) > 1 and name.lower() in _WORD_CONSTANTS:
             return ["const", _WORD_CONSTANTS[name.lower()]]
         is_word = len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or self.is_word()
-        if len(name) > 1 and not is_word:  # a product: an exponent is that of its own letter
-            self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
-            return self.variable(name[0])
-        if len(name) > 1:
+        if len(name) > 1 and is_word:
             raise UnreadableError(f"the word {name}")
-        return self.variable(name)
+        # of a product, an exponent is that of its own letter
+        self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
+        return self.variable(name[0])
 
     def is_word(self) -> bool:
         """Whether several letters follow that are no function: two such runs are words."""
         name = self.name()
         is_known = name in FUNCTIONS or name in _SHORT or name.lower() in _WORD_CONSTANTS
         return self.kind() == "letters" and len(name) > 1 and not is_known and not is_unit(name)
-
-    def words(self, text: str) -> Tree:
-        """Words in ``\\text{}`` where mathematics is expected: a function, or a name."""
-        if text in FUNCTIONS:
-            return self.call(text)
-        return self.variable(text)
 
     def variable(self, name: str) -> Tree:
         """A variable with what belongs to its name: subscripts and primes."""
@@ -540,12 +521,9 @@ class _Reader:
         raise UnreadableError("it ends too soon")
 
     def command(self, name: str) -> Tree:
-        if name == "frac":
-            numerator = self.argument(of_fraction=True)
-            return ["frac", numerator, self.argument(of_fraction=True)]
-        if name == "binom":
-            upper = self.argument(of_fraction=True)
-            return ["call", "binom", upper, self.argument(of_fraction=True)]
+        if name in ("frac", "binom"):
+            upper, lower = (self.argument(of_fraction=True) for _ in range(2))
+            return ["frac", upper, lower] if name == "frac" else ["call", "binom", upper, lower]
         if name == "sqrt":
             return self.root()
         if name in ("boxed", "left", "right"):
@@ -743,6 +721,10 @@ def _period(text: str) -> tuple[str, str, str] | None:
         if shown >= (3 if length == 1 else 2):
             return whole, decimals[: len(decimals) - shown * length], period
     return None
+
+
+def _listed(items: list[Tree]) -> Tree:
+    return items[0] if len(items) == 1 else ["list", *items]
 
 
 def _signed(sign: str, tree: Tree) -> Tree:

@@ -7,6 +7,7 @@ part of the task. Not here: step-by-step marking, partial credit.
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -113,11 +114,10 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(tree, question):
         return False
     compared = as_asked(gold_tree, tree, question)
-    if compared is None:
+    if compared is None or left_open(*compared):
         return False
-    if compared[0][0] == compared[1][0] == "rel" and not solved_for(gold_tree) <= solved_for(tree):
-        return False
-    return not left_open(*compared)
+    are_relations = compared[0][0] == compared[1][0] == "rel"
+    return not are_relations or solved_for(gold_tree) <= solved_for(tree)
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
@@ -138,15 +138,14 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
+    stated = read_question(question)
     if form_of(compared[0]).is_same(form_of(compared[1])):
         is_dressed = is_named or has_brackets(answer) > has_brackets(gold)
-        if is_plain(compared[0]) or not is_dressed:
+        if is_plain(compared[0]) or not is_dressed or not stated.holds(compared[0]):
             return False
-        stated = read_question(question)
-        return stated.holds(compared[0]) and not (is_named and stated.asks_for(tree[2]))
-    if (compared[0][0] == "rel") != (compared[1][0] == "rel"):
-        return False
-    return read_question(question).asks_for_form(*compared)
+        return not (is_named and stated.asks_for(tree[2]))
+    is_one_kind = (compared[0][0] == "rel") == (compared[1][0] == "rel")
+    return is_one_kind and stated.asks_for_form(*compared)
 
 
 def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:
@@ -165,17 +164,15 @@ def majority(answers: Sequence[str | None]) -> str | None:
         The first spelling of the largest class; of classes of equal size, the one that came first;
         None without a vote.
     """
-    spellings: dict[str, tuple[str, int]] = {}
-    for answer in answers:
-        if answer is not None and answer.strip():
-            first, votes = spellings.get(normalise(answer), (answer, 0))
-            spellings[normalise(answer)] = (first, votes + 1)
-    classes: list[tuple[str, int]] = []
-    for answer, votes in spellings.values():
-        for index, (representative, count) in enumerate(classes):
-            if _equal(representative.strip(), answer.strip(), "", TIMEOUT_SECONDS):
-                classes[index] = (representative, count + votes)
-                break
-        else:
-            classes.append((answer, votes))
-    return max(classes, key=lambda item: item[1])[0] if classes else None
+    given = [answer for answer in answers if answer is not None and answer.strip()]
+    spellings: dict[str, str] = {}
+    for answer in given:
+        spellings.setdefault(normalise(answer), answer)
+    votes = Counter(map(normalise, given))
+    classes: Counter[str] = Counter()
+    for spelling, answer in spellings.items():
+        equal = (
+            each for each in classes if _equal(each.strip(), answer.strip(), "", TIMEOUT_SECONDS)
+        )
+        classes[next(equal, answer)] += votes[spelling]
+    return max(classes, key=classes.__getitem__, default=None)

@@ -59,7 +59,8 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "binom": sympy.binomial, "abs": sympy.Abs, "ceil": sympy.ceiling, "Re": sympy.re,
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
-    "det": lambda matrix: matrix.det(), "norm": lambda x: x.norm() if isinstance(x, MatrixBase) else abs(x),
+    "det": lambda matrix: matrix.det(),
+    "norm": lambda of: of.norm() if isinstance(of, MatrixBase) else abs(of),
 }  # fmt: skip
 _TRIGONOMETRIC = word_set("sin cos tan cot sec csc")
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}

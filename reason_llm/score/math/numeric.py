@@ -8,6 +8,7 @@ import cmath
 import math
 import zlib
 from collections.abc import Callable
+from typing import TypeGuard
 
 from reason_llm.score.math.answer_tree import Tree, holds
 from reason_llm.score.math.units import word_set
@@ -49,13 +50,15 @@ def value_of(tree: Tree, point: str = "") -> Value | None:
 
 def is_near(first: Value | None, second: Value | None) -> bool:
     """Whether two values are the same but for rounding."""
-    if first is None or second is None:
-        return False
-    if isinstance(first, tuple) or isinstance(second, tuple):
-        if not (isinstance(first, tuple) and isinstance(second, tuple)):
-            return False
+    if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(is_near, first, second))
+    if not (_is_one(first) and _is_one(second)):
+        return False
     return cmath.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-300)
+
+
+def _is_one(value: Value | None) -> TypeGuard[complex]:
+    return value is not None and not isinstance(value, tuple)
 
 
 def are_apart(first: Tree, second: Tree) -> bool:
@@ -63,7 +66,7 @@ def are_apart(first: Tree, second: Tree) -> bool:
     if any(holds(tree, "pct", "pm", "mp") for tree in (first, second)):
         return False
     one, other = value_of(first), value_of(second)
-    if one is None or other is None or isinstance(one, tuple) or isinstance(other, tuple):
+    if not (_is_one(one) and _is_one(other)):
         return False
     return abs(one - other) > _APART * max(abs(one), abs(other))
 
@@ -74,28 +77,27 @@ def direction_of(relation: Tree) -> Value | None:
     differences = []
     for point in ("", "another"):
         left, right = (value_of(each, point) for each in relation[2:4])
-        if left is None or right is None or isinstance(left, tuple) or isinstance(right, tuple):
+        if not (_is_one(left) and _is_one(right)):
             return None
         differences.append(left - right)
     return differences[0] / differences[1] if abs(differences[1]) > TOLERANCE else None
 
 
 def _number(tree: Tree, point: str) -> complex:
-    kind = tree[0]
-    if kind == "num":
-        return float(tree[1])
-    if kind == "rep":
-        whole, start, period = tree[1:]
-        return float(f"{whole or 0}.{start or ''}{period * 20}"[:60])
-    if kind == "mixed":
-        return float(tree[1]) + float(tree[2]) / float(tree[3])
-    if kind == "var":
-        return 1.2 + 2 * zlib.crc32(f"{tree[1]} {point}".encode()) / 2**32
-    if kind == "const":
-        return _CONSTANTS[tree[1]]
-    if kind == "call":
-        return _call(tree, point)
-    return _ARITHMETIC[kind](*(_number(each, point) for each in tree[1:]))
+    match tree:
+        case ["num", digits]:
+            return float(digits)
+        case ["rep", whole, start, period]:
+            return float(f"{whole or 0}.{start or ''}{period * 20}"[:60])
+        case ["mixed", whole, numerator, denominator]:
+            return float(whole) + float(numerator) / float(denominator)
+        case ["var", name]:
+            return 1.2 + 2 * zlib.crc32(f"{name} {point}".encode()) / 2**32
+        case ["const", name]:
+            return _CONSTANTS[name]
+        case ["call", *_]:
+            return _call(tree, point)
+    return _ARITHMETIC[tree[0]](*(_number(each, point) for each in tree[1:]))
 
 
 def _root(radicand: complex, index: complex) -> complex:

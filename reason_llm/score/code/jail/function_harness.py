@@ -54,7 +54,7 @@ from .assert_source import (
 )
 from .program_proxy import Program
 from .program_server import LEETCODE_MARK, ProgramServer, builtin_names
-from .values import as_json
+from .values import as_json, write_line
 
 _PR_SET_DUMPABLE = 4
 
@@ -223,9 +223,8 @@ def _run_calls(
 
 def _start_program() -> Program:
     """Fork the program's process, in which the program runs at once."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # no exception of the tester's may be the program's
+    # no exception of the tester's may be the program's
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     requests, answers = os.pipe(), os.pipe()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -257,9 +256,7 @@ def main() -> None:
     program.heard = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
 
     def write(message: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        while data:
-            data = data[os.write(verdicts, data) :]
+        write_line(verdicts, message)
 
     try:
         if "calls" in request:

@@ -30,7 +30,15 @@ from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
 
-from .values import DATA_TYPES, EXCEPTIONS, NotFinite, decode, encode, without_arrays
+from .values import (
+    DATA_TYPES,
+    EXCEPTIONS,
+    NotFinite,
+    decode,
+    encode,
+    without_arrays,
+    write_line,
+)
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_LINEAGE = 32
@@ -246,10 +254,8 @@ class Program:
         poller.register(self.incoming, select.POLLIN)
         if self.unread or any(event & select.POLLIN for _, event in poller.poll(0)):
             self._end("the program wrote to the channel unasked")
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        try:
-            while data:  # the program reads before it answers; a hang is the wall limit's
-                data = data[os.write(self.outgoing, data) :]
+        try:  # the program reads before it answers; a hang is the wall limit's
+            write_line(self.outgoing, message)
         except BrokenPipeError:
             self._end("the program has ended")
 

@@ -7,16 +7,17 @@ The tester's side of the channel, and what the tester makes of an answer: ``prog
 import asyncio
 import builtins
 import contextlib
+import functools
 import inspect
 import json
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
-from .values import DATA_TYPES, TYPES, decode, encode
+from .values import DATA_TYPES, TYPES, decode, encode, write_line
 
 _loops: list[asyncio.AbstractEventLoop] = []
 _tasks: dict[int, Any] = {}
@@ -221,7 +222,7 @@ class ProgramServer:
                     answer["changed"] = after
         except BaseException as error:  # noqa: BLE001 - the program's own
             answer = {"id": request["id"], "error": [_lineage(type(error)), str(error)[:500]]}
-        self._send(answer)
+        write_line(self.outgoing, answer)
 
     def _encoded(self, value: Any, is_name: bool = False) -> Any:
         if is_name and isinstance(value, type):
@@ -236,34 +237,29 @@ class ProgramServer:
         kind = "coroutine" if inspect.iscoroutine(value) else "object"
         return {kind: len(self.objects) - 1}
 
-    def _send(self, message: Json) -> None:
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        while data:
-            data = data[os.write(self.outgoing, data) :]
-
     def _from_tester(self, kind: str | None, content: Any) -> Any:
-        if kind is None:
-            return content
-        if kind == "object":
-            return self.objects[content]
-        if kind == "builtin":
-            return getattr(builtins, content)
-        if kind == "given":
-            return self.given.setdefault(content, Given(self._operate, content))
+        match kind:
+            case None:
+                return content
+            case "object":
+                return self.objects[content]
+            case "builtin":
+                return getattr(builtins, content)
+            case "given":
+                ask = functools.partial(self._ask, "operation")
+                return self.given.setdefault(content, Given(ask, content))
 
         def callback(*arguments: Any) -> Any:
-            return self._ask({"callback": content}, arguments)
+            return self._ask("callback", content, *arguments)
 
         return callback
 
-    def _operate(self, name: str, *arguments: Any) -> Any:
-        return self._ask({"operation": name}, arguments)
-
-    def _ask(self, question: Json, arguments: Sequence[Any]) -> Any:
-        """What the tester answers; it may call the program in turn before it does."""
+    def _ask(self, what: str, which: Any, *arguments: Any) -> Any:
+        """What the tester answers to a callback or an operation; it may call the program in turn
+        before it does."""
         request = self.request
         given = [self._encoded(argument) for argument in arguments]
-        self._send({"id": request, **question, "arguments": given})
+        write_line(self.outgoing, {"id": request, what: which, "arguments": given})
         while "function" in (answer := json.loads(self.incoming.readline())):
             self._answer(answer)
         self.request = request

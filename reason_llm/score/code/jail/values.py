@@ -6,6 +6,8 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 import builtins
 import cmath
 import importlib
+import json
+import os
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -176,6 +178,13 @@ def _of_library(name: str, content: Any) -> Any:
     if name == "Decimal" and made.is_finite() and abs(made.adjusted()) > MAX_EXPONENT:
         raise ValueError("a decimal that is too large")
     return made
+
+
+def write_line(descriptor: int, message: dict[str, Any]) -> None:
+    """Write a message as a line of JSON."""
+    data = memoryview(json.dumps(message).encode() + b"\n")
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def without_arrays(value: Any) -> Any:
