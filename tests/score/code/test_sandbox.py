@@ -14,22 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from code_rewards import AMPLE, says_no
 from conftest import ROOT, descendants
 from reason_llm.errors import ConfigError
 from reason_llm.score.code import sandbox as sandbox_module
 from reason_llm.score.code.jail import isolation
-from reason_llm.score.code.sandbox import Finished, Limits, Sandbox, SandboxError
+from reason_llm.score.code.sandbox import Sandbox, SandboxError
 
-# So much time that no machine needs it: no verdict depends on the speed or on other work, but that
-# of a program that never ends.
-AMPLE = Limits(
-    cpu_seconds=60,
-    wall_seconds=300,
-    memory_bytes=256 << 20,
-    processes=12,
-    file_bytes=8 << 20,
-    output_bytes=1 << 20,
-)
 ONE_CPU_SECOND = replace(AMPLE, cpu_seconds=1)
 BRIEF = replace(AMPLE, wall_seconds=0.5)
 
@@ -56,22 +47,6 @@ def until(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
-
-
-def says_no(sandbox: Sandbox, statement: str) -> Finished:
-    """The statement raises an error in the sandbox; what it is stands in stdout."""
-    ended = sandbox.run(
-        "import os, sys, socket, ctypes, signal, resource\n"
-        "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "def call(name, *arguments):\n"
-        "    if libc[name](*arguments) < 0:\n"
-        "        raise OSError(ctypes.get_errno(), 'refused')\n"
-        f"try:\n    {statement}\nexcept Exception as error:\n    print('NO', error)\n"
-        "else:\n    print('DONE')\n",
-        limits=AMPLE,
-    )
-    assert ended.stdout.startswith("NO"), ended
-    return ended
 
 
 # --- what must work
@@ -415,7 +390,7 @@ USERNS = "allow user namespaces (sysctl -a | grep userns)"
     ],
 )
 def test_the_refusal_names_its_cause(cause: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: object, request: object) -> Finished:
+    def fail(self: object, request: object) -> None:
         raise SandboxError(cause)
 
     monkeypatch.setattr(sandbox_module._Launcher, "run", fail)

@@ -6,28 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from code_rewards import AMPLE, says_no
 from conftest import ROOT as PROJECT
-from reason_llm.score.code.sandbox import Finished, Limits, Sandbox
-
-# So much time that no machine needs it, so that no verdict depends on it.
-AMPLE = Limits(cpu_seconds=60, wall_seconds=300, memory_bytes=256 << 20)
-
-
-def says_no(sandbox: Sandbox, statement: str) -> Finished:
-    """The statement raises an error in the sandbox; what it is stands in stdout."""
-    ended = sandbox.run(
-        "import os, sys, socket, ctypes, signal, resource\n"
-        "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "def call(name, *arguments):\n"
-        "    if libc[name](*arguments) < 0:\n"
-        "        raise OSError(ctypes.get_errno(), 'refused')\n"
-        f"try:\n    {statement}\nexcept Exception as error:\n    print('NO', error)\n"
-        "else:\n    print('DONE')\n",
-        limits=AMPLE,
-    )
-    assert ended.stdout.startswith("NO"), ended
-    return ended
-
+from reason_llm.score.code.sandbox import Sandbox
 
 # --- files
 

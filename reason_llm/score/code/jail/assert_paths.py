@@ -68,12 +68,10 @@ class Taint:
                 elif inside in body:
                     self._name_scopes(inside, scopes)
             return
-        if isinstance(node, ast.Name):
-            found = (scope for scope, names in reversed(scopes) if node.id in names)
-            self._keys[id(node)] = (next(found, _GLOBAL), node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            found = (scope for scope, names in reversed(scopes) if node.name in names)
-            self._keys[id(node)] = (next(found, _GLOBAL), node.name)
+        match node:
+            case ast.Name(id=name) | ast.ExceptHandler(name=str(name)):
+                found = (scope for scope, names in reversed(scopes) if name in names)
+                self._keys[id(node)] = (next(found, _GLOBAL), name)
         for child in ast.iter_child_nodes(node):
             self._name_scopes(child, scopes)
 
@@ -202,12 +200,11 @@ def _locals(function: FunctionNode | ast.Lambda) -> set[str]:
     found = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     outer: set[str] = set()
     for node in ast.walk(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            outer |= set(node.names)
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
+                found.add(name)
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                outer |= set(names)
     return found - outer
 
 
@@ -350,6 +347,8 @@ class _Way:
     """Whether a branch of the nearest decision has one."""
     done: str | None = None
     """Variable that is true where no assertion of the ``try`` was passed over."""
+    beside: Sequence[ast.stmt] = ()
+    """The statements of the same body."""
 
 
 class Ways:
@@ -411,22 +410,24 @@ class Ways:
         found: list[ast.stmt] = []
         for place, node in enumerate(body):
             rest = self.due(body[place + 1 :])
-            here = replace(way, after=way.after or rest, after_loop=way.after_loop or rest)
-            found += self._statement(node, here, body)
+            after, after_loop = way.after or rest, way.after_loop or rest
+            here = replace(way, after=after, after_loop=after_loop, beside=body)
+            found += self._statement(node, here)
         return found
 
-    def _statement(self, node: ast.stmt, way: _Way, beside: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def _statement(self, node: ast.stmt, way: _Way) -> list[ast.stmt]:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 node.body = self._block(node.body, _Way())
             case ast.Continue() | ast.Break() | ast.Return():
                 return [*self._jump(node, way), node]
             case ast.If():
-                return self._branches(node, node.test, way, beside)
+                return self._branches(node, node.test, [node.body, node.orelse], way)
             case ast.Match():
-                return self._branches(node, node.subject, way, beside)
+                bodies = [case.body for case in node.cases]
+                return self._branches(node, node.subject, bodies, way)
             case ast.For() | ast.AsyncFor() | ast.While():
-                return self._loop(node, way, beside)
+                return self._loop(node, way)
             case ast.Try():
                 return self._try(node, way)
             case ast.With() | ast.AsyncWith() if not is_raises(node):
@@ -446,16 +447,8 @@ class Ways:
         return [self._took(way.name, way.done)] if way.branches else []
 
     def _branches(
-        self,
-        node: ast.If | ast.Match,
-        deciding: ast.expr,
-        way: _Way,
-        beside: Sequence[ast.stmt],
+        self, node: ast.stmt, deciding: ast.expr, bodies: list[list[ast.stmt]], way: _Way
     ) -> list[ast.stmt]:
-        if isinstance(node, ast.If):
-            bodies = [node.body, node.orelse]
-        else:
-            bodies = [case.body for case in node.cases]
         dues = [self.due(body) for body in bodies]
         name = self._name()
         if not self.taint.holds(deciding):
@@ -466,17 +459,17 @@ class Ways:
         needs = any(
             due and not (_leaves(body) and (way.after or way.after_loop))
             for due, body in zip(dues, bodies, strict=True)
-        ) and not self._is_told(deciding, beside)
+        ) and not self._is_told(deciding, way.beside)
         for body in bodies:
             body[:] = self._block(body, inner)
         if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
             (node.body if equal else node.orelse).insert(0, self._held())
         return [self._noted(name), node, *([self._took(name, None)] if needs else [])]
 
-    def _loop(self, node: LoopNode, way: _Way, beside: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def _loop(self, node: LoopNode, way: _Way) -> list[ast.stmt]:
         values = node.test if isinstance(node, ast.While) else node.iter
         has = self.due(node.body)
-        is_told = self._is_told(values, beside)
+        is_told = self._is_told(values, way.beside)
         name = self._name()
         is_endless = isinstance(node, ast.While) and isinstance(values, ast.Constant)
         inner = replace(way, in_loop=False, after=False, after_loop=way.after_loop or has,
