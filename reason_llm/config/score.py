@@ -29,8 +29,8 @@ RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
 GO_BY_FIRST = ("cosine", "length")
 """Rewards that go by what the first one says is right (above 0), and give none where that gave
 none."""
-FORM = ("format", "tag_count", "reasoning_steps", "soft_overlong", "repetition_penalty", "judge")
-"""Rewards above 0 for answers that are wrong."""
+SAYS_RIGHT = (*RIGHTNESS, "regex")
+"""Built-in rewards by which those may go; the others are above 0 for wrong answers, too."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -57,8 +57,7 @@ class RewardSpec(Section):
     """One reward, its weight and its options."""
 
     name: str | None = None
-    """boxed, think_answer_tags, code_tests, code_tests_fraction, format, tag_count, regex,
-    reasoning_steps, soft_overlong, cosine, length, repetition_penalty, reward_model or judge."""
+    """Of a built-in reward, such as boxed; docs/rewards.md has the table."""
     label: str | None = Field(default=None, exclude_if=lambda label: label is None)
     """Name in the buffer and the metrics, to tell two of one name apart. null: the reward's own."""
     custom: str | None = None
@@ -171,7 +170,8 @@ class ScoreSection(Section):
                 "put a reward that judges answers first, with weight 0 if it is not to be paid"
             )
         first, names_of = rewards[0].name, [reward.name for reward in rewards]
-        if first in GO_BY_FIRST or (first in FORM and set(GO_BY_FIRST) & set(names_of)):
+        is_form = first is not None and first not in SAYS_RIGHT
+        if first in GO_BY_FIRST or (is_form and set(GO_BY_FIRST) & set(names_of)):
             by_first = (
                 first if first in GO_BY_FIRST else next(n for n in names_of if n in GO_BY_FIRST)
             )

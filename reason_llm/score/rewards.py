@@ -231,10 +231,10 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
         return _custom(spec, context)
     if spec.name not in REWARDS:
         near = nearest(spec.name, REWARDS)
+        other = "name one of these, or custom: path/to/file.py:function"
         raise ConfigError(
             f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; "
-            + (f"did you mean {near}?" if near else "name one of these, or ")
-            + ("" if near else "custom: path/to/file.py:function")
+            + (f"did you mean {near}?" if near else other)
         )
     model, make = REWARDS[str(spec.name)]
     try:

@@ -1,6 +1,6 @@
 """Runs Python programs that a model wrote, and that are hostile until shown otherwise.
 
-Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/test_sandbox.py``:
+Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/code/``:
 - the network: there is none, and no socket but local ones can be opened
 - the host's files: a program sees the system's libraries, this Python (at ``/python``) and a few
   packages (at ``/packages``), all read-only, and an empty folder in memory that is gone afterwards;

@@ -329,19 +329,18 @@ class _Normalising:
                 self.operations.add("complex exponential")
             if any(each[0] == "call" and each[1] in ("log", "ln") for each in parts):
                 self.steps.add("a power of a logarithm")
-            if not value_of(tree):
-                self.is_too_large = self.is_too_large or value_of(tree) is None
+            self.is_too_large |= value_of(tree) is None
         return {((_base(base), _frozen(exponent)),): Fraction(1)}
 
     def whole_power(self, base: Sum, exponent: Fraction) -> Sum:
         number = _rational(base)
         if number is not None:
             digits = abs(exponent) * _digits(number)
-            self.is_too_large = self.is_too_large or digits > MAX_DIGITS
+            self.is_too_large |= digits > MAX_DIGITS
             if number == 0 or digits > _MAX_MULTIPLIED_DIGITS:
                 return _atom(("power", number, exponent))
             return _constant(number ** int(exponent))
-        self.is_too_large = self.is_too_large or abs(exponent) > _MAX_EXPONENT
+        self.is_too_large |= abs(exponent) > _MAX_EXPONENT
         if not base:
             return _atom(("power", 0, exponent))
         if abs(exponent) > _MAX_EXPONENT:
@@ -350,8 +349,8 @@ class _Normalising:
         if scale != 1 or (len(base) == 1 and any(each != ONE for _, each in bases)):
             self.steps.add("power of a product")
         powers = {each: {m: c * exponent for m, c in of} for each, of in bases}
-        if any(abs(c) > _MAX_EXPONENT for of in powers.values() for c in of.values()):
-            self.is_too_large = True
+        exponents = [c for of in powers.values() for c in of.values()]
+        self.is_too_large |= any(abs(c) > _MAX_EXPONENT for c in exponents)
         if abs(exponent) * _digits(scale) > _MAX_MULTIPLIED_DIGITS:
             return _atom(("power", _frozen(base), exponent))
         return {_monomial(powers): scale ** int(exponent)}
@@ -396,12 +395,10 @@ class _Normalising:
             self.steps.add("a radical")
         if number.denominator > 1:
             self.operations.add("fraction")
-        powers: dict[Frozen, Sum] = {}
-        for inner, side in ((inner_above, 1), (inner_below, -1)):
-            if inner != 1:
-                powers["num", inner] = _constant(Fraction(side, index))
-        if sign < 0:
-            powers[("num", -1)] = _constant(Fraction(1, index))
+        roots = [(inner_above, 1), (inner_below, -1), (sign, 1)]
+        powers: dict[Frozen, Sum] = {
+            ("num", inner): _constant(Fraction(side, index)) for inner, side in roots if inner != 1
+        }
         return {_monomial(powers): Fraction(above, below)} if number else {}
 
     # functions and collections

@@ -180,15 +180,11 @@ def _read(tokens: list[Token]) -> Tree | None:
     while end and str(tokens[end - 1]) in (".", ",", ";", ":", "?"):
         end -= 1
     tokens = tokens[:end]
-    tokens = [each for each in tokens if str(each) != "&"] if _is_row(tokens) else tokens
+    if not any(str(each) == "\\begin" for each in tokens):  # rows whose environment is gone
+        tokens = [each for each in tokens if str(each) != "&"]
     if not tokens or len(tokens) > _MAX_TOKENS:
         return None
     try:
         return read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
         return None
-
-
-def _is_row(tokens: list[Token]) -> bool:
-    """Whether the marks of alignment in it are those of rows whose environment is gone."""
-    return not any(str(each) == "\\begin" for each in tokens)

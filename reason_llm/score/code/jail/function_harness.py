@@ -19,7 +19,7 @@ see them through the program's methods, so a test that compares two such objects
 helper of the program with another, believes the program. Arguments are copies; what the call did to
 lists, dicts and sets among them is done to the originals. Anything the program prints is dropped.
 
-These files are sent into the sandbox and run there (``score/code_tests.py``).
+These files are sent into the sandbox and run there (``code_tests.py``).
 stdin: one JSON object, ``{"calls": [function, inputs]}`` or ``{"asserts": source, "entry_point"}``,
 with ``timeout_seconds`` (CPU time of one call; three times that in wall time) and ``stop_early``.
 stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one line with ``passed``,

@@ -1,5 +1,5 @@
 """Runs untrusted programs one after another, each behind its own walls. Started by
-``score/sandbox.py``, one process for each worker; talks JSON with it through stdin and stdout.
+``sandbox.py``, one process for each worker; talks JSON with it through stdin and stdout.
 
     launcher            builds the root once, reads requests
       supervisor        one for each request: feeds stdin, reads output, counts, kills
