@@ -53,6 +53,7 @@ PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "ne
 
 _FIRST_USER, _NUM_USERS = 61184, 4096  # a range that systemd hands out too, for moments
 _GRACE_SECONDS = 10.0
+_FIX = "allow user namespaces (sysctl -a | grep userns; Linux 5.12 or later)"
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); " + (
     "from jail.launcher import main; main()"
 )
@@ -163,9 +164,7 @@ class Sandbox:
             told, fix = "run", "remove that cause"
             if mode == "auto":
                 told = "isolated"
-                fix = (
-                    f"{_fix(problem)}, or set score.sandbox=limits_only if every program is trusted"
-                )
+                fix = f"{_FIX}, or set score.sandbox=limits_only if every program is trusted"
             raise ConfigError(
                 f"score.sandbox={mode}: programs cannot be {told} here ({problem}); {fix}"
             )
@@ -186,16 +185,6 @@ class Sandbox:
             return None
         how = f"the {ended.limit} limit" if ended.limit else f"exit code {ended.status}"
         return f"a first program ended with {how}: {ended.stderr.strip()[-200:]}"
-
-
-def _fix(problem: str) -> str:
-    """What the user can do about that problem."""
-    if problem.startswith("mount_setattr"):
-        return "use Linux 5.12 or later"
-    is_refused = problem.startswith(("unshare", "mount", "/proc/self/"))
-    if is_refused and not problem.endswith(("No such file or directory", "File exists")):
-        return "allow user namespaces (sysctl -a | grep userns)"
-    return "remove that cause"
 
 
 # A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames. Without the

@@ -82,15 +82,14 @@ def form_of(tree: Tree) -> Form:
     return Form(value, frozenset(work.steps), frozenset(work.operations), work.is_too_large)
 
 
-def left_open(gold: Tree, answer: Tree) -> str:
-    """The work in ``answer`` that the form of ``gold`` does not have either; empty if there is
-    none."""
+def leaves_open(gold: Tree, answer: Tree) -> bool:
+    """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
     unknown = variables(answer) - variables(gold)
     if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
-        return f"the variable {min(unknown)}"
+        return True
     of_gold, form = form_of(gold), form_of(answer)
     allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
-    return min((form.steps | form.operations) - allowed, default="")
+    return not form.steps | form.operations <= allowed
 
 
 def _allowed(tree: Tree, form: Form) -> set[str]:

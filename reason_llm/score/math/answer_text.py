@@ -107,15 +107,13 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
 def are_words(gold: str, answer: str) -> bool:
     """Whether words or letters of a choice decide about the answer, and no mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
-    if max(len(gold), len(answer)) > MAX_CHARACTERS:
-        return True
-    return _words(tokens_of(gold), tokens_of(answer), "") is not None
+    is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
+    return is_long or _words(tokens_of(gold), tokens_of(answer), "") is not None
 
 
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
     """Both read to their end; None if one cannot be."""
-    gold_reading = reading_of(gold, letters_are_units=False)
-    if gold_reading is None:
+    if (gold_reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     reading = reading_of(answer, letters_are_units=not variables(gold_reading.tree))
     return None if reading is None else (gold_reading, reading)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import form_of, is_plain, left_open
+from reason_llm.score.math.answer_form import form_of, is_plain, leaves_open
 from reason_llm.score.math.answer_text import (
     Question,
     are_words,
@@ -114,7 +114,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(tree, question):
         return False
     compared = as_asked(gold_tree, tree, question)
-    if compared is None or left_open(*compared):
+    if compared is None or leaves_open(*compared):
         return False
     are_relations = compared[0][0] == compared[1][0] == "rel"
     return not are_relations or solved_for(gold_tree) <= solved_for(tree)

@@ -121,10 +121,13 @@ def final_boxed(text: str) -> str | None:
                 break
             rivals.add(text[box.content].strip())
             start = box.start
-    rivals.discard(answer)
-    if len(rivals) > _MAX_RIVALS or any(decide(answer, each) is not True for each in rivals):
-        return None
-    return answer
+    return answer if _are_one(answer, rivals) else None
+
+
+def _are_one(answer: str, spellings: set[str]) -> bool:
+    """Whether others that stand beside an answer are the same."""
+    others = spellings - {answer}
+    return len(others) <= _MAX_RIVALS and all(decide(answer, each) is True for each in others)
 
 
 def _begins_anew(between: str) -> bool:
@@ -158,10 +161,7 @@ def last_answer_tags(text: str) -> str | None:
     if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
         return None
     answers = [part.partition(_CLOSE)[0].strip() for part in parts]
-    rivals = {each for each in answers if each != answers[-1]}
-    if len(rivals) > _MAX_RIVALS or any(decide(answers[-1], each) is not True for each in rivals):
-        return None
-    return answers[-1] if answers else None
+    return answers[-1] if answers and _are_one(answers[-1], set(answers)) else None
 
 
 def extract_answer(text: str) -> str | None:
@@ -207,14 +207,14 @@ def candidates(text: str) -> tuple[list[str], str]:
 def _last_mathematics(text: str) -> str | None:
     """What stands between the last pair of dollar signs or TeX's brackets."""
     text = text.replace("\\$", "")
-    best: tuple[int, str] | None = None
+    found = []
     for start, end in _MATHEMATICS:
         closing = text.rfind(end)
         opening = text.rfind(start, 0, closing) if closing > 0 else -1
         inner = text[opening + len(start) : closing].strip() if opening >= 0 else ""
-        if inner and not _holds_words(inner) and (best is None or closing > best[0]):
-            best = (closing, inner)
-    return best[1] if best else None
+        if inner and not _holds_words(inner):
+            found.append((closing, inner))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _holds_words(text: str) -> bool:

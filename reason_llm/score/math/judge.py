@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import select
+import shlex
 import subprocess
 import sys
 import threading
@@ -27,8 +28,15 @@ from reason_llm.score.math.units import word_set
 MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
 _START_SECONDS = 60.0
-_ENVIRONMENT = word_set("PATH HOME TMPDIR LANG LC_ALL LD_LIBRARY_PATH PYTHONHOME OMP_NUM_THREADS")
-_WORKER = "reason_llm.score.math.math_worker"
+_ENVIRONMENT = word_set(
+    "PATH HOME TMPDIR LANG LC_ALL LD_LIBRARY_PATH PYTHONHOME PYTHONPATH OMP_NUM_THREADS"
+)
+"""All that a worker gets of ours: no tokens, no keys."""
+_WORKER = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); import reason_llm; "
+    "del sys.path[0]; from reason_llm.score.math.math_worker import main; main()"
+)
+"""Another folder's package of our name is not taken, and ours hides no library."""
 _MAKING = threading.Lock()
 
 
@@ -37,11 +45,11 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _WORKER],
+            [sys.executable, "-P", "-c", _WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the run, also while this one starts
         )
@@ -54,7 +62,7 @@ class _Worker:
         if not is_ready:
             raise RuntimeError(
                 f"the comparison worker did not start (exit code {self.end()}); "
-                f"run `{sys.executable} -P -m {_WORKER}` to see why"
+                f"run `{sys.executable} -P -c {shlex.quote(_WORKER)}` to see why"
             )
 
     def ask(self, question: Question, timeout_seconds: float) -> bool | None:
@@ -87,13 +95,6 @@ class _Worker:
         self._questions.close()
         self._replies.close()
         return self._process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """All that a worker gets of ours, and where it finds this package: no tokens, no keys."""
-    own = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    paths = [str(Path(__file__).parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return own | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class _Own(threading.local):

@@ -375,30 +375,17 @@ def test_where_isolation_cannot_be_had_it_is_refused() -> None:
         assert part in message
 
 
-USERNS = "allow user namespaces (sysctl -a | grep userns)"
-
-
-@pytest.mark.parametrize(
-    ("cause", "fix"),
-    [
-        ("unshare: Operation not permitted", USERNS),
-        ("/proc/self/uid_map: Operation not permitted", USERNS),
-        ("mount of none on /: Permission denied", USERNS),
-        ("mount_setattr: Function not implemented", "use Linux 5.12 or later"),
-        ("/sys/tmp: File exists", "remove that cause"),
-        ("mount of /x on /sys/python/lib: No such file or directory", "remove that cause"),
-    ],
-)
-def test_the_refusal_names_its_cause(cause: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, request: object) -> None:
-        raise SandboxError(cause)
+        raise SandboxError("mount_setattr: Function not implemented")
 
     monkeypatch.setattr(sandbox_module._Launcher, "run", fail)
     with pytest.raises(ConfigError) as caught:
         Sandbox("auto", num_workers=1)
     assert str(caught.value) == (
-        f"score.sandbox=auto: programs cannot be isolated here ({cause}); {fix}"
-        ", or set score.sandbox=limits_only if every program is trusted"
+        "score.sandbox=auto: programs cannot be isolated here (mount_setattr: Function not "
+        "implemented); allow user namespaces (sysctl -a | grep userns; Linux 5.12 or later), or "
+        "set score.sandbox=limits_only if every program is trusted"
     )
 
 

@@ -311,7 +311,7 @@ class Plain(ast.NodeTransformer):
                 return ast.fix_missing_locations(ast.copy_location(made, node))
         return node
 
-    def visit_With(self, node: ast.With) -> ast.stmt:
+    def visit_With(self, node: ast.With) -> ast.AST:
         """What waits for an error stays as it is."""
         return node if is_raises(node) else self.generic_visit(node)
 
