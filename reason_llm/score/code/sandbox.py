@@ -53,7 +53,6 @@ PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "ne
 
 _FIRST_USER, _NUM_USERS = 61184, 4096  # a range that systemd hands out too, for moments
 _GRACE_SECONDS = 10.0
-_FIX = "allow user namespaces (sysctl -a | grep userns; Linux 5.12 or later)"
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); " + (
     "from jail.launcher import main; main()"
 )
@@ -161,12 +160,15 @@ class Sandbox:
         problem = self._problem()
         if problem is not None:
             self.close()
-            told, fix = "run", "remove that cause"
-            if mode == "auto":
-                told = "isolated"
-                fix = f"{_FIX}, or set score.sandbox=limits_only if every program is trusted"
+            if mode == "limits_only":
+                raise ConfigError(
+                    f"score.sandbox={mode}: programs cannot be run here ({problem}); "
+                    "remove that cause"
+                )
             raise ConfigError(
-                f"score.sandbox={mode}: programs cannot be {told} here ({problem}); {fix}"
+                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); allow user "
+                "namespaces (sysctl -a | grep userns; Linux 5.12 or later), or set "
+                "score.sandbox=limits_only if every program is trusted"
             )
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
