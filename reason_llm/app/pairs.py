@@ -28,7 +28,13 @@ from reason_llm.errors import ConfigError, DataError, RolloutBufferError
 from reason_llm.files import write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import Document, buffer_files, missing_steps, read_document
+from reason_llm.run import (
+    Document,
+    buffer_files,
+    missing_steps,
+    read_document,
+    warn_of_another,
+)
 from reason_llm.score import selection
 from reason_llm.score.math import extract_answer
 
@@ -101,6 +107,7 @@ def write_pairs(
     written, found = Written(form, target), []
     for path in paths:
         document = read_document(path)
+        warn_of_another(path, document, None)
         named = _model_of(document, path)
         if maker is None:
             name = model or named

@@ -1,6 +1,11 @@
 """A run: its files, its phases, its checks, its resumption."""
 
-from reason_llm.run.start.saved_rollouts import buffer_files, default_target, missing_steps
+from reason_llm.run.start.saved_rollouts import (
+    buffer_files,
+    default_target,
+    missing_steps,
+    warn_of_another,
+)
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.buffer import (
     Document,
@@ -33,4 +38,5 @@ __all__ = [
     "missing_steps",
     "read_document",
     "to_bytes",
+    "warn_of_another",
 ]

@@ -508,7 +508,10 @@ class Run:
     def _save(self) -> None:
         tokens = self.learners.policy.micro_batches.tokens
         planned = self.job.plan.micro_batch_tokens
-        state = replace(self.state, micro_batch_tokens=tokens if tokens < planned else None)
+        state = replace(
+            self.state, micro_batch_tokens=tokens if tokens < planned else None,
+            metrics_sha256=self.log.sha256,
+        )  # fmt: skip
         self.state = checkpoint.save(
             self.job.folder, state, self.model, self.learners.optimizers,
             self.config.run.keep_checkpoints, self.writer, self._best,

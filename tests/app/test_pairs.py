@@ -251,6 +251,15 @@ def test_steps_that_are_not_there_are_told(
     assert told.startswith(f"{source} lacks 2 of its 4 steps, the first is step 0: no rows are")
 
 
+def test_files_that_were_swapped_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = save(tmp_path, *([group(f"{n}", ("4", 1.0))] for n in range(2)))
+    first, second = sorted(source.glob("*.gz"))
+    first.write_bytes(second.read_bytes())
+    written(source, "demonstrations")
+    (told,) = caplog.messages
+    assert told.startswith(f"{first} holds step 1 of its run and not step 0")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = save(tmp_path, [MIXED]), tmp_path / "d.jsonl"
     arguments = ["pairs", str(source), "--out", str(target), "--as", "demonstrations"]

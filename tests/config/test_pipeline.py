@@ -234,3 +234,13 @@ def test_the_shipped_pipelines_load() -> None:
     assert "rlhf_tiny" in [path.stem for path in found]
     for path in found:
         assert len(load_pipeline(path, {}).stages) > 1
+
+
+def test_shipped_critics_take_whole_returns_and_learn_alone_first() -> None:
+    """PPO's lambdas are 1, and the critic is warmed up in at most a tenth of the steps."""
+    stages = [load_pipeline(path, {}).stage("ppo").config for path in (
+        ROOT / "configs" / "rlhf_tiny.yaml", ROOT / "configs" / "rlhf_qwen2.5-7b_24gb.yaml"
+    )]  # fmt: skip
+    for config in [*stages, load(ROOT / "configs" / "ppo_qwen2.5-7b_24gb.yaml")]:
+        assert (config.critic.lam, config.critic.value_lam) == (1, 1)
+        assert 0 < config.critic.warmup_steps <= config.run.steps / 10

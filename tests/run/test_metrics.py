@@ -20,6 +20,25 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
 
 
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 1], []], ids=str)
+def test_a_record_that_is_gone_is_told(
+    kept: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricsLog(tmp_path, None, 0.0)
+    for step in range(3):
+        log.write(step, {"score/reward": float("nan")})
+    noted = log.sha256
+    log.write(3, {})  # after the checkpoint
+    resumed = MetricsLog(tmp_path, 2, 0.0, noted)
+    assert not caplog.records
+    assert resumed.sha256 == noted
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join(lines[i] for i in kept))
+    MetricsLog(tmp_path, 2, 0.0, noted)
+    (told,) = caplog.messages
+    assert "metrics.jsonl up to step 2 is not what was written" in told
+
+
 def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:
     MetricsLog(tmp_path, None, 0.0).write(0, {})
     path = tmp_path / "metrics.jsonl"

@@ -145,7 +145,9 @@ def form_alone(seen: Evidence) -> Finding:
         if each is not None and name not in RIGHTNESS and (name != seen.first or name in FORM)
     }
     gained = sum(gains.values())
-    is_flat = seen.first in FORM or not first.is_up
+    # Right answers may follow what a reward model prefers slowly, and within the noise at first.
+    rises = first.rise > first.error if seen.paid_by_model else first.is_up
+    is_flat = seen.first in FORM or not rises
     if not gains:
         return Finding("clear", "No reward is paid for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):

@@ -164,7 +164,8 @@ class Job:
             self.data.conditioning.write(self.folder)
         if self.config.model.start is not None and self.is_new:
             adapters.copy_folder(self.config.model.start, self.folder / START)
-        return MetricsLog(self.folder, None if self.is_new else self.state.step, started)
+        learned = None if self.is_new else self.state.step
+        return MetricsLog(self.folder, learned, started, self.state.metrics_sha256)
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
         """Summary of the run if it is finished, else None; a run writes it last."""

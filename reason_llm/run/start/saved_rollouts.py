@@ -196,7 +196,7 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
     if step is not None and step != document.step:
         logger.warning(
             "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
-            "learned from in the order of their names",
+            "read in the order of their names",
             path,
             document.step,
             step,

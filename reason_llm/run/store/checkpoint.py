@@ -65,6 +65,8 @@ class RunState:
     """The KL's weight, where it is adapted; None before the first step."""
     best: Best | None = None
     """The best evaluation so far; None before the first one."""
+    metrics_sha256: str | None = None
+    """Of metrics.jsonl; None for a run that has not begun."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -137,7 +139,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     origin = f"{source.run.id}/{source.step}/{name}".encode()
     run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
-    return replace(source, run=run, micro_batch_tokens=None, best=None)
+    return replace(source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None)
 
 
 def listing(run_folder: Path) -> list[Path]:
@@ -176,6 +178,7 @@ def read(folder: Path) -> RunState:
             None if tokens is None else count_from_json(value, "micro_batch_tokens"),
             _coefficient(value),
             None if value["best"] is None else Best.from_json(value["best"]),
+            None if value["metrics_sha256"] is None else str(value["metrics_sha256"]),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
@@ -252,6 +255,7 @@ def save(
                 "micro_batch_tokens": state.micro_batch_tokens,
                 "kl_coefficient": state.kl_coefficient,
                 "best": None if state.best is None else asdict(state.best),
+                "metrics_sha256": state.metrics_sha256,
                 "run": asdict(state.run),
             }
             (folder / STATE).write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))

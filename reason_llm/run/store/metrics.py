@@ -2,9 +2,12 @@
 
 Record ``step: s`` tells what led to the policy of s learned steps; ``step: 0`` is the untrained
 one. Keys are ``stage/name_unit``; the SHA-256 of the line comes before them. On resuming, records
-after the checkpoint are cut off, so that each step stands there once.
+after the checkpoint are cut off, so that each step stands there once, and the others are compared
+with the SHA-256 in the checkpoint.
 """
 
+import hashlib
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -15,8 +18,9 @@ from typing import Any
 
 import orjson
 
-from reason_llm.errors import DataError, WriteError
+from reason_llm.errors import DataError, NotAsWritten, WriteError
 from reason_llm.files import (
+    compare,
     open_to_append,
     parsed_object,
     read_bounded,
@@ -31,6 +35,8 @@ MAX_BYTES = 64 << 20
 """Of metrics.jsonl, before a new one is begun."""
 LARGEST = 1e100
 """Number that is read."""
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -51,18 +57,35 @@ class MetricsLog:
     Args:
         step: of the checkpoint that the run goes on from; None for a run without one.
         started: ``time.perf_counter()`` from which the next record's seconds count.
+        noted: ``sha256`` when that checkpoint was saved; other records are told in a warning.
     """
 
-    def __init__(self, run_folder: Path, step: int | None, started: float) -> None:
+    def __init__(
+        self, run_folder: Path, step: int | None, started: float, noted: str | None = None
+    ) -> None:
         self.path = run_folder / "metrics.jsonl"
         last = -1 if step is None else step
+        digests = []
         for path in (_older(self.path), self.path):
-            kept = [r for r in read(path) if r["step"] <= last] if path.exists() else []
+            lines = _lines(path) if path.exists() else []
+            kept = b"".join(line for line, record in lines if record["step"] <= last)
             if kept or path == self.path:
-                write_atomically(path, b"".join(map(_line, kept)))
+                write_atomically(path, kept)
             else:
                 path.unlink(missing_ok=True)
+            self._digest = hashlib.sha256(kept)
+            digests.append(self.sha256)
         self._since = started
+        if noted is not None and noted not in digests:  # older: a new file was begun since then
+            try:
+                compare(f"{self.path} up to step {last}", self.sha256, noted)
+            except NotAsWritten as error:
+                logger.warning("%s; curves, alarms and the summary tell of what is there", error)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of metrics.jsonl."""
+        return self._digest.hexdigest()
 
     def write(self, step: int, values: Record) -> Record:
         """Append the record of ``step``, with the seconds since the one before."""
@@ -72,8 +95,11 @@ class MetricsLog:
         try:
             if self.path.stat().st_size > MAX_BYTES:
                 self.path.replace(_older(self.path))
+                self._digest = hashlib.sha256()
+            line = sealed(orjson.dumps(record) + b"\n")
             with open_to_append(self.path) as file:
-                file.write(_line(record))
+                file.write(line)
+            self._digest.update(line)
         except OSError as error:
             raise self._cannot_be_written(error) from error
         return record
@@ -123,11 +149,16 @@ def read(path: Path) -> list[Record]:
     Raises:
         DataError: another line is no record, or the file cannot be read.
     """
+    return [record for _, record in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[bytes, Record]]:
+    """The lines with a record, and what ``read`` takes of each."""
     try:
         content = read_bounded(path, 2 * MAX_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); restore it") from error
-    records = []
+    found = []
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
@@ -141,8 +172,8 @@ def read(path: Path) -> list[Record]:
                 raise ValueError("a record with something that is no number")
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}; restore or remove the line") from error
-        records.append({key: value for key, value in record.items() if abs(value) < LARGEST})
-    return records
+        found.append((line, {k: value for k, value in record.items() if abs(value) < LARGEST}))
+    return found
 
 
 def _older(path: Path) -> Path:
@@ -268,7 +299,3 @@ def of_replicas(records: list[Record]) -> dict[str, dict[str, float]]:
                 sums = found.setdefault(number, {})
                 sums[name] = round(sums.get(name, 0.0) + value, 3)
     return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
-
-
-def _line(record: Record) -> bytes:
-    return sealed(orjson.dumps(record) + b"\n")

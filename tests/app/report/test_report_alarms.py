@@ -351,6 +351,17 @@ def test_a_first_reward_of_weight_0_judges_still() -> None:
     assert raised(alarms.reward_without_accuracy(seen(flat, weights=weights)))
 
 
+@pytest.mark.parametrize(("rise", "is_raised"), [(0.08, False), (0.0, True), (-0.08, True)])
+def test_a_judge_may_follow_a_reward_model_slowly(rise: float, is_raised: bool) -> None:
+    records = rising(12)
+    for step, each in enumerate(records):
+        judged = 0.3 + rise * step / 12 + 0.03 * (-1) ** step
+        each |= {"score/paid": each["score/reward"], "score/boxed": judged}
+    evidence = seen(records, weights={"boxed": 0.0, "paid": 1.0})
+    assert raised(alarms.form_alone(evidence))  # a function may be paid for form
+    assert raised(alarms.form_alone(replace(evidence, paid_by_model=True))) == is_raised
+
+
 def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
     groups = [facts(step, parts={"another": [0.0] * 4}, rewards=[0.0] * 4) for step in range(9)]
     key = "score/groups_without_signal_fraction"
