@@ -243,10 +243,14 @@ class _Reader:
 
     def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
+        examples, ready = list(examples), {}
+        if self.conditioning is None:
+            asked = [each for each in examples if isinstance(each, Problem)]
+            ready = self.renderer.prompts([(p.where, p.messages, p.answer) for p in asked])
         for example in examples:
             try:
                 if isinstance(example, Problem):
-                    option = self._add_prompt(data_set, example)
+                    option = self._add_prompt(data_set, example, ready.get(example.where))
                 else:
                     option = self._add_rows(data_set, example)
             except DataError as error:
@@ -336,16 +340,20 @@ class _Reader:
                 where, name, row[name],
             )  # fmt: skip
 
-    def _add_prompt(self, data_set: DataSet, problem: Problem) -> str | None:
+    def _add_prompt(self, data_set: DataSet, problem: Problem, prompt: Prompt | None) -> str | None:
         """Add the prompt of a problem.
+
+        Args:
+            prompt: None if it is still to be made.
 
         Returns:
             The option that drops it instead.
         """
-        messages = problem.messages
-        if self.conditioning is not None:
-            messages = self.conditioning.asking(problem.where, messages)
-        prompt = self.renderer.prompt(problem.where, messages, problem.answer)
+        if prompt is None:
+            messages = problem.messages
+            if self.conditioning is not None:
+                messages = self.conditioning.asking(problem.where, messages)
+            prompt = self.renderer.prompt(problem.where, messages, problem.answer)
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
