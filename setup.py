@@ -28,6 +28,7 @@ BASE = [
     "sympy>=1.14,<2",
     "regex>=2025.10.22",
     "pydantic>=2.12,<3",
+    "typing_extensions>=4.14.1",
     "pyyaml>=6",
     "orjson>=3.11",
     "rich>=14",
@@ -100,6 +101,7 @@ setup(
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
     package_data={
         "reason_llm.data": ["templates.yaml"],
+        "reason_llm.app.export": ["model_card.md.jinja"],
         "reason_llm.app.report": ["page.*", "*.js"],
     },
     cmdclass={"build_py": BuildWithQuickStart},

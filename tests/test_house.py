@@ -47,7 +47,7 @@ OWNERS = {
     "datasets": {"data"},
     "sympy": {"score.math"},
     "matplotlib": {"app"},
-    "tokenizers": {"app"},
+    "tokenizers": {"app", "files"},
     "trl": {"data"},
     "rich": {"app"},
     "tensorboard": {"app"},

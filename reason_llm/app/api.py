@@ -245,23 +245,17 @@ def _overrides(
 
 
 def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
-    """The rows by the names that stand for them in the config.
-
-    Raises:
-        DataError: they are no collection of rows.
-    """
+    """The rows by the names that stand for them in the config."""
     found = dict(config.data.given) if isinstance(config, Config) else {}
     for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
         if given is None:
             continue
         is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
         if isinstance(given, str | bytes | Mapping) or not is_counted:
-            hint = "a list of dicts, or a datasets.Dataset"
-            if isinstance(given, Mapping):  # a DatasetDict
-                hint += f", such as rows[{next(iter(given), 'train')!r}]"
-            elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
-                hint += "; of an iterator, list(rows)"
-            raise DataError(f"{name} is of type {type(given).__name__}; give {hint}")
+            raise DataError(
+                f"{name} is of type {type(given).__name__}; give a list of dicts, or a "
+                "datasets.Dataset: of a DatasetDict one of its parts, of an iterator list(rows)"
+            )
         found[name] = given
     return found
 

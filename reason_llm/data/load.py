@@ -89,7 +89,12 @@ def load_data(
     reader.check_options()
     examples = [reader.read(each) for each in sets]
     if config.sft.condition != "none":
-        reader.fit(example for of_set in examples[-len(training) :] for example in of_set)
+        learned = (example for of_set in examples[-len(training) :] for example in of_set)
+        scores = [each.value for each in learned if isinstance(each, Completed)]
+        try:
+            reader.conditioning = fit(scores, config.sft)
+        except DataError as error:
+            fault(error)
     for data_set, of_set in zip(sets, examples, strict=True):
         reader.render(data_set, of_set)
     return Data(
@@ -181,11 +186,7 @@ class _Reader:
             self.preprocess = load_function(name, "data.preprocess")
 
     def check_options(self) -> None:
-        """Check lengths and the condition before a row is read.
-
-        Raises:
-            ConfigError: they contradict each other, or the context.
-        """
+        """Check lengths and the condition before a row is read."""
         section = self.config.data
         if self.config.evaluation_sets:
             self._room(is_training=False)
@@ -240,20 +241,16 @@ class _Reader:
             self.fault(error)
         return examples
 
-    def fit(self, examples: Iterable[Example]) -> None:
-        """Fit the condition to the scores of the training rows."""
-        scores = [each.value for each in examples if isinstance(each, Completed)]
-        try:
-            self.conditioning = fit(scores, self.config.sft)
-        except DataError as error:
-            self.fault(error)
-
     def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
+        examples, ready = list(examples), {}
+        if self.conditioning is None:
+            asked = [each for each in examples if isinstance(each, Problem)]
+            ready = self.renderer.prompts([(p.where, p.messages, p.answer) for p in asked])
         for example in examples:
             try:
                 if isinstance(example, Problem):
-                    option = self._add_prompt(data_set, example)
+                    option = self._add_prompt(data_set, example, ready.get(example.where))
                 else:
                     option = self._add_rows(data_set, example)
             except DataError as error:
@@ -343,16 +340,20 @@ class _Reader:
                 where, name, row[name],
             )  # fmt: skip
 
-    def _add_prompt(self, data_set: DataSet, problem: Problem) -> str | None:
+    def _add_prompt(self, data_set: DataSet, problem: Problem, prompt: Prompt | None) -> str | None:
         """Add the prompt of a problem.
+
+        Args:
+            prompt: None if it is still to be made.
 
         Returns:
             The option that drops it instead.
         """
-        messages = problem.messages
-        if self.conditioning is not None:
-            messages = self.conditioning.asking(problem.where, messages)
-        prompt = self.renderer.prompt(problem.where, messages, problem.answer)
+        if prompt is None:
+            messages = problem.messages
+            if self.conditioning is not None:
+                messages = self.conditioning.asking(problem.where, messages)
+            prompt = self.renderer.prompt(problem.where, messages, problem.answer)
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
@@ -370,11 +371,7 @@ class _Reader:
         return None
 
     def _room(self, is_training: bool) -> int:
-        """Tokens that the context leaves for a prompt.
-
-        Raises:
-            ConfigError: none.
-        """
+        """Tokens that the context leaves for a prompt."""
         option, most = "eval.max_new_tokens", self.config.eval_max_new_tokens
         if is_training:
             option, most = "sample.max_new_tokens", self.config.sample.max_new_tokens
@@ -433,29 +430,17 @@ class _Reader:
 
 
 def _told_to_teacher(problem: Problem, text: str) -> Messages:
-    """The messages with ``teacher.prompt``, filled in, in the place of the last of the user.
-
-    Raises:
-        DataError: it wants an answer that the row does not have.
-    """
+    """The messages with ``teacher.prompt``, filled in, in the place of the last of the user."""
     if "{answer}" in text and not problem.answer:
         raise DataError(
             f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give it "
             "one, or leave {answer} out"
         )
-    users = [i for i, message in enumerate(problem.messages) if message["role"] == "user"]
-    if not users:
-        raise DataError(
-            f"{problem.where}: has no message of the user, in whose place teacher.prompt is put; "
-            "give it one"
-        )
-    last = problem.messages[users[-1]]
+    *earlier, last = problem.messages  # of the user
     filled = {"prompt": last["content"], "answer": problem.answer}
     # In one pass, so that a question that holds {answer} stays as it is.
     content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
-    told = list(problem.messages)
-    told[users[-1]] = {**last, "content": content}
-    return told
+    return [*earlier, {**last, "content": content}]
 
 
 def _is_kept_by_json(value: object) -> bool:

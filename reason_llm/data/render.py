@@ -19,12 +19,11 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from reason_llm.data.confined import Confined
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.files import Panic, without_panics
+from reason_llm.files import Confined, Panic, without_panics
 from reason_llm.rollout import Prompt
 
 RENDER_SECONDS = 5.0
@@ -33,6 +32,11 @@ MOST_TEXT_CHARACTERS = 16 << 20
 """Of one conversation."""
 ENCODE_SECONDS = 20.0
 """Of one text. The tokenizer lets other threads run meanwhile."""
+AT_ONCE = 256
+"""Conversations that a process is asked for at once: a question and its answer take 0.3 ms."""
+
+_Rendering = tuple[str | None, str, int | None]
+"""The text; or the problem, with the line of the template where its syntax is wrong."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +60,24 @@ class Renderer:
         """
         text = self.text(where, self.with_system_prompt(messages))
         return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
+
+    def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt]:
+        """``prompt`` of many rows, by their ``where``. A part in which one fails is left out, for
+        ``prompt`` to tell why."""
+        found: dict[str, Prompt] = {}
+        for start in range(0, len(asked), AT_ONCE):
+            part = asked[start : start + AT_ONCE]
+            try:
+                made = self._rendered([self.with_system_prompt(talk) for _, talk, _ in part])
+                texts = [text for text, _, _ in made if text is not None and text.strip()]
+                if len(texts) < len(part):
+                    continue
+                ids = self._encoded(texts)
+            except (TimeoutError, Panic, ValueError, MemoryError):
+                continue
+            for (where, _, answer), text, of_text in zip(part, texts, ids, strict=True):
+                found[where] = Prompt(where, text, tuple(of_text), answer)
+        return found
 
     @property
     def digest(self) -> str:
@@ -85,12 +107,7 @@ class Renderer:
                 long.
         """
         try:
-            with without_panics():
-                return within(
-                    ENCODE_SECONDS,
-                    "the model's tokenizer",
-                    lambda: list(self.tokenizer.encode(text, add_special_tokens=False)),
-                )
+            return self._encoded([text])[0]
         except (TimeoutError, Panic) as error:
             raise DataError(
                 f"{where}: {error} on its {len(text)} characters; take another model, or leave "
@@ -108,10 +125,9 @@ class Renderer:
             ConfigError: the template is not valid.
         """
         source = self.template.source
+        text: str | None
         try:
-            jinja = self.tokenizer.get_chat_template(self.template.jinja)
-            arguments = {"add_generation_prompt": generation, **dict(self.template.arguments)}
-            text, problem, line = _rendering(self.tokenizer, messages, jinja, arguments)
+            ((text, problem, line),) = self._rendered([messages], generation)
         except TimeoutError as error:
             raise ConfigError(
                 f"{source} took longer than {RENDER_SECONDS:g} s of the processor on {where}; take "
@@ -130,29 +146,53 @@ class Renderer:
             raise DataError(f"{where}: {source} makes nothing of it; fix it")
         return text
 
+    def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
+        """What ``_render`` makes of each, in the process that may take little memory.
+
+        Raises:
+            TimeoutError: all together took longer than one may.
+            MemoryError: as ``Confined.ask``.
+            ValueError: the tokenizer has no template.
+        """
+        tokenizer = self.tokenizer
+        process = _PROCESSES.get(tokenizer)
+        if process is None or not process.lives:
+            process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
+        jinja = tokenizer.get_chat_template(self.template.jinja)
+        arguments = {"add_generation_prompt": generation, **dict(self.template.arguments)}
+        return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        """The token ids of each.
+
+        Raises:
+            TimeoutError, Panic: as ``token_ids`` tells.
+        """
+        with without_panics():
+            return within(
+                ENCODE_SECONDS,
+                "the model's tokenizer",
+                lambda: list(self.tokenizer(texts, add_special_tokens=False)["input_ids"]),
+            )
+
 
 _PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDictionary()
 """Those that render, by the tokenizer that they have a copy of."""
 
 
-def _rendering(
-    tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
-) -> tuple[str | None, str, int | None]:
-    """The text; or the problem, with the line of the template where its syntax is wrong.
-
-    Raises:
-        TimeoutError, MemoryError: as ``Confined.ask``.
-    """
-    process = _PROCESSES.get(tokenizer)
-    if process is None or not process.lives:
-        process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
-    return process.ask(RENDER_SECONDS, messages, jinja, arguments)
-
-
 def _render(
+    tokenizer: "PreTrainedTokenizerBase",
+    talks: Sequence[Messages],
+    jinja: str,
+    arguments: dict[str, Any],
+) -> tuple[_Rendering, ...]:
+    """In the process that may take little memory."""
+    return tuple(_render_one(tokenizer, talk, jinja, arguments) for talk in talks)
+
+
+def _render_one(
     tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
-) -> tuple[str | None, str, int | None]:
-    """As ``_rendering``, in the process that may take little memory."""
+) -> _Rendering:
     import jinja2
 
     try:

@@ -14,8 +14,18 @@ import pytest
 
 from conftest import ROOT, TINY
 from hostile import HOSTILE
-from reason_llm.app.chat import Chat, Detokenizer, Options, find_subject, options_of
-from reason_llm.app.chat_terminal import DIM, PLAIN, AnswerWriter, ChatTerminal, read_message
+from reason_llm.app.chat import (
+    DIM,
+    PLAIN,
+    AnswerWriter,
+    Chat,
+    ChatTerminal,
+    Detokenizer,
+    Options,
+    find_subject,
+    options_of,
+    read_message,
+)
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
 from reason_llm.data import load_data
@@ -106,23 +116,6 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Chat) -> Non
     assert len(chat.messages) == 4
 
 
-def test_the_next_message_ends_an_answer_that_is_open(chat: Chat) -> None:
-    tuned = said(chat, "What is 3 + 4?")
-    chat.messages = []
-    chat.uses_adapter = False
-    plain = said(chat, "What is 3 + 4?")
-    assert plain != tuned
-    chat.messages = []
-    first = chat.answer("What is 3 + 4?")
-    start = next(first)
-    chat.uses_adapter = True
-    second = chat.answer("What is 3 + 4?")
-    assert list(first) == []
-    assert chat.messages[-1] == {"role": "assistant", "content": start}
-    chat.messages = []
-    assert "".join(second) == tuned
-
-
 def test_again_without_room_keeps_the_conversation(
     chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,7 +124,7 @@ def test_again_without_room_keeps_the_conversation(
     before = list(chat.messages)
     chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
     with pytest.raises(DataError, match="leaves none for an answer"):
-        terminal._again("again", "")
+        terminal._again()
     assert chat.messages == before
 
 

@@ -1,10 +1,27 @@
-"""The order of prompts: shuffled, mixed by weight, and drawn from anywhere."""
+"""Many prompts at once; the order of prompts: shuffled, mixed by weight, drawn from anywhere."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from reason_llm.data.render import order
+from reason_llm.data.render import AT_ONCE, Renderer, order
+from reason_llm.data.templates import ChatTemplate
+
+NO_ODD = "{% for m in messages %}{{ 1 // (m.content != 'odd') }}{{ m.content }}\n{% endfor %}"
+
+
+def test_many_prompts_at_once_are_those_made_one_by_one(tokenizer: Any) -> None:
+    """Of a part in which one cannot be made there is none."""
+    renderer = Renderer(tokenizer, ChatTemplate("a test's", NO_ODD), "Add.")
+    questions = [f"{i} + {i}" for i in range(AT_ONCE + 9)]
+    asked = [(f"row {q}", [{"role": "user", "content": q}], f"{q}!") for q in questions]
+    made = renderer.prompts(asked)
+    assert made == {each[0]: renderer.prompt(*each) for each in asked}
+    assert made["row 1 + 1"].text == "1Add.\n11 + 1\n"
+    asked[AT_ONCE][1][0]["content"] = "odd"
+    assert renderer.prompts(asked).keys() == {each[0] for each in asked[:AT_ONCE]}
+    assert renderer.prompts([]) == {}
 
 
 def test_order_is_a_function_of_seed_and_position() -> None:

@@ -131,11 +131,8 @@ def _prepare(request: Request) -> _Job:
     """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
     if run_folder.is_run(source):
-        run, config, adapter = (
-            source,
-            run_folder.read_config(source),
-            run_folder.find_adapter(source, request.which),
-        )
+        run, config = source, run_folder.read_config(source)
+        adapter = run_folder.find_adapter(source, request.which)
     else:
         run_folder.refuse_which(request.which, str(source))
         if not run_folder.is_adapter(source):
@@ -173,14 +170,9 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
     dtype = DTYPES[request.dtype]
     merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes)
     _write_generation_config(job, beside)
-    rollouts = job.rollouts
-    if not rollouts:
-        console.line("there are no rollouts of it here: the parity check samples its own")
-        rollouts = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
-    rollouts = parity.chosen(rollouts, base.read_config(str(beside)).get_text_config().vocab_size)
+    rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
-    compared = (job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
-    found = parity.check_parity(*compared)
+    found = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
     console.line(
         f"parity with base plus adapter in {request.dtype}: {found.gap}; the adapter's own effect: "
         f"{found.learned}"
@@ -195,9 +187,6 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
             "the check cannot tell here whether the adapter is in: its effect on these rollouts is "
             f"too small beside {request.dtype}'s rounding; --dtype float32 or more --rollouts may"
         )
-    if job.config is not None and job.config.model.quantize == "nf4":
-        of_nf4 = parity.gap_to_nf4(*compared)
-        console.line(f"gap to the policy over the NF4 base, for information: {of_nf4}")
     return found
 
 
@@ -213,8 +202,7 @@ def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Cons
         merging.read_json(beside / "config.json"), job.base_folder, job.tokenizer.pad_token_id
     )
     (beside / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    compared = (job.base_folder, job.adapter, beside, rows, dtype)
-    found = reward_model.check_scores(*compared)
+    found = reward_model.check_scores(job.base_folder, job.adapter, beside, rows, dtype)
     console.line(f"parity with base, adapter and head in {request.dtype}: {found.gap}")
     found.check(dtype)
     if (described := job.adapter / reward_models.SCALE).is_file():  # to be a reward elsewhere
@@ -230,10 +218,17 @@ def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
             rows = reward_model.held_out_rows(job.config, job.tokenizer)
         except ReasonError as error:
             console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
-    if not rows:
-        console.line("there are no rows of it here: the parity check samples its own")
-        rows = parity.sampled(job.base_folder, job.adapter, job.tokenizer, torch.float32)
-    return parity.chosen(rows, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
+    return _compared(job, rows, "rows", torch.float32, console)
+
+
+def _compared(
+    job: _Job, found: list[Datum], what: str, dtype: torch.dtype, console: Console
+) -> list[Datum]:
+    """An even choice of what was found, or of samples where nothing was."""
+    if not found:
+        console.line(f"there are no {what} of it here: the parity check samples its own")
+        found = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
+    return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
 
 def _write_generation_config(job: _Job, beside: Path) -> None:

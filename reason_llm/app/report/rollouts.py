@@ -11,16 +11,15 @@ gzipped blob with all texts and numbers, which the page opens when it is asked f
 import gzip
 import math
 import os
-import sys
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import orjson
 
-from reason_llm.app.report.repetition import repeated_fraction, similarity
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
 from reason_llm.rollout import Completion, Group
@@ -38,6 +37,8 @@ PREVIEW_CHARS = 160
 LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
+NGRAM, SHINGLE = 4, 3
+"""Tokens of the sequences that repeat in a completion, and that completions share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,6 @@ class StepRollouts:
     blob: bytes
     num_split: int
     """Completions whose tokens could be told apart in the text."""
-    has_ratios: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,6 @@ def read_step(
         groups = evenly(groups, keep)
         split = _split(groups, tokens)
         blob = _blob(groups, split)
-    completions = [completion for group in groups for completion in group.completions]
     begin, end = _markers([group.prompt.text for group in document.groups])
     return StepRollouts(
         step=document.step,
@@ -163,7 +162,6 @@ def read_step(
         groups=[_facts(document.step, group, begin, end) for group in groups],
         blob=blob,
         num_split=sum(lengths is not None for lengths in split),
-        has_ratios=any(completion.learner_logprobs is not None for completion in completions),
     )
 
 
@@ -236,29 +234,38 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
-    lengths, logprobs, log_ratios = array("H"), array("H"), array("H")
+    lengths, logprobs, log_ratios = [], [], []
     for completion, of_texts in zip(completions, split, strict=True):
-        count = len(completion.token_ids)
-        lengths.extend([0] * count if of_texts is None else [min(n, NO_NUMBER) for n in of_texts])
-        logprobs.extend(_quantized_logprob(value) for value in completion.logprobs)
-        log_ratios.extend(_quantized_log_ratios(completion))
-    if sys.byteorder == "big":
-        for numbers in (lengths, logprobs, log_ratios):
-            numbers.byteswap()
-    planes = b"".join(numbers.tobytes() for numbers in (lengths, logprobs, log_ratios))
-    return gzip.compress(len(packed).to_bytes(4, "little") + packed + planes, 6, mtime=0)
+        sampled_T = np.array(completion.logprobs)
+        lengths.append(np.zeros(len(sampled_T)) if of_texts is None else np.array(of_texts))
+        logprobs.append(np.rint(-sampled_T / LOGPROB_UNIT).clip(0, NO_NUMBER - 1))
+        if completion.learner_logprobs is None:
+            log_ratios.append(np.full(len(sampled_T), NO_NUMBER))
+        else:  # 0x8000 is ratio 1
+            ratios_T = (np.array(completion.learner_logprobs) - sampled_T) / LOG_RATIO_UNIT
+            log_ratios.append((0x8000 + np.rint(ratios_T)).clip(0, NO_NUMBER - 1))
+    planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
+    content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
+    return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
 
 
-def _quantized_logprob(value: float) -> int:
-    """Quantised log-prob: 0 to ``NO_NUMBER - 1`` times the unit below 0."""
-    return min(NO_NUMBER - 1, max(0, round(-value / LOGPROB_UNIT)))
+def repeated_fraction(token_ids: Sequence[int]) -> float:
+    """Fraction of n-grams that occurred before in the same completion; 0 without n-grams."""
+    total = len(token_ids) - NGRAM + 1
+    if total < 1:
+        return 0.0
+    return 1 - len(_ngrams(token_ids, NGRAM)) / total
 
 
-def _quantized_log_ratios(completion: Completion) -> list[int]:
-    """Quantised log-ratios of learner to sampler, 0x8000 for ratio 1, ``NO_NUMBER`` if unknown."""
-    if completion.learner_logprobs is None:
-        return [NO_NUMBER] * len(completion.logprobs)
-    return [
-        min(NO_NUMBER - 1, max(0, 0x8000 + round((learner - sampler) / LOG_RATIO_UNIT)))
-        for learner, sampler in zip(completion.learner_logprobs, completion.logprobs, strict=True)
-    ]
+def similarity(completions: Sequence[Sequence[int]]) -> float:
+    """Similarity of a group's completions, 0 to 1: the mean Jaccard index of their n-grams over all
+    pairs; 1 for the same text, 0 for a single completion."""
+    sets = [_ngrams(ids, min(SHINGLE, len(ids))) for ids in completions]
+    pairs = list(combinations(sets, 2))
+    if not pairs:
+        return 0.0
+    return sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+
+
+def _ngrams(token_ids: Sequence[int], size: int) -> set[tuple[int, ...]]:
+    return set(zip(*(token_ids[start:] for start in range(size)), strict=False))
