@@ -1,22 +1,26 @@
-"""Files: writing that survives a crash, and bounded reading of files from others.
+"""Files: writing that survives a crash, bounded reading of files from others, and limits on the
+programs that come with them.
 
 Written: atomic replacement, locks that die with their process, moving aside. What a later stage or
 command reads carries its SHA-256, written with it in one act: a JSON object as its first member
 (``sealed``), a folder in ``digests.json``. Readers compare it (``compare``). What carries none, as
-others' files, is read as it is. Read: regular files
-only, no more of one than a bound, nothing nested deeper than any sane file; a FIFO would hang and
-``/dev/zero`` would not end, so neither is opened. Of what they hold, only what could fill the
-memory of whoever uses it is looked at: here a ``tokenizer.json``, which a page without torch reads,
-too. What its library prints when it panics is kept from the terminal. The Hub is asked only where
-it can be reached: its libraries try again for most of a minute.
+others' files, is read as it is. Read: regular files only, no more of one than a bound, nothing
+nested deeper than any sane file; a FIFO would hang and ``/dev/zero`` would not end, so neither is
+opened. A model's chat template and its ``tokenizer.json`` are programs: they run, or are tried, in
+a process with limits on time and memory (``Confined``). The Hub is asked only where it can be
+reached: its libraries try again for most of a minute.
 """
 
-import base64
+import ctypes
 import errno
 import fcntl
+import gc
 import hashlib
+import json
 import logging
+import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -24,11 +28,14 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedReader, BufferedWriter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -194,8 +201,14 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside
-        if is_noted:
-            _note_digests(beside)
+        if is_noted:  # all but texts for a reader, which may be edited
+            entries = {
+                file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
+                for file in sorted(beside.iterdir())
+                if file.suffix != ".md"
+            }
+            content = orjson.dumps({"files": entries}, option=orjson.OPT_INDENT_2)
+            (beside / MANIFEST).write_bytes(sealed(content))
         for file in beside.iterdir():
             sync(file)
         shutil.rmtree(target, ignore_errors=True)
@@ -221,8 +234,7 @@ def sync(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Rename ``path`` (a file or a folder), if it exists, to the first free
-    ``<stem>.old-<n><suffix>``.
+    """Rename a file or a folder, if it exists, to the first free ``<stem>.old-<n><suffix>``.
 
     Raises:
         WriteError: it cannot be renamed; it is as it was.
@@ -262,7 +274,9 @@ def open_regular(path: Path) -> BufferedReader:
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a regular file")
+        kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
+        kind = next((name for test, name in kinds.items() if test(mode)), "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
     return os.fdopen(handle, "rb")
 
 
@@ -365,14 +379,6 @@ def compare(what: str, found: str, expected: str) -> None:
         )
 
 
-def _note_digests(folder: Path) -> None:
-    """Write ``digests.json``, of all but texts for a reader, which may be edited."""
-    files = [file for file in sorted(folder.iterdir()) if file.suffix != ".md"]
-    entries = {file.name: _entry(file) for file in files}
-    content = orjson.dumps({"files": entries}, option=orjson.OPT_INDENT_2)
-    (folder / MANIFEST).write_bytes(sealed(content))
-
-
 def check_digests(folder: Path) -> dict[str, str]:
     """Compare the files of a folder with its ``digests.json``.
 
@@ -410,17 +416,13 @@ def _unless_known(file: Path) -> str:
     """The file's SHA-256, taken once by a process as long as the file is not written to."""
     now = _state_of(file)
     if file not in _KNOWN or _KNOWN[file][0] != now:
-        _KNOWN[file] = now, sha256(file, MOST_BYTES)
+        _KNOWN[file] = now, sha256(file)
     return _KNOWN[file][1]
 
 
 def _state_of(file: Path) -> tuple[int, int, int]:
     found = file.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
-
-
-def _entry(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": sha256(file, MOST_BYTES)}
 
 
 MOST_BYTES = 1 << 40
@@ -441,7 +443,10 @@ def large_digest(files: Sequence[Path]) -> str:
     Raises:
         OSError: as ``open_regular``.
     """
-    kept, digests = _kept_digests(), {}
+    kept: dict[str, list[Any]] = {}
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
+        kept = read_object(_digests_path(), 16 * MIB)
+    digests: dict[str, list[Any]] = {}
     for file in files:
         place, state = str(file.resolve()), list(_state_of(file))
         if kept.get(place, [None])[:-1] == state:
@@ -456,7 +461,9 @@ def large_digest(files: Sequence[Path]) -> str:
         if value[0] >= KEPT_FROM_BYTES and value[1] < old and kept.get(place) != value
     }
     if new:
-        _keep_digests({**kept, **new})
+        newest = dict([*kept.items(), *new.items()][-MOST_KEPT:])
+        with suppress(WriteError, RuntimeError):  # it is taken again next time
+            write_atomically(_digests_path(), sealed(orjson.dumps(newest)))
     lines = [
         f"{file.name} {digests[str(file.resolve())][0]} {digests[str(file.resolve())][-1]}\n"
         for file in files
@@ -475,26 +482,11 @@ def _in_pieces(file: Path) -> str:
 
 
 def _digests_path() -> Path:
-    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(cache_folder) / "reason_llm" / "digests.json"
 
 
-def _kept_digests() -> dict[str, list[Any]]:
-    """Size, time, inode and digest by path; empty where nothing that can be read was kept."""
-    try:
-        kept = read_object(_digests_path(), 16 * MIB)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
-        return {}
-    return {place: value for place, value in kept.items() if isinstance(value, list)}
-
-
-def _keep_digests(digests: Mapping[str, list[Any]]) -> None:
-    newest = dict(list(digests.items())[-MOST_KEPT:])
-    with suppress(WriteError, RuntimeError):  # it is taken again next time
-        write_atomically(_digests_path(), sealed(orjson.dumps(newest)))
-
-
-def sha256(path: Path, most_bytes: int) -> str:
+def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
     """Of the regular file at ``path``, which is read piece by piece.
 
     Raises:
@@ -521,117 +513,23 @@ def too_large(most_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {most_bytes / MIB:,g} MiB")
 
 
-def check_nesting(value: Any, most: int = MOST_NESTING) -> None:
+def check_nesting(value: Any) -> None:
     """Check that a parsed value is not nested too deep for recursion.
 
     Raises:
-        ValueError: it is nested deeper than ``most``.
+        ValueError: it is nested deeper than ``MOST_NESTING``.
     """
-    level = [value]
-    for _ in range(most):
-        level = [item for each in level for item in _items(each)]
+    level = [value] if isinstance(value, list | Mapping) else []
+    for _ in range(MOST_NESTING):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, Mapping) else each)
+            if isinstance(item, list | Mapping)
+        ]
         if not level:
             return
-    raise ValueError(f"nested more than {most} levels deep")
-
-
-MOST_TEXT_CHARACTERS = 20_000
-"""Of any one text in a tokenizer.json. The longest tokens of published ones have some hundreds."""
-MOST_STEPS = 32
-"""In a normalizer, a pre-tokenizer, a post-processor or a decoder."""
-MOST_GROWTH = {("normalizer", "pre_tokenizer"): 512, ("post_processor",): 4, ("decoder",): 4}
-"""Times that these may make a text longer together, as ``_growth`` counts it. The most of published
-ones is 288 (SeamlessM4T: three patterns and a map with Unicode's compatibility forms, 18 for 1)."""
-_DOUBLES = {"ByteLevel", "Metaspace", "CTC", "BPEDecoder", "WordPiece"}
-"""Steps that may write two characters for one, by the options that a file can set."""
-
-
-def check_tokenizer(value: Any) -> None:
-    """Check that no text grows without bound in the tokenizer of a parsed tokenizer.json.
-
-    Its steps run in Rust, which no time limit of ours ends: a step that writes ``aa`` for ``a``,
-    forty times in a row, would fill any memory.
-
-    Raises:
-        ValueError: a step or a row of steps lets a text grow too much, or can take for ever.
-    """
-    steps = {part: list(_steps(value.get(part))) for parts in MOST_GROWTH for part in parts}
-    for parts, most in MOST_GROWTH.items():
-        growth = 1
-        for part in parts:
-            if len(steps[part]) > MOST_STEPS:
-                raise ValueError(f"its {part} has {len(steps[part])} steps, over {MOST_STEPS}")
-            for step in steps[part]:
-                growth *= _growth(step)
-                if growth > most:
-                    raise ValueError(f"its {part} may make a text over {most} times as long")
-    for step in steps["decoder"]:
-        if isinstance(step.get("pattern"), dict) and "Regex" in step["pattern"]:
-            raise ValueError("its decoder searches with a regular expression, which may not end")
-    charsmaps = {id(step.get("precompiled_charsmap")) for step in steps["normalizer"]}
-    for text in _texts(value):
-        if len(text) > MOST_TEXT_CHARACTERS and id(text) not in charsmaps:
-            raise ValueError(f"it holds a text of {len(text)} characters ({text[:20]!r}...)")
-
-
-def _steps(value: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a part of a tokenizer, those of sequences in it one by one."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _steps(each)
-    elif isinstance(value, dict):
-        inner = [value[n] for n in ("normalizers", "pretokenizers", "processors", "decoders")
-                 if n in value]  # fmt: skip
-        yield from _steps(inner) if value.get("type") == "Sequence" else iter([value])
-
-
-def _growth(step: dict[str, Any]) -> int:
-    """Times that a step may make a text longer, rounded up."""
-    kind = step.get("type")
-    if kind == "Replace":
-        pattern, written = step.get("pattern"), len(str(step.get("content", "")))
-        literal = pattern.get("String") if isinstance(pattern, dict) else pattern
-        if isinstance(literal, str) and literal:
-            return max(1, -(-written // len(literal)))
-        return 1 + written  # what it finds may be empty
-    if kind == "Prepend":
-        return 1 + len(str(step.get("prepend", "")))
-    if kind == "Precompiled":
-        return _longest_mapped(step.get("precompiled_charsmap"))
-    if kind == "TemplateProcessing":
-        single = step.get("single")
-        pieces = single if isinstance(single, list) else []
-        return max(1, sum(isinstance(each, dict) and "Sequence" in each for each in pieces))
-    return 2 if kind in _DOUBLES else 1
-
-
-def _longest_mapped(charsmap: Any) -> int:
-    """Characters of the longest text that a precompiled map of SentencePiece may write for one.
-
-    A map is a 32-bit size in bytes, a trie of that size, and texts that a NUL ends.
-    """
-    content = base64.b64decode(str(charsmap or ""), validate=True)
-    size = int.from_bytes(content[:4], "little")
-    if len(content) < 4 or size > len(content) - 4 or size % 4 or not size:
-        raise ValueError("the map of characters in its normalizer is damaged")
-    texts = content[4 + size :].decode()
-    return max(1, *map(len, texts.split("\0")))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            yield from each
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
-
-
-_STDERR = threading.RLock()
+    raise ValueError(f"nested more than {MOST_NESTING} levels deep")
 
 
 class Panic(RuntimeError):
@@ -640,66 +538,163 @@ class Panic(RuntimeError):
 
 @contextmanager
 def without_panics() -> Iterator[None]:
-    """Within: a panic of a Rust library is a ``Panic`` and prints nothing.
+    """Within: a panic of a Rust library, which is no Exception and has no class to name, is a
+    ``Panic`` with the cause in one line."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Panic(one_line(error)) from None
 
-    Rust writes its message and its backtrace to standard error itself, so what is written there by
-    anybody is held back for as long as this lasts, and written then. One thread at a time.
+
+MOST_CONFINED_BYTES = 1 << 30
+"""Of memory, beyond what this process has."""
+MOST_ANSWER_BYTES = 256 << 20
+POLL_SECONDS = 0.2
+PR_SET_PDEATHSIG = 1
+
+
+class Confined:
+    """A forked process that makes calls of one function, with limits on memory and on processor
+    time: for programs that come with a model.
+
+    It is a copy of this one without its threads, files and signals. It serves one call after
+    another, as a fork takes milliseconds, and dies with this one. Its address space may grow by
+    ``MOST_CONFINED_BYTES`` from where it begins, so that what fills the memory ends in a
+    ``MemoryError`` there and takes nothing from anybody else.
+
+    Args:
+        call: what it makes of the arguments of ``ask``, a tuple of texts, numbers and None. It
+            raises nothing but MemoryError.
+    """
+
+    def __init__(self, call: Callable[..., tuple[Any, ...]]) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        parent = os.getpid()
+        with warnings.catch_warnings():  # of other threads, whose locks the child does not need
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process = os.fork()
+        if self._process == 0:
+            _serve(call, theirs, parent)
+        theirs.close()
+        self.end = weakref.finalize(self, _end, parent, self._process, self._pipe)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked: it ends with the thread that made it, and after an error."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self.end.alive and os.waitid(os.P_PID, self._process, how) is None
+
+    def ask(self, seconds: float, *arguments: Any) -> tuple[Any, ...]:
+        """What ``call`` makes of the arguments.
+
+        Raises:
+            TimeoutError: it took more of the processor's time. The process is ended.
+            MemoryError: it took more memory, or its process was ended from outside.
+        """
+        try:
+            self._pipe.send_bytes(json.dumps(arguments).encode())
+            begun = self._processor_seconds()
+            while not self._pipe.poll(POLL_SECONDS):
+                if self._processor_seconds() - begun > seconds:
+                    raise TimeoutError
+            answer: list[Any] | None = json.loads(self._pipe.recv_bytes(MOST_ANSWER_BYTES))
+        except BaseException as error:
+            self.end()
+            if isinstance(error, OSError | EOFError) and not isinstance(error, TimeoutError):
+                raise MemoryError from error
+            raise
+        if answer is None:
+            raise MemoryError
+        return tuple(answer)
+
+    def _processor_seconds(self) -> float:
+        stat = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _end(parent: int, process: int, pipe: "Connection[Any, Any]") -> None:
+    if os.getpid() == parent:  # and not a copy of this process
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        pipe.close()
+
+
+def _serve(call: Callable[..., tuple[Any, ...]], pipe: "Connection[Any, Any]", parent: int) -> None:
+    """Answer until nobody asks; never returns."""
+    try:
+        gc.freeze()  # what is this process's parent's is not ended here
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            if int(name) > 2 and int(name) != pipe.fileno():
+                with suppress(OSError):  # the listing's own
+                    os.close(int(name))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + MOST_CONFINED_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        while True:
+            arguments = json.loads(pipe.recv_bytes())
+            try:
+                answer = json.dumps(call(*arguments)).encode()
+            except MemoryError:
+                answer = b"null"
+            pipe.send_bytes(answer if len(answer) <= MOST_ANSWER_BYTES else b"null")
+            del arguments, answer
+    finally:
+        os._exit(0)
+
+
+TOKENIZER_SECONDS = 20.0
+"""Of the processor's time, for reading a tokenizer and trying it once."""
+PROBE = "".join(map(chr, range(32, 127))) * 2 + " \u00e4\u00df\u4f60\u597d \n\t "
+
+
+def check_tokenizer(content: bytes) -> None:
+    """Try a tokenizer.json on a short text, within limits on time and memory.
+
+    Its steps run in Rust, which no time limit of ours ends: a step that writes ``aa`` for ``a``,
+    forty times in a row, would fill any memory.
 
     Raises:
-        Panic: one line with the cause.
+        ValueError: it fills the memory, takes too long, or makes its library panic.
     """
-    with _STDERR, _held_back() as held:
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException as error:  # a panic is no Exception, and has no class to name
-            if type(error).__name__ != "PanicException":
-                raise
-            held.is_panic = True
-            raise Panic(one_line(error)) from None
-
-
-class _HeldBack:
-    is_panic = False
-
-
-@contextmanager
-def _held_back() -> Iterator[_HeldBack]:
-    """Within: standard error goes to memory. At the end it is written, but not Rust's message."""
-    held = _HeldBack()
+    trial = Confined(lambda: (_tried(content),))
     try:
-        own = os.dup(2)
-    except OSError:  # closed: there is nothing to hold back
-        yield held
-        return
-    memory = os.memfd_create("stderr")
+        (problem,) = trial.ask(TOKENIZER_SECONDS)
+    except TimeoutError:
+        problem = f"it takes longer than {TOKENIZER_SECONDS:g} s on a short text"
+    except MemoryError:
+        problem = "it fills the memory on a short text"
+    trial.end()
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def _tried(content: bytes) -> str | None:
+    """What goes wrong for good; any other error comes again where it is read, and is told there."""
+    from tokenizers import Tokenizer
+
     try:
-        os.dup2(memory, 2)
-        yield held
-    finally:
-        os.dup2(own, 2)
-        text = os.pread(memory, os.fstat(memory).st_size, 0)
-        os.close(memory)
-        os.close(own)
-        if held.is_panic:
-            text = text[: max(0, text.find(b"\nthread '"))] if b"\nthread '" in text else b""
-        if text:
-            with suppress(OSError):  # its reader went away
-                os.write(2, text)
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return [item for item in value.values() if isinstance(item, list | Mapping)]
-    if isinstance(value, list):
-        return [item for item in value if isinstance(item, list | Mapping)]
-    return []
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
-    return next((name for test, name in kinds.items() if test(mode)), "a device")
+        with without_panics():
+            tokenizer = Tokenizer.from_str(content.decode())
+            tokenizer.decode(tokenizer.encode(PROBE).ids, skip_special_tokens=False)
+    except Panic as error:
+        return str(error)[:300]
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  (the library raises nothing narrower)
+        return None
+    return None
 
 
 HUB_SECONDS = 2.0
@@ -734,27 +729,16 @@ def hub_restored() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def hub_commit(repository: str) -> str:
-    """Commit of a model on the Hub whose config is in the cache; empty without one."""
+def cached(repository: str, name: str) -> Path | None:
+    """A file of a model on the Hub that was downloaded before, in the folder of its commit."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(repository, "config.json")
+        found = try_to_load_from_cache(repository, name)
     except HFValidationError:  # it is no name of a repository
-        return ""
-    return Path(found).parent.name if isinstance(found, str) else ""
-
-
-def is_in_hub_cache(repository: str, name: str) -> bool:
-    """Whether a file of a model on the Hub was downloaded before."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(repository, name), str)
-    except HFValidationError:  # it is no name of a repository
-        return False
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 @cache

@@ -99,8 +99,7 @@ OPEN_BY_PATH = {
 }
 """They open by themselves, so they are given ``regular(path)``."""
 OPENED_OTHERWISE = {  # where, what: why
-    ("reason_llm/data/confined.py", "os.open"): "the null device",
-    ("reason_llm/data/confined.py", ".read_text"): "of /proc",
+    ("reason_llm/files.py", ".read_text"): "of /proc",
     ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/run/store/buffer.py", "gzip.open"): "of a file that open_regular opened",

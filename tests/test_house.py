@@ -44,7 +44,7 @@ OWNERS = {
     "datasets": {"data"},
     "sympy": {"score"},
     "matplotlib": {"app"},
-    "tokenizers": {"app"},
+    "tokenizers": {"app", "files"},
     "trl": {"data"},
     "rich": {"app"},
     "tensorboard": {"app"},

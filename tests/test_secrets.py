@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reason_llm.app.chat_terminal import AnswerWriter
+from reason_llm.app.chat import AnswerWriter
 from reason_llm.app.export import model_card
 from reason_llm.app.report.page import as_json, page
 from reason_llm.app.report.payload import blobs, examine, to_value

@@ -1,21 +1,36 @@
-"""A chat with the base or its adapter, with the run's template and sampling, token by token.
+"""A chat with the base or its adapter, with the run's template and sampling, token by token, in a
+terminal.
 
-One copy of the base: without its adapter it is the base, with it the policy. Not here: the terminal
-(``chat_terminal``), and vLLM.
+One copy of the base: without its adapter it is the base, with it the policy. What a model says is
+data: whatever a terminal would act on is spelled out, character by character, so that nothing can
+hide in the seam of two pieces. Lines and two styles, no cursor movement: it works wherever a shell
+does. Not here: vLLM.
 """
 
+import difflib
+import os
 import random
 import re
+import sys
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 from pydantic import Field, ValidationError
 
 from reason_llm.config import Config, Count, ModelSection, Section, file as config_file
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
-from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.errors import (
+    ConfigError,
+    DataError,
+    ReasonError,
+    one_line,
+    printable,
+    secrets,
+    without_secrets,
+)
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
@@ -294,3 +309,209 @@ def parse_option(options: Options, name: str, value: str) -> Options:
             f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
             f"{config_file.shown_type(field)}: {config_file.docstring(field)}"
         ) from error
+
+
+KEPT = "\n\t\u00a0\u202f\u3000\u200d"
+"""Unprintable by Python's rule and harmless: line ends, tabs, spaces, the joiner inside emoji."""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+COMMANDS = ("base", "adapter", "again", "new", "system", "settings", "help", "quit")
+HELP = """\
+/base, /adapter        who answers next; the conversation goes on
+/again                 the last message once more
+/new                   forget the conversation
+/system TEXT           another system prompt (none: without)
+/temperature 0.7       likewise /top_p /top_k /min_p /max_new_tokens /seed
+/settings              all of these
+/help, /quit           this, and the end (or Ctrl-D)
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; so does
+all between two lines of three quotes. What is pasted is one message. A message
+that begins with / needs a space before it."""
+
+
+class AnswerWriter:
+    """Writes an answer's pieces without the environment's secrets; the thinking part is dim.
+
+    Args:
+        styled: whether the terminal takes styles.
+        thinking: whether the answer begins within the thinking part.
+    """
+
+    def __init__(self, out: TextIO, styled: bool, thinking: bool) -> None:
+        self._out = out
+        self._styled = styled
+        self._thinking = thinking
+        self._held = ""
+        self._secrets = secrets()
+        if thinking:
+            self._style(DIM)
+
+    def write(self, piece: str) -> None:
+        """Show a piece, except an end that may become a tag or a secret."""
+        text = without_secrets(self._held + piece, self._secrets)
+        while (at := text.find(self._tag)) >= 0:
+            end = at + len(self._tag)
+            if self._thinking:
+                self._show(text[:end])
+                self._style(PLAIN)
+            else:
+                self._show(text[:at])
+                self._style(DIM)
+                self._show(text[at:end])
+            self._thinking, text = not self._thinking, text[end:]
+        keep = max(_begun(text, each) for each in (self._tag, *self._secrets))
+        self._held = text[len(text) - keep :]
+        self._show(text[: len(text) - keep])
+        self._out.flush()
+
+    def end(self) -> None:
+        """Show the rest and restore the terminal's own style."""
+        self._show(self._held)
+        self._held = ""
+        self._style(PLAIN)
+        self._out.flush()
+
+    @property
+    def _tag(self) -> str:
+        return "</think>" if self._thinking else "<think>"
+
+    def _show(self, text: str) -> None:
+        self._out.write(printable(text, keep=KEPT))
+
+    def _style(self, style: str) -> None:
+        if self._styled:
+            self._out.write(style)
+
+
+def _begun(text: str, word: str) -> int:
+    """Number of characters at the end of the text that may begin a word."""
+    longest = min(len(word) - 1, len(text))
+    return next(n for n in range(longest, -1, -1) if text.endswith(word[:n]))
+
+
+class ChatTerminal:
+    """Loop of messages and answers over standard input and output."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self._out = sys.stdout
+        self._thinking = chat.begins_thinking()
+        self._styled = (
+            self._out.isatty()
+            and "NO_COLOR" not in os.environ
+            and os.environ.get("TERM", "dumb") != "dumb"
+        )
+
+    def talk(self) -> None:
+        """Answer messages until Ctrl-D or ``/quit``."""
+        import readline  # line editing and history, for input()
+
+        # Which Python turns off for its own prompt: pasted lines are one message.
+        readline.parse_and_bind("set enable-bracketed-paste on")
+        chat = self.chat
+        adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
+        self._say(f"{chat.model.path}{adapter}. /help tells the commands; Ctrl-D leaves.")
+        while True:
+            try:
+                message = read_message(f"{chat.who}> ")
+            except KeyboardInterrupt:
+                self._say("")
+                continue
+            except EOFError:
+                self._say("")
+                return
+            try:
+                if message.startswith("/"):
+                    name, _, rest = message[1:].strip().partition(" ")
+                    if name in ("quit", "exit"):
+                        return
+                    self._command(name, rest.strip())
+                elif message.strip():
+                    self._answer(message.strip())
+            except ReasonError as error:
+                self._say(str(error))
+
+    def answer_once(self, message: str) -> None:
+        """Answer one message and end."""
+        self._answer(message, stops_quietly=False)
+
+    def _say(self, text: str) -> None:
+        self._out.write(f"{without_secrets(printable(text, keep=KEPT))}\n")
+        self._out.flush()
+
+    def _answer(self, message: str, stops_quietly: bool = True) -> None:
+        writer = AnswerWriter(self._out, self._styled, self._thinking)
+        with closing(self.chat.answer(message)) as answer:
+            try:
+                for piece in answer:
+                    writer.write(piece)
+            except KeyboardInterrupt:
+                if not stops_quietly:
+                    raise
+                writer.write(" (stopped)")
+            finally:
+                writer.end()
+                self._say("")
+
+    def _command(self, name: str, rest: str) -> None:
+        chat = self.chat
+        values = {k: "null" if v is None else v for k, v in chat.options.model_dump().items()}
+        match name:
+            case "base":
+                chat.uses_adapter = False
+            case "adapter" if chat.adapter is None:
+                self._say(
+                    "there is no adapter; start the chat with a run, or with --adapter FOLDER"
+                )
+            case "adapter":
+                chat.uses_adapter = True
+            case "again":
+                self._again()
+            case "new":
+                chat.messages = []
+            case "system":
+                if rest:
+                    chat.renderer = replace(chat.renderer, system_prompt=system_prompt(rest, ""))
+                self._say(chat.renderer.system_prompt or "there is no system prompt")
+            case "settings":
+                self._say("\n".join(f"{key} {value}" for key, value in values.items()))
+            case "help":
+                self._say(HELP)
+            case _ if name in values and rest:
+                chat.options = parse_option(chat.options, name, rest)
+            case _ if name in values:
+                self._say(f"{name} {values[name]}")
+            case _:
+                near = difflib.get_close_matches(name, [*COMMANDS, *values], n=1)
+                hint = f"did you mean /{near[0]}?" if near else "/help tells them all"
+                self._say(f"/{name} is no command; {hint}")
+
+    def _again(self) -> None:
+        """Ask the last message once more, or leave the conversation as it was."""
+        before = self.chat.messages
+        if not before:
+            self._say("nothing was asked yet")
+            return
+        self.chat.messages = before[:-2]
+        try:
+            self._answer(before[-2]["content"])
+        except ReasonError:
+            self.chat.messages = before
+            raise
+
+
+def read_message(prompt: str) -> str:
+    """One message from the terminal: one line, or several joined by backslashes or between quotes.
+
+    Raises:
+        EOFError: Ctrl-D.
+    """
+    line = input(prompt)
+    if line.strip() == '"""':
+        lines: list[str] = []
+        while (line := input("... ")).strip() != '"""':
+            lines.append(line)
+        return "\n".join(lines)
+    while line.endswith("\\"):
+        line = f"{line[:-1]}\n{input('... ')}"
+    return line

@@ -1,18 +1,16 @@
-"""Trackers beside a run (TensorBoard, Weights & Biases, trackio), each in a thread of its own.
+"""Trackers beside a run: TensorBoard, Weights & Biases, trackio.
 
 metrics.jsonl is the truth: the run writes its records there as ever, and a tracker gets a copy of
 each, once, also when a killed run goes on: it says itself up to which step it has them. A tracker
-that raises, or hangs for longer than ``LIMIT_SECONDS``, is dropped with one warning.
+that raises, or takes longer than ``LIMIT_SECONDS`` for one call, is dropped with one warning.
 """
 
 import importlib.util
 import logging
 import math
 import os
-import queue
 import shlex
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 import yaml
 
 from reason_llm.config import yaml_text
+from reason_llm.data import within
 from reason_llm.errors import (
     ConfigError,
     one_line,
@@ -33,10 +32,11 @@ from reason_llm.files import read_text
 from reason_llm.run import Begun, Record
 
 LIMIT_SECONDS = 60.0
-"""What one call of a tracker may take; and all trackers together after the run's end."""
-POLL_SECONDS = 0.05
+"""What one call of a tracker may take."""
 MOST_CHARACTERS = 500
 """Of a tracker's words that are shown."""
+PROJECT = "reason_llm"
+Values = dict[str, float]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -55,140 +55,6 @@ def check_installed(names: Sequence[str]) -> None:
             )
 
 
-class Trackers:
-    """The trackers of a run, from ``start`` to the end of the ``with`` block.
-
-    Args:
-        names: of ``log.trackers``.
-        clock: seconds, by which a tracker that hangs is known.
-    """
-
-    def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._names, self._clock = names, clock
-        self._threads: list[_Thread] = []
-
-    def start(self, begun: Begun) -> None:
-        """Open the trackers and give them the records of before."""
-        for name in self._names:
-            thread = _Thread(name, begun, self._clock)
-            self._threads.append(thread)
-            thread.start()
-
-    def write(self, record: Record) -> None:
-        """Hand a record to each tracker; nothing waits for it."""
-        for thread in self._threads:
-            thread.check()
-            thread.records.put(record)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let the trackers write the rest, all together within ``LIMIT_SECONDS``."""
-        for thread in self._threads:
-            thread.records.put(None)
-        ended = self._clock()
-        for thread in self._threads:
-            while not thread.has_ended.wait(POLL_SECONDS):
-                thread.check()
-                if self._clock() - ended > LIMIT_SECONDS:
-                    thread.drop(f"it was not done {LIMIT_SECONDS:g} s after the run")
-
-
-class _Thread(threading.Thread):
-    """One tracker: it is opened, written to and closed here, one call at a time. A daemon, so that
-    the process ends whatever a call does."""
-
-    def __init__(self, name: str, begun: Begun, clock: Callable[[], float]) -> None:
-        super().__init__(name=f"tracker {name}", daemon=True)
-        self.records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        """None ends them."""
-        self.has_ended = threading.Event()
-        """Nobody waits for it any more."""
-        self._tracker_name, self._begun, self._clock = name, begun, clock
-        self._lock = threading.Lock()
-        self._called: float | None = None
-        for record in begun.records:
-            self.records.put(record)
-
-    def run(self) -> None:
-        """Do the tracker's work; whatever a library raises ends this thread alone."""
-        try:
-            self._work()
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            self.drop(f"{type(error).__name__}: {one_line(error)}")
-        self.has_ended.set()
-
-    def check(self) -> None:
-        """Drop the tracker if its call has taken too long."""
-        called = self._called
-        if called is not None and self._clock() - called > LIMIT_SECONDS:
-            self.drop(f"a call took longer than {LIMIT_SECONDS:g} s")
-
-    def drop(self, problem: str) -> None:
-        """Give the tracker up, with one warning."""
-        with self._lock:
-            if self.has_ended.is_set():
-                return
-            logger.warning(
-                "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
-                *(self._tracker_name, _one_line_of(problem)),
-            )
-            self.has_ended.set()  # after the warning: whoever waited may end the process
-
-    def _work(self) -> None:
-        tracker = self._call(self._open)
-        logger.info("%s: %s", self._tracker_name, _one_line_of(tracker.opens))
-        while (record := self.records.get()) is not None and not self.has_ended.is_set():
-            if (step := int(record["step"])) > tracker.last_step:
-                values = tree_without_secrets(_numbers(record))
-                self._call(lambda: tracker.write(step, values))  # noqa: B023  called at once
-                tracker.last_step = step
-        if not self.has_ended.is_set():
-            self._call(tracker.close)
-
-    def _open(self) -> "Tracker":
-        text = read_text(self._begun.folder / "resolved_config.yaml")
-        config = tree_without_secrets(yaml_text.parse(text))
-        return TRACKERS[self._tracker_name](self._begun, config)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        self._called = self._clock()
-        try:
-            return function()
-        finally:
-            self._called = None
-
-
-def _one_line_of(text: str) -> str:
-    return without_secrets(printable(text))[:MOST_CHARACTERS]
-
-
-def _numbers(record: Record) -> "Values":
-    return {
-        key: value
-        for key, value in record.items()
-        if key != "step" and isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
-PROJECT = "reason_llm"
-
-Values = dict[str, float]
-
-
-def project_of(config: dict[str, Any], otherwise: str | None = None) -> str:
-    """``log.project`` of a run's config, or else ``otherwise``, or else reason_llm."""
-    section = config.get("log")
-    project = section.get("project") if isinstance(section, dict) else None
-    return str(project) if project else otherwise or PROJECT
-
-
 class Tracker(Protocol):
     """A destination of records."""
 
@@ -205,6 +71,84 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Write what is buffered."""
         ...
+
+
+class Trackers:
+    """The trackers of a run, from ``start`` to the end of the ``with`` block.
+
+    Args:
+        names: of ``log.trackers``.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._trackers: dict[str, Tracker] = {}
+
+    def start(self, begun: Begun) -> None:
+        """Open the trackers and give them the records of before."""
+        text = read_text(begun.folder / "resolved_config.yaml")
+        config = tree_without_secrets(yaml_text.parse(text))
+        for name in self._names:
+            tracker = self._call(name, lambda name=name: TRACKERS[name](begun, config))  # type: ignore[misc]
+            if tracker is not None:
+                self._trackers[name] = tracker
+                logger.info("%s: %s", name, _shown(tracker.opens))
+        for record in begun.records:
+            self.write(record)
+
+    def write(self, record: Record) -> None:
+        """Give a record to each tracker that does not have it."""
+        step, values = int(record["step"]), tree_without_secrets(_numbers(record))
+        for name, tracker in list(self._trackers.items()):
+            if step > tracker.last_step:
+                self._call(name, lambda tracker=tracker: tracker.write(step, values))  # type: ignore[misc]
+                tracker.last_step = step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let the trackers write the rest."""
+        for name, tracker in list(self._trackers.items()):
+            self._call(name, tracker.close)
+
+    def _call(self, name: str, call: Callable[[], T]) -> T | None:
+        """What the call gives; a tracker that fails or hangs is dropped."""
+        try:
+            return within(LIMIT_SECONDS, "a call", call)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a library raises)
+            kind = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: "
+            problem = f"{kind}{one_line(error)}"
+        self._trackers.pop(name, None)
+        logger.warning(
+            "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
+            *(name, _shown(problem)),
+        )
+        return None
+
+
+def _shown(text: str) -> str:
+    return without_secrets(printable(text))[:MOST_CHARACTERS]
+
+
+def _numbers(record: Record) -> Values:
+    return {
+        key: value
+        for key, value in record.items()
+        if key != "step" and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def project_of(config: dict[str, Any], otherwise: str | None = None) -> str:
+    """``log.project`` of a run's config, or else ``otherwise``, or else reason_llm."""
+    section = config.get("log")
+    project = section.get("project") if isinstance(section, dict) else None
+    return str(project) if project else otherwise or PROJECT
 
 
 class TensorBoard:
@@ -288,7 +232,9 @@ class Wandb:
         if self._run.offline:
             synced = Path(self._run.settings.sync_dir)
             self.opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / synced.name))}"
-            self._remove_earlier(begun)
+            for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
+                if folder.name != synced.name:
+                    shutil.rmtree(folder)
 
     def write(self, step: int, values: Values) -> None:
         """See ``Tracker.write``."""
@@ -297,12 +243,6 @@ class Wandb:
     def close(self) -> None:
         """See ``Tracker.close``."""
         self._run.finish()
-
-    def _remove_earlier(self, begun: Begun) -> None:
-        own = Path(self._run.settings.sync_dir).name
-        for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
-            if folder.name != own:
-                shutil.rmtree(folder)
 
 
 class Trackio:

@@ -19,12 +19,11 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from reason_llm.data.confined import Confined
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.files import Panic, without_panics
+from reason_llm.files import Confined, Panic, without_panics
 from reason_llm.rollout import Prompt
 
 RENDER_SECONDS = 5.0

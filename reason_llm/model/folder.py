@@ -24,9 +24,9 @@ from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import (
     MIB,
+    cached,
     check_nesting,
     check_tokenizer,
-    is_in_hub_cache,
     reach_hub,
     read_bounded,
     regular,
@@ -93,7 +93,7 @@ def check_hub(path: str) -> None:
         ModelError: it is neither.
     """
     is_local = Path(path).is_dir()
-    if not is_local and not reach_hub() and not is_in_hub_cache(path, "config.json"):
+    if not is_local and not reach_hub() and not cached(path, "config.json"):
         raise ModelError(
             f"model.path={path:.200} is no folder here, and the Hub cannot be reached (no network, "
             "or HF_HUB_OFFLINE is set) and did not leave it in the cache; connect, or give a folder"
@@ -193,10 +193,11 @@ def check_json(file: Path) -> None:
     """
     try:
         # Not orjson: there are configs with Infinity.
-        value = json.loads(read_bounded(file, MOST_JSON_BYTES))
+        content = read_bounded(file, MOST_JSON_BYTES)
+        value = json.loads(content)
         check_nesting(value)
-        if file.name == "tokenizer.json" and isinstance(value, dict):
-            check_tokenizer(value)
+        if file.name == "tokenizer.json":
+            check_tokenizer(content)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{file} cannot be read ({one_line(error)[:200]}); copy or download it again"

@@ -14,8 +14,18 @@ import pytest
 
 from conftest import ROOT, TINY
 from hostile import HOSTILE
-from reason_llm.app.chat import Chat, Detokenizer, Options, find_subject, options_of
-from reason_llm.app.chat_terminal import DIM, PLAIN, AnswerWriter, ChatTerminal, read_message
+from reason_llm.app.chat import (
+    DIM,
+    PLAIN,
+    AnswerWriter,
+    Chat,
+    ChatTerminal,
+    Detokenizer,
+    Options,
+    find_subject,
+    options_of,
+    read_message,
+)
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
 from reason_llm.data import load_data
@@ -131,7 +141,7 @@ def test_again_without_room_keeps_the_conversation(
     before = list(chat.messages)
     chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
     with pytest.raises(DataError, match="leaves none for an answer"):
-        terminal._again("again", "")
+        terminal._again()
     assert chat.messages == before
 
 

@@ -28,7 +28,12 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
     given = _parser(program).parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    from reason_llm.app.chat import Chat, find_subject, options_of  # heavy: after --help
+    from reason_llm.app.chat import (
+        Chat,
+        ChatTerminal,
+        find_subject,
+        options_of,
+    )  # heavy: after --help
     from reason_llm.run.store import folder as run_folder
 
     subject = find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
@@ -41,8 +46,6 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
-    from reason_llm.app.chat_terminal import ChatTerminal
-
     chat = Chat(subject, options)
     chat.uses_adapter = chat.uses_adapter and not given.base
     terminal = ChatTerminal(chat)

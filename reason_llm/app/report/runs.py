@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-
 from reason_llm.config import Config
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import read_object
@@ -85,71 +83,28 @@ def read_run(folder: Path, label: str) -> Run:
     return Run(label, folder, config, records, summary, starts, notices)
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Set(_Plain):
-    name: str | None
-    source: str
-    rows: int
-    prompts: int
-    left_out: dict[str, int]
-
-
-class _Data(_Plain):
-    training: list[_Set]
-    held_out: list[_Set]
-
-
-class _Line(_Plain):
-    name: str
-    sampling: int
-    learning: int
-
-
-class _Ourselves(_Plain):
-    commit: str | None
-
-
-class _Start(_Plain):
-    """Data of a start that the page shows; anything else in it is passed on."""
-
-    step: int
-    time: str
-    reason_llm: _Ourselves
-    packages: dict[str, str]
-    machine: dict[str, str | int | float | None]
-    data: _Data
-    plan: list[_Line]
-
-
-_STARTS = TypeAdapter(list[_Start])
+_OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "plan"}
+"""What the page shows of it."""
 
 
 def _starts(environment: dict[str, Any], notices: list[str]) -> list[dict[str, Any]]:
     """The starts in environment.json; none, with a notice, if they are not what a run writes."""
     starts = environment.get("starts")
-    try:
-        _STARTS.validate_python(starts)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        notices.append(f"environment.json is damaged at starts.{where} and was passed over")
-        return []
-    found: list[dict[str, Any]] = starts or []
-    return found
+    if isinstance(starts, list) and all(
+        isinstance(each, dict) and each.keys() >= _OF_A_START and isinstance(each["data"], dict)
+        for each in starts
+    ):
+        return starts
+    notices.append("environment.json is damaged at starts and was passed over")
+    return []
 
 
 def _check_is_run(folder: Path) -> None:
     if not folder.is_dir():
-        around = folder.parent if folder.parent.is_dir() else Path("runs")
-        names = [each.parent.name for each in around.glob("*/metrics.jsonl")]
-        near = difflib.get_close_matches(folder.name, names, n=3, cutoff=0.3)
-        if not near and around != Path("runs"):
-            around = Path("runs")
-            names = [each.parent.name for each in around.glob("*/metrics.jsonl")]
-            near = difflib.get_close_matches(folder.name, names, n=3, cutoff=0.3)
-        fix = " or ".join(str(around / name) for name in near)
+        around = [folder.parent, Path("runs")]
+        runs = [each.parent for place in around for each in place.glob("*/metrics.jsonl")]
+        near = difflib.get_close_matches(folder.name, [each.name for each in runs], 3, 0.3)
+        fix = " or ".join(dict.fromkeys(str(each) for each in runs if each.name in near))
         raise DataError(
             f"there is no run {folder}; "
             + (f"did you mean {fix}?" if fix else "name a run's folder, such as runs/quickstart")

@@ -5,12 +5,10 @@ addressed it by its own name: another site whose name resolves to this machine g
 """
 
 import hashlib
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,10 +22,15 @@ from reason_llm.app.report.runs import read_runs
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.errors import ConfigError, ReasonError, one_line, shown
 
-HTML, JSON, GZIP, TEXT = (
-    "text/html; charset=utf-8", "application/json", "application/octet-stream",
-    "text/plain; charset=utf-8",
-)  # fmt: skip
+HTML, JSON = "text/html; charset=utf-8", "application/json"
+GZIP, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
+BEFORE_RECORDS = {
+    *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
+    "conditioning.json",
+}
+"""In a run's folder before its first record."""
+WAIT_SECONDS = 0.5
+"""Between two looks for a run that has not begun."""
 
 
 def serve(
@@ -70,21 +73,11 @@ def make_server(folders: list[Path], port: int) -> "Server":
     followed = Followed(folders)
     followed.refresh()
     try:
-        server = Server(("127.0.0.1", port), followed)
+        return Server(("127.0.0.1", port), followed)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--port {port} cannot be listened on ({one_line(error)}); leave it out"
         ) from error
-    return server
-
-
-BEFORE_RECORDS = {
-    *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
-    "conditioning.json",
-}
-"""In a run's folder before its first record."""
-WAIT_SECONDS = 0.5
-"""Between two looks for a run that has not begun."""
 
 
 class Followed:
@@ -139,49 +132,18 @@ class Followed:
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of the followed runs, with at most ``MOST_CONNECTIONS`` at once of at most
-    ``LONGEST_SECONDS`` each."""
+    """HTTP server of the followed runs."""
 
-    MOST_CONNECTIONS = 32
-    LONGEST_SECONDS = 60.0
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], followed: Followed) -> None:
         self.followed = followed
-        self._free = threading.BoundedSemaphore(self.MOST_CONNECTIONS)
         super().__init__(address, Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle the request in its own thread, or refuse it."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request for at most ``LONGEST_SECONDS``, however slow the client is."""
-        timer = threading.Timer(self.LONGEST_SECONDS, _cut, (request,))
-        timer.daemon = True
-        timer.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            timer.cancel()
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of clients that went away, such as a closed tab."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
-
-
-def _cut(request: Any) -> None:
-    with suppress(OSError):  # it is closed already
-        request.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -201,17 +163,28 @@ class Handler(BaseHTTPRequestHandler):
             return
         path, _, query = self.path.partition("?")
         asked = {name: values[0] for name, values in parse_qs(query).items()}
+        followed = self.server.followed
         try:
-            self.server.followed.refresh()
+            followed.refresh()
         except (ReasonError, OSError) as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, shown(error).encode())
             return
         if path == "/":
-            self._answer(HTTPStatus.OK, HTML, live_page(self.server.followed.examined))
+            self._answer(HTTPStatus.OK, HTML, live_page(followed.examined))
+        elif path == "/data" and asked.get("after") == followed.version:
+            self._answer(HTTPStatus.NO_CONTENT, TEXT, b"")
         elif path == "/data":
-            self._data(asked.get("after"))
+            value = to_value(followed.examined) | {"live": True, "version": followed.version}
+            self._answer(HTTPStatus.OK, JSON, as_json(value))
         elif path == "/rollouts":
-            self._rollouts(asked)
+            steps = {
+                f"{run} {step}": blob for (run, step), blob in blobs(followed.examined).items()
+            }
+            blob = steps.get(f"{asked.get('run')} {asked.get('step')}")
+            if blob is None:
+                self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such run and step")
+            else:
+                self._answer(HTTPStatus.OK, GZIP, blob)
         else:
             self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is /, /data and /rollouts")
 
@@ -221,23 +194,6 @@ class Handler(BaseHTTPRequestHandler):
     def _is_addressed_by_name(self) -> bool:
         port = self.server.server_address[1]
         return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
-
-    def _data(self, after: str | None) -> None:
-        version = self.server.followed.version
-        if after == version:
-            self._answer(HTTPStatus.NO_CONTENT, TEXT, b"")
-            return
-        value = to_value(self.server.followed.examined) | {"live": True, "version": version}
-        self._answer(HTTPStatus.OK, JSON, as_json(value))
-
-    def _rollouts(self, asked: dict[str, str]) -> None:
-        found = blobs(self.server.followed.examined)
-        try:
-            blob = found[int(asked["run"]), int(asked["step"])]
-        except (KeyError, ValueError):
-            self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such run and step")
-            return
-        self._answer(HTTPStatus.OK, GZIP, blob)
 
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)

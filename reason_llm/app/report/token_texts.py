@@ -8,20 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from reason_llm.errors import ModelError, one_line
-from reason_llm.files import (
-    MIB,
-    Panic,
-    check_tokenizer,
-    read_object,
-    read_text,
-    without_panics,
-)
+from reason_llm.files import MIB, Panic, cached, check_tokenizer, read_bounded, without_panics
 
 MOST_JSON_BYTES = 64 * MIB
 
@@ -44,17 +35,15 @@ class TokenTexts:
         """
         path = Path(model) / "tokenizer.json"
         if not Path(model).is_dir():
-            try:
-                found = try_to_load_from_cache(model, "tokenizer.json")
-            except HFValidationError:
-                found = None
-            if not isinstance(found, str):
+            found = cached(model, "tokenizer.json")
+            if found is None:
                 raise ModelError(f"{model} has no tokenizer.json on this machine")
-            path = Path(found)
+            path = found
         try:
-            check_tokenizer(read_object(path, MOST_JSON_BYTES))
+            content = read_bounded(path, MOST_JSON_BYTES)
+            check_tokenizer(content)
             with without_panics():
-                tokenizer = Tokenizer.from_str(read_text(path, MOST_JSON_BYTES))
+                tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
             if isinstance(error, OSError):
                 raise ModelError(f"{path} cannot be read ({error.strerror})") from error

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReasonError
-from reason_llm.files import is_in_hub_cache, reach_hub
+from reason_llm.files import cached, reach_hub
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
@@ -104,7 +104,7 @@ def plan_only(config: Config) -> Plan:
     model of ``SHAPES`` is planned without the Hub, too.
     """
     path = config.model.path
-    is_there = Path(path).is_dir() or is_in_hub_cache(path, "config.json") or reach_hub()
+    is_there = Path(path).is_dir() or cached(path, "config.json") or reach_hub()
     if is_there or path not in SHAPES:
         return _plan_only(config)
     with TemporaryDirectory() as folder:

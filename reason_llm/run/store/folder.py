@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
 from reason_llm.errors import CheckpointError, ConfigError, ModelError, NotAsWritten, one_line
-from reason_llm.files import compare, hub_commit, large_digest, read_object, read_text
+from reason_llm.files import cached, compare, large_digest, read_object, read_text
 from reason_llm.run.store.best import Best, ends_early
 
 CONFIG = "resolved_config.yaml"
@@ -243,7 +243,10 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    lines = [] if Path(model).is_dir() else [model, hub_commit(model)]
+    lines = []
+    if not Path(model).is_dir():
+        config = cached(model, "config.json")
+        lines = [model, config.parent.name if config else ""]
     folders = [folder for folder in (Path(model), adapter) if folder is not None]
     names = ("*.safetensors", "*.bin", "config.json", ADAPTER_CONFIG)
     for folder in folders:

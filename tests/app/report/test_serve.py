@@ -124,31 +124,3 @@ def test_the_terminal_stays_the_user_s(server: Server, capfd: pytest.CaptureFixt
 def test_a_port_that_is_taken_is_named(server: Server, folder: Path) -> None:
     with pytest.raises(ConfigError, match=f"--port {server.server_port} cannot be listened on"):
         make_server([folder], server.server_port)
-
-
-def test_connections_are_bounded_in_number_and_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clients that say nothing, or a byte now and then, keep nobody else out for long."""
-    monkeypatch.setattr(Server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(Server, "LONGEST_SECONDS", 1.0)
-    with make_server([folder], 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = ("127.0.0.1", server.server_port)
-        clients = [socket.create_connection(place, timeout=300) for _ in range(6)]
-        for client in clients[:3]:
-            client.sendall(b"G")
-        refused = clients[3:]
-        assert all(closed(client) for client in refused)
-        assert all(closed(client) for client in clients[:3])  # cut off
-        assert data(server)["live"] is True
-        for client in clients:
-            client.close()
-        server.shutdown()
-
-
-def closed(client: socket.socket) -> bool:
-    try:
-        return client.recv(1) == b""
-    except ConnectionError:
-        return True
