@@ -5,7 +5,7 @@ from typing import get_args
 
 from conftest import ROOT
 from house import PACKAGE
-from reason_llm.app.report.alarms import CHECKS
+from reason_llm.app.report.alarms import ALARMS
 from reason_llm.config import Stage
 from reason_llm.config.algorithms import ALGORITHMS, SURROGATES
 from reason_llm.config.preferences import PREFERENCES
@@ -85,7 +85,7 @@ def test_every_config_is_there() -> None:
 
 
 def test_every_alarm_is_explained() -> None:
-    assert all(f"| {title} |" in page("report.md") for title in CHECKS)
+    assert all(f"| {title} |" in page("report.md") for title in ALARMS)
 
 
 def test_every_family_that_vllm_cannot_share_is_named() -> None:

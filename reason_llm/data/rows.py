@@ -1,7 +1,7 @@
 """Rows of files and Hub sets, each with its place. Their meaning is in ``forms``.
 
-A line that is no row goes to ``fault``, and reading goes on after it where the format allows; a
-training run's ``fault`` raises, the data check's takes notes.
+What is no row goes to ``fault``, and reading goes on after it where the format allows; a training
+run's ``fault`` raises, the data check's takes notes.
 
 Files are others': only regular ones are read, a line and a ``.json`` file only within a bound, and
 a key that stands twice in an object is an error. A Parquet file is taken in small batches; what one
@@ -10,7 +10,7 @@ batch of it unpacks to is not bounded.
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_b
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
+Read = Iterator[tuple[str, Any]]
+"""(where, row); in the place of a row that cannot be read stands its DataError."""
 MOST_LINE_CHARACTERS = 16 * MIB
 """Of a line, and of a field of a CSV file: many times a book. What Python makes of one takes up to
 thirty times as much memory."""
@@ -51,26 +53,30 @@ def read_rows(
     Raises:
         DataError: the file as a whole cannot be read.
     """
+    for where, row in _read(source, split, given):
+        if isinstance(row, DataError):
+            fault(row)
+        elif not isinstance(row, dict):
+            fault(DataError(f"{where}: holds {type(row).__name__}; expected a JSON object"))
+        else:
+            yield where, row
+
+
+def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
     if source in given:
-        yield from _given_rows(source, given[source], fault)
+        yield from _given_rows(source, given[source])
         return
     if source.startswith(PYTHON):
         raise DataError(
             f"{source} were given in Python; give them again, as in reason_llm.train(config, "
             "rows=rows), or name a file"
         )
-    readers = {
-        ".jsonl": _jsonl_rows,
-        ".json": _json_rows,
-        ".csv": _csv_rows,
-        ".parquet": _parquet_rows,
-    }
     path = Path(source)
-    reader = readers.get(path.suffix.lower())
+    reader = READERS.get(path.suffix.lower())
     if reader is None:
         if path.exists():
             raise DataError(
-                f"{source} is of no known kind; give a {', '.join(readers)} file or a Hub id"
+                f"{source} is of no known kind; give a {', '.join(READERS)} file or a Hub id"
             )
         yield from _hub_rows(source, split)
         return
@@ -78,7 +84,7 @@ def read_rows(
         with open_regular(path) as file:
             if not file.read(1):
                 raise DataError(f"data file {source} is empty; give one row a line")
-        yield from reader(path, fault)
+        yield from reader(path)
     except FileNotFoundError as error:
         raise DataError(
             f"data file {source} does not exist; check data.train, data.eval and eval.sets"
@@ -92,28 +98,25 @@ def read_rows(
         ) from error
 
 
-def _jsonl_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
+def _jsonl_rows(path: Path) -> Read:
     with TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(_lines(path, file), start=1):
-            if not line.strip():
-                continue
             where = f"{path}:{number}"
             try:
-                row = _parsed(line)
+                if line.strip():
+                    yield where, _parsed(line)
             except (ValueError, RecursionError) as error:
                 cut = "" if line.endswith("\n") else ", and the file ends here: it may be cut short"
-                fault(
+                yield (
+                    where,
                     DataError(
                         f"{where}: not valid JSON ({one_line(error)}){cut}; "
                         "expected one JSON object a line"
-                    )
+                    ),
                 )
-                continue
-            if _is_object(where, row, fault):
-                yield where, row
 
 
-def _json_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
+def _json_rows(path: Path) -> Read:
     try:
         rows = _parsed(read_bounded(path, MOST_JSON_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -124,13 +127,10 @@ def _json_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
         ) from error
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds {type(rows).__name__}; expected a list of objects")
-    for number, row in enumerate(rows, start=1):
-        where = f"{path}:row {number}"
-        if _is_object(where, row, fault):
-            yield where, row
+    yield from _numbered(str(path), rows)
 
 
-def _csv_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
+def _csv_rows(path: Path) -> Read:
     csv.field_size_limit(MOST_LINE_CHARACTERS)  # of the whole process; its own is 128 KiB
     with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(_lines(path, file), strict=True)
@@ -141,32 +141,30 @@ def _csv_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
                 raise DataError(f"{path}:1: column {twice!r} stands twice; rename one")
             for row in reader:
                 where = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():
-                    fault(
-                        DataError(
-                            f"{where}: not {len(reader.fieldnames or [])} fields as in the header; "
-                            "fix the row"
-                        )
-                    )
-                    continue
-                yield where, row
+                num_fields = len(reader.fieldnames or [])
+                is_whole = None not in row and None not in row.values()
+                yield (
+                    where,
+                    row
+                    if is_whole
+                    else DataError(
+                        f"{where}: not {num_fields} fields as in the header; fix the row"
+                    ),
+                )
         except csv.Error as error:
             raise DataError(
                 f"{path}:{reader.line_num}: not valid CSV ({error}); fix the row"
             ) from error
 
 
-def _parquet_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
+def _parquet_rows(path: Path) -> Read:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", row
+            batches = file.iter_batches(batch_size=PARQUET_BATCH_ROWS)
+            yield from _numbered(str(path), (row for batch in batches for row in batch.to_pylist()))
     except UnicodeDecodeError:
         raise  # a ValueError, too
     # ValueError, OverflowError: times that Python has none for, names that stand twice.
@@ -176,23 +174,35 @@ def _parquet_rows(path: Path, fault: Fault) -> Iterator[tuple[str, Row]]:
         ) from error
 
 
-def _given_rows(source: str, rows: Rows, fault: Fault) -> Iterator[tuple[str, Row]]:
+READERS: dict[str, Callable[[Path], Read]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".parquet": _parquet_rows,
+}
+
+
+def _numbered(source: str, rows: Iterable[Any]) -> Read:
     for number, row in enumerate(rows, start=1):
-        where = f"{source}:row {number}"
+        yield f"{source}:row {number}", row
+
+
+def _given_rows(source: str, rows: Rows) -> Read:
+    for where, row in _numbered(source, rows):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            fault(
+            yield (
+                where,
                 DataError(
                     f"{where}: is {type(row).__name__} {str(row)[:60]!r}; expected a dict with the "
                     "names of columns; of a DataFrame give frame.to_dict('records')"
-                )
+                ),
             )
             continue
         try:
             check_made(where, row)
+            yield where, dict(row)
         except DataError as error:
-            fault(error)
-            continue
-        yield where, dict(row)
+            yield where, error
 
 
 def check_made(where: str, row: Mapping[str, Any]) -> None:
@@ -208,7 +218,7 @@ def check_made(where: str, row: Mapping[str, Any]) -> None:
         raise DataError(f"{where}: {one_line(error)}; fix it") from error
 
 
-def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
+def _hub_rows(source: str, split: str) -> Read:
     import datasets
 
     try:
@@ -227,8 +237,7 @@ def _hub_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
             f"({one_line(error)}); "
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{source}:row {number}", dict(row)
+    yield from _numbered(source, map(dict, rows))
 
 
 def _parsed(text: str) -> Any:
@@ -270,9 +279,3 @@ def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
                 "break the file into one row a line"
             )
         yield line
-
-
-def _is_object(where: str, row: Any, fault: Fault) -> bool:
-    if not isinstance(row, dict):
-        fault(DataError(f"{where}: holds {type(row).__name__}; expected a JSON object"))
-    return isinstance(row, dict)

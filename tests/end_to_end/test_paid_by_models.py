@@ -101,7 +101,7 @@ def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
     assert found[ALARM].state == "alarm"
     assert "in none of them" in found[ALARM].text
     assert [title for title, each in found.items() if each.state == "alarm"] == [ALARM]
-    assert ALARM in alarms.CHECKS
+    assert ALARM in alarms.ALARMS
 
 
 def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl", **sections: Any) -> Config:

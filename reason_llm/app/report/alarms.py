@@ -1,29 +1,29 @@
-"""Checks for faults of a run, each with its evidence: pure functions of records and rollouts.
+"""Alarms of a run: pure functions of its records and rollouts, and the table of all of them.
 
 Each check is ``clear``, an ``alarm``, or ``unknown`` where what it needs is not there, and says why
 in a sentence with numbers. The bounds were chosen by measuring: three honest quick starts raise
 none, runs that are paid for length, form or one constant answer raise theirs within 10 steps
-(``tests/report/test_hacked_runs.py``).
+(``tests/app/report/test_hacked_runs.py``). A run that cannot learn is told within three steps.
+
+The checks of the stages, which need no rollouts, are in ``stage_alarms``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from reason_llm.app.report import dead_runs
-from reason_llm.app.report.dead_runs import DEAD_STEPS
+from reason_llm.app.report import stage_alarms
 from reason_llm.app.report.evidence import (
     MOST_GROUPS,
     RECENT_STEPS,
-    Check,
     Evidence,
     Finding,
+    alarm,
+    clear,
+    unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.app.report.stage_alarms import (
-    CHECKS as STAGE_CHECKS,
-    checks_of,
-    difference_error,
-)
+from reason_llm.app.report.stage_alarms import difference_error
 from reason_llm.app.report.trends import Change, change, series
 from reason_llm.config import RIGHTNESS
 from reason_llm.run import Record
@@ -37,6 +37,56 @@ SILENT_FRACTION = 0.8
 JUMP_FACTOR = 5.0
 JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismatch_max": 0.1}
 """Below these, in nats, a jump is none: a few tokens of a small difference."""
+DEAD_STEPS = 3
+"""Steps in a row after which a run is called dead."""
+NO_GRADIENT = 1e-12
+"""Norm of a gradient that moves nothing."""
+
+
+def no_right_answer(seen: Evidence) -> Finding:
+    """Not one right answer in the last steps, by a first reward that tells what is right."""
+    if seen.first not in RIGHTNESS:
+        return unknown(f"{seen.first} does not tell which answers are right")
+    last = seen.trained[-DEAD_STEPS:]
+    steps, values = series(last, f"score/{seen.first}")
+    if len(values) < DEAD_STEPS:
+        return unknown(f"fewer than {DEAD_STEPS} steps")
+    if max(values) > 0:
+        return clear(f"{values[-1]:.1%} of the last step's answers are right.")
+    count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
+    text = f"None of the {count:,} answers of the last {len(last)} steps is right."
+    wrong = seen.recent(seen.groups)[-MOST_GROUPS:]
+    charts = (f"score/{seen.first}", "sample/truncated_fraction")
+    return alarm(text, (steps[0], steps[-1]), wrong, charts=charts)
+
+
+def constant_reward(seen: Evidence) -> Finding:
+    """The first reward is the same for every completion of the last steps."""
+    key = "score/first_reward_std"
+    steps, deviations = series(seen.trained[-DEAD_STEPS:], key)
+    if len(deviations) < DEAD_STEPS:
+        return unknown(f"fewer than {DEAD_STEPS} steps tell how much the first reward varies")
+    if max(deviations) > 0:
+        text = f"{seen.first} has a standard deviation of {deviations[-1]:.3g} in the last step."
+        return clear(text)
+    _, values = series(seen.trained, f"score/{seen.first}")
+    value = values[-1] if values else 0.0
+    if seen.first in RIGHTNESS and (value <= 0 or value >= 1):
+        return clear("All answers of the last steps are right, or all are wrong.")
+    text = f"{seen.first} is {value:.4g} for every completion of the last {DEAD_STEPS} steps."
+    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
+    return alarm(text, (steps[0], steps[-1]), shown, charts=(f"score/{seen.first}",))
+
+
+def nothing_learned(seen: Evidence) -> Finding:
+    """The gradient of the last steps is zero."""
+    steps, norms = series(seen.records[-DEAD_STEPS:], "train/grad_norm")
+    if len(norms) < DEAD_STEPS:
+        return unknown(f"fewer than {DEAD_STEPS} steps learned")
+    if max(norms) > NO_GRADIENT:
+        return clear(f"The last gradient has a norm of {norms[-1]:.3g}.")
+    text = f"The gradient was 0 in the last {DEAD_STEPS} steps: the adapter does not change."
+    return alarm(text, (steps[0], steps[-1]))
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
@@ -44,13 +94,12 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
     accuracy falls and the reward does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
-        return Finding("unknown", "Not judged: there are fewer than two evaluations (data.eval).")
+        return unknown("there are fewer than two evaluations (data.eval)")
     judged = [value for group in seen.groups for value in seen.judged(group)]
     if min(*accuracies, *judged) < 0 or max(*accuracies, *judged) > 1:
-        text = f"Not judged: {seen.first} is not within 0 and 1, so its noise is not known."
-        return Finding("unknown", text)
+        return unknown(f"{seen.first} is not within 0 and 1, so its noise is not known")
     best = max(range(len(steps)), key=lambda i: accuracies[i])
-    last, charts = len(steps) - 1, ("score/reward", "eval/accuracy")
+    last = len(steps) - 1
     for start in dict.fromkeys((0, best)):
         within = [r for r in seen.trained if steps[start] < r["step"] <= steps[last]]
         total = change(series(within, "score/reward")[1])
@@ -74,9 +123,9 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"held-out {seen.judged_by}."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
-            return Finding("alarm", text, advice, charts, (steps[start], steps[last]), shown)
+            return alarm(text, (steps[start], steps[last]), shown, advice)
     ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
-    return Finding("clear", f"Held-out {seen.judged_by} went {ends} with the reward.")
+    return clear(f"Held-out {seen.judged_by} went {ends} with the reward.")
 
 
 def length_drift(seen: Evidence) -> Finding:
@@ -104,9 +153,9 @@ def length_drift(seen: Evidence) -> Finding:
             found = found or (window, length, truncated)
     if found is None:
         if len(trained) < 6:
-            return Finding("unknown", "Not judged: fewer than 6 steps.")
+            return unknown("fewer than 6 steps")
         lengths = series(trained, "sample/completion_tokens")[1]
-        return Finding("clear", f"Mean length {lengths[0]:.0f} → {lengths[-1]:.0f} tokens.")
+        return clear(f"Mean length {lengths[0]:.0f} → {lengths[-1]:.0f} tokens.")
     window, length, truncated = found
     first, last = int(window[0]["step"]), int(window[-1]["step"])
     text = (
@@ -124,11 +173,9 @@ def length_drift(seen: Evidence) -> Finding:
         "algorithm.truncated: leave_out."
     )
     inside = [group for group in seen.groups if first <= group.step + 1 <= last]
-    shown = sorted(seen.recent(inside), key=lambda g: -fmean(g.lengths))[:MOST_GROUPS]
-    if length.rise < 0:
-        shown = sorted(seen.recent(inside), key=lambda g: fmean(g.lengths))[:MOST_GROUPS]
-    charts = ("sample/completion_tokens", "sample/truncated_fraction")
-    return Finding("alarm", text, advice, charts, (first, last), tuple(shown))
+    sign = 1 if length.rise < 0 else -1
+    shown = sorted(seen.recent(inside), key=lambda group: sign * fmean(group.lengths))
+    return alarm(text, (first, last), shown, advice)
 
 
 def form_alone(seen: Evidence) -> Finding:
@@ -138,7 +185,7 @@ def form_alone(seen: Evidence) -> Finding:
     }
     total, first = changes.pop("reward"), changes[seen.first]
     if total is None or first is None:
-        return Finding("unknown", "Not judged: fewer than 6 steps.")
+        return unknown("fewer than 6 steps")
     gains = {
         name: seen.weights[name] * each.rise
         for name, each in changes.items()
@@ -147,10 +194,9 @@ def form_alone(seen: Evidence) -> Finding:
     gained = sum(gains.values())
     is_flat = seen.first in FORM or not first.is_up
     if not gains:
-        return Finding("clear", "No reward is paid for form.")
+        return clear("No reward is paid for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):
-        return Finding(
-            "clear",
+        return clear(
             f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}.",
         )
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
@@ -160,22 +206,16 @@ def form_alone(seen: Evidence) -> Finding:
         else f"while {seen.first}, which says what is right, went {_from_to(first)}"
     )
     text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge}."
-    advice = (
-        "Weigh these parts less, or pay them only beside a right answer; a form that is learned "
-        "first is harmless if the first reward follows soon."
-    )
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
     steps = (int(seen.trained[0]["step"]), int(seen.trained[-1]["step"]))
-    return Finding(
-        "alarm", text, advice, charts, steps, _earning_most(seen, steps[1] - RECENT_STEPS)
-    )
+    return alarm(text, steps, _earning_most(seen, steps[1] - RECENT_STEPS), charts=charts)
 
 
 def repeating(seen: Evidence) -> Finding:
     """Fraction of the last steps' completions that repeat themselves."""
     recent = seen.recent(seen.groups)
     if not recent:
-        return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
+        return unknown("no rollouts are archived (run.keep_buffers)")
     shares = [share for group in recent for share in group.repeated]
     fraction = fmean(share > REPEATED for share in shares)
     text = (
@@ -183,18 +223,16 @@ def repeating(seen: Evidence) -> Finding:
         f"more than {REPEATED:.0%} of their sequences of 4 tokens stood there before."
     )
     if fraction < REPEATING_FRACTION:
-        return Finding("clear", text)
-    worst = sorted(recent, key=lambda group: -max(group.repeated))[:MOST_GROUPS]
-    advice = "See whether the reward pays for it; add repetition_penalty, or lower max_new_tokens."
-    charts = ("sample/completion_tokens", "train/entropy")
-    return Finding("alarm", text, advice, charts, _steps_of(recent), tuple(worst))
+        return clear(text)
+    worst = sorted(recent, key=lambda group: -max(group.repeated))
+    return alarm(text, _steps_of(recent), worst)
 
 
 def alike(seen: Evidence) -> Finding:
     """Groups of the last steps whose completions are nearly the same although not all are right."""
     recent = seen.recent(seen.groups)
     if not recent:
-        return Finding("unknown", "Not judged: no rollouts are archived (run.keep_buffers).")
+        return unknown("no rollouts are archived (run.keep_buffers)")
     # A short answer that is always right is always the same: nothing to be warned of.
     unsolved = [g for g in recent if not all(map(seen.is_right, seen.judged(g) or [0.0]))]
     same = [group for group in unsolved if group.similarity >= ALIKE]
@@ -204,25 +242,20 @@ def alike(seen: Evidence) -> Finding:
         f"the completions are near-identical (similarity of {ALIKE:g} and more)."
     )
     if fraction < ALIKE_FRACTION or len(same) < 3:
-        return Finding("clear", text)
-    advice = (
-        "The policy has lost its variety and explores no more: raise sample.temperature, lower the "
-        "learning rate, or set algorithm.entropy_coefficient or a KL."
-    )
-    shown = tuple(sorted(same, key=lambda group: -group.similarity)[:MOST_GROUPS])
-    charts = ("train/entropy", "score/groups_without_signal_fraction")
-    return Finding("alarm", text, advice, charts, _steps_of(recent), shown)
+        return clear(text)
+    shown = sorted(same, key=lambda group: -group.similarity)
+    return alarm(text, _steps_of(recent), shown)
 
 
 def no_variance(seen: Evidence) -> Finding:
     """Fraction of the last steps' groups whose completions all earn the same, so that they teach
     nothing."""
     if not seen.compares_groups:
-        return Finding("clear", "The algorithm does not compare the completions of a prompt.")
+        return clear("The algorithm does not compare the completions of a prompt.")
     key = "score/groups_without_signal_fraction"
     last = seen.trained[-RECENT_STEPS:]
     if len(last) < 3:
-        return Finding("unknown", "Not judged: fewer than 3 steps.")
+        return unknown("fewer than 3 steps")
     values = []
     for record in last:
         # By the record: the report may hold a part of the groups, or none.
@@ -236,18 +269,14 @@ def no_variance(seen: Evidence) -> Finding:
         last, fraction = last[-DEAD_STEPS:], 1.0
     text = f"In {fraction:.0%} of the groups of the last {len(last)} steps all rewards are equal."
     if fraction < SILENT_FRACTION:
-        return Finding("clear", text)
+        return clear(text)
     flat = [group for group in seen.recent(seen.groups) if len(set(group.rewards)) == 1]
     judged = [each[0] for group in flat if (each := seen.judged(group))]
     if judged:
         right = fmean(map(seen.is_right, judged))
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
-    advice = (
-        "All wrong: take easier problems (data.pass_rate) or more completions of each. All right: "
-        "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place."
-    )
     steps = (int(last[0]["step"]), int(last[-1]["step"]))
-    return Finding("alarm", text, advice, (key, "score/reward"), steps, tuple(flat[-MOST_GROUPS:]))
+    return alarm(text, steps, flat[-MOST_GROUPS:])
 
 
 def jump(seen: Evidence) -> Finding:
@@ -267,11 +296,10 @@ def jump(seen: Evidence) -> Finding:
                 )
                 advice = _about_jump(key, seen.replayed, seen.stale)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
-                at = (steps[i], steps[i])
-                return Finding("alarm", text, advice, (key,), at, tuple(shown[:MOST_GROUPS]))
+                return alarm(text, (steps[i], steps[i]), shown, advice, (key,))
     if not looked_at:
-        return Finding("unknown", f"Not judged: no more than {RECENT_STEPS} steps.")
-    return Finding("clear", f"None in {', '.join(looked_at)}.")
+        return unknown(f"no more than {RECENT_STEPS} steps")
+    return clear(f"None in {', '.join(looked_at)}.")
 
 
 def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
@@ -284,69 +312,149 @@ def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
             "Look at this step's rollouts. Sampler and learner disagree; compare with "
             "sample.engine=transformers and report it."
         )
-    between = (
-        "The rollouts are saved ones (run.from_buffer): this is how far the policy has moved from "
-        "the one that sampled them, and no fault of the sampler. "
-    )
-    if stale is not None:
-        between = (
-            "The rollouts are of an earlier policy (run.max_staleness): this is how far it has "
-            "moved since, and no fault of the sampler. "
+    if stale is None:
+        begin = (
+            "The rollouts are saved ones (run.from_buffer): this is how far the policy has moved "
         )
+        begin += "from the one that sampled them"
+    else:
+        begin = "The rollouts are of an earlier policy (run.max_staleness): this is how far it has "
+        begin += "moved since"
     if correction == "none":
-        return between + (
-            "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
+        rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
+    else:
+        fix = "run.max_staleness" if stale else "sample anew"
+        rest = (
+            f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the "
+            f"less they teach. Lower the learning rate, or {fix}."
         )
-    return between + (
-        f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the less "
-        "they teach. Lower the learning rate, or "
-        f"{'run.max_staleness' if stale else 'sample anew'}."
-    )
+    return f"{begin}, and no fault of the sampler. {rest}"
 
 
 def scoring_errors(seen: Evidence) -> Finding:
     """Number of rewards that raised and of comparisons that took too long; each counts 0 and
     teaches something wrong."""
-    found: dict[str, list[int]] = {}
-    counts = {}
-    for key in ("score/errors", "score/timeouts"):
-        steps, values = series(seen.trained, key)
-        found[key] = [step for step, value in zip(steps, values, strict=True) if value > 0]
-        counts[key] = round(sum(values))
-    text = f"{counts['score/errors']} errors and {counts['score/timeouts']} timeouts in scoring."
-    at = sorted(found["score/errors"] + found["score/timeouts"])
+    keys = ("score/errors", "score/timeouts")
+    found = {key: [r for r in seen.trained if (r.get(key) or 0) > 0] for key in keys}
+    errors, timeouts = (round(sum(each[key] for each in found[key])) for key in keys)
+    text = f"{errors} errors and {timeouts} timeouts in scoring."
+    at = sorted(int(record["step"]) for records in found.values() for record in records)
     if not at:
-        return Finding("clear", text)
-    advice = (
+        return clear(text)
+    zero = [group for group in seen.groups if group.step + 1 in at and 0.0 in group.rewards]
+    charts = tuple(key for key in keys if found[key])
+    return alarm(f"{text} First at step {at[0]}.", (at[0], at[-1]), zero, charts=charts)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A row of the table."""
+
+    check: Callable[[Evidence], Finding]
+    advice: str = ""
+    """What can be done; empty where the check says it, as it depends on the run."""
+    charts: tuple[str, ...] = ()
+    """Keys of the records that show it; empty likewise."""
+    applies: Callable[[Evidence], bool] = lambda seen: seen.stage in ("rl", "sample")
+    """Whether it means something for the run."""
+
+
+ALARMS: dict[str, Alarm] = {
+    "No right answer": Alarm(
+        no_right_answer,
+        "Read some rollouts: if the answers are right and not found, fix the prompt "
+        "(data.system_prompt) or the reward; if they are cut off, raise sample.max_new_tokens; "
+        "else take easier problems or a stronger model.",
+    ),
+    "The first reward is constant": Alarm(
+        constant_reward,
+        "It tells no answer from another, so nothing is learned from it and evaluation says "
+        "nothing: call it on a right and on a wrong answer by hand.",
+    ),
+    "Held-out accuracy does not follow the reward": Alarm(
+        reward_without_accuracy, charts=("score/reward", "eval/accuracy")
+    ),
+    "Reward by form, not by right answers": Alarm(
+        form_alone,
+        "Weigh these parts less, or pay them only beside a right answer; a form that is learned "
+        "first is harmless if the first reward follows soon.",
+    ),
+    "Length or truncation drifts": Alarm(
+        length_drift, charts=("sample/completion_tokens", "sample/truncated_fraction")
+    ),
+    "Completions repeat themselves": Alarm(
+        repeating,
+        "See whether the reward pays for it; add repetition_penalty, or lower max_new_tokens.",
+        ("sample/completion_tokens", "train/entropy"),
+    ),
+    "Near-identical completions": Alarm(
+        alike,
+        "The policy has lost its variety and explores no more: raise sample.temperature, lower the "
+        "learning rate, or set algorithm.entropy_coefficient or a KL.",
+        ("train/entropy", "score/groups_without_signal_fraction"),
+    ),
+    "Groups without signal": Alarm(
+        no_variance,
+        "All wrong: take easier problems (data.pass_rate) or more completions of each. All right: "
+        "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place.",
+        ("score/groups_without_signal_fraction", "score/reward"),
+    ),
+    "KL or mismatch jumps": Alarm(jump),
+    "Scoring errors": Alarm(
+        scoring_errors,
         "The console's warnings name the rollouts. Fix the reward, or raise "
-        "score.timeout_seconds; each of them counted 0."
-    )
-    charts = tuple(key for key, steps in found.items() if steps)
-    zero = [g for g in seen.groups if g.step + 1 in at and 0.0 in g.rewards]
-    text += f" First at step {at[0]}."
-    return Finding("alarm", text, advice, charts, (at[0], at[-1]), tuple(zero[:MOST_GROUPS]))
-
-
-OF_ROLLOUTS: dict[str, Check] = dead_runs.OF_ROLLOUTS | {
-    "Held-out accuracy does not follow the reward": reward_without_accuracy,
-    "Reward by form, not by right answers": form_alone,
-    "Length or truncation drifts": length_drift,
-    "Completions repeat themselves": repeating,
-    "Near-identical completions": alike,
-    "Groups without signal": no_variance,
-    "KL or mismatch jumps": jump,
-    "Scoring errors": scoring_errors,
+        "score.timeout_seconds; each of them counted 0.",
+    ),
+    "Pairs in order, policy broken": Alarm(
+        stage_alarms.ordered_and_broken, applies=lambda seen: seen.stage == "preference"
+    ),
+    "The critic explains nothing": Alarm(
+        stage_alarms.critic_explains_nothing,
+        "Below 0 the advantages are noisier than without a critic: raise critic.updates or "
+        "critic.learning_rate, or set critic.value_clip to 0. If it began from a reward model "
+        "(critic.start), raise critic.warmup_steps, or leave critic.start out: a head of zeros "
+        "begins at 0.",
+        ("critic/explained_variance", "critic/loss", "critic/clip_fraction"),
+        applies=lambda seen: any("critic/loss" in record for record in seen.records),
+    ),
+    "Overfitting": Alarm(
+        stage_alarms.overfits,
+        charts=("eval/loss", "eval/perplexity", "train/loss"),
+        applies=lambda seen: seen.stage not in ("rl", "sample"),
+    ),
+    "Most completions have no end": Alarm(
+        stage_alarms.no_end_token, applies=lambda seen: seen.stage != "reward"
+    ),
+    "The reward model goes by length": Alarm(
+        stage_alarms.goes_by_length, applies=lambda seen: seen.stage == "reward"
+    ),
+    "Memory over its plan": Alarm(
+        stage_alarms.over_plan,
+        "The plan is wrong for this model or machine, and another run of it may not fit: lower "
+        "train.micro_batch_tokens or memory.budget_gib, and report it.",
+        applies=lambda seen: True,
+    ),
+    "Nothing is learned": Alarm(
+        nothing_learned,
+        "Rewards that are equal in every group, or filters that mask every completion, leave "
+        "nothing to learn: see the other alarms and the trained fraction, and change the problems, "
+        "the rewards or algorithm's filters.",
+        ("train/grad_norm", "train/loss", "train/trained_fraction"),
+        applies=lambda seen: seen.stage != "sample",
+    ),
 }
-CHECKS: dict[str, Check] = OF_ROLLOUTS | STAGE_CHECKS | dead_runs.OF_LEARNING
 """All of them, by the title that a reader sees."""
 
 
 def judge(seen: Evidence) -> dict[str, Finding]:
     """Finding of every check that means something for the run, by its title."""
-    checks = (OF_ROLLOUTS if seen.stage in ("rl", "sample") else {}) | checks_of(seen)
-    if seen.stage != "sample":
-        checks |= dead_runs.OF_LEARNING
-    return {title: check(seen) for title, check in checks.items()}
+    found = {title: each.check(seen) for title, each in ALARMS.items() if each.applies(seen)}
+    for title, finding in found.items():
+        if finding.state == "alarm":
+            advice = finding.advice or ALARMS[title].advice
+            charts = finding.charts or ALARMS[title].charts
+            found[title] = replace(finding, advice=advice, charts=charts)
+    return found
 
 
 def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
@@ -361,10 +469,10 @@ def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
     return after[-1] - before[-1] > 2 * error
 
 
-def _earning_most(seen: Evidence, from_step: int) -> tuple[GroupFacts, ...]:
-    """The groups with the highest rewards since a step."""
+def _earning_most(seen: Evidence, from_step: int) -> list[GroupFacts]:
+    """The groups since a step, those with the highest rewards first."""
     late = [group for group in seen.groups if group.step + 1 > from_step]
-    return tuple(sorted(late, key=lambda group: -fmean(group.rewards))[:MOST_GROUPS])
+    return sorted(late, key=lambda group: -fmean(group.rewards))
 
 
 def _steps_of(groups: Sequence[GroupFacts]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """What the checks of a run look at, and what they find."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,6 +94,7 @@ class Finding:
     state: State
     text: str
     advice: str = ""
+    """Of an alarm, as ``charts``; empty where the table of alarms has it."""
     charts: tuple[str, ...] = ()
     """Keys of the records that show it."""
     steps: tuple[int, int] | None = None
@@ -102,4 +103,22 @@ class Finding:
     """Rollouts that show it best."""
 
 
-Check = Callable[[Evidence], Finding]
+def clear(text: str) -> Finding:
+    """Nothing is wrong."""
+    return Finding("clear", text)
+
+
+def unknown(why: str) -> Finding:
+    """What the check needs is not there."""
+    return Finding("unknown", f"Not judged: {why}.")
+
+
+def alarm(
+    text: str,
+    steps: tuple[int, int],
+    groups: Sequence[GroupFacts] = (),
+    advice: str = "",
+    charts: tuple[str, ...] = (),
+) -> Finding:
+    """Something is wrong; the groups are cut to those that are shown."""
+    return Finding("alarm", text, advice, charts, steps, tuple(groups[:MOST_GROUPS]))

@@ -1,11 +1,12 @@
 """Checks of the stages, of PPO's critic and of the end token: pure functions of a run's records.
 
-Each needs nothing but numbers of the records, so it judges a run without rollouts as well.
+Each needs nothing but numbers of the records, so it judges a run without rollouts as well. Their
+titles and advice are in the table of ``alarms``.
 """
 
 from statistics import fmean
 
-from reason_llm.app.report.evidence import MOST_GROUPS, RECENT_STEPS, Check, Evidence, Finding
+from reason_llm.app.report.evidence import RECENT_STEPS, Evidence, Finding, alarm, clear, unknown
 from reason_llm.app.report.trends import change, series
 
 LOST_NATS = -1.0
@@ -28,7 +29,7 @@ def ordered_and_broken(seen: Evidence) -> Finding:
     return (
         _chosen_falls(seen)
         or _accuracy_falls(seen)
-        or Finding("clear", "The chosen side stays likely, and held-out accuracy stays.")
+        or clear("The chosen side stays likely, and held-out accuracy stays.")
     )
 
 
@@ -44,7 +45,7 @@ def _chosen_falls(seen: Evidence) -> Finding | None:
         "both sides unlikely."
     )
     charts = (key, "train/rejected_log_ratio", "eval/accuracy")
-    return Finding("alarm", text, _PREFERENCE_ADVICE, charts, (steps[0], steps[-1]))
+    return alarm(text, (steps[0], steps[-1]), (), _PREFERENCE_ADVICE, charts)
 
 
 def _accuracy_falls(seen: Evidence) -> Finding | None:
@@ -63,7 +64,7 @@ def _accuracy_falls(seen: Evidence) -> Finding | None:
     )
     charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
     advice = f"{_PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
-    return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
+    return alarm(text, (steps[best], steps[-1]), (), advice, charts)
 
 
 _PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
@@ -86,27 +87,19 @@ def critic_explains_nothing(seen: Evidence) -> Finding:
     key = "critic/explained_variance"
     steps, values = series(seen.records, key)
     if not values or steps[-1] < CRITIC_STEPS + RECENT_STEPS:
-        return Finding("unknown", f"Not judged: fewer than {CRITIC_STEPS + RECENT_STEPS} steps.")
+        return unknown(f"fewer than {CRITIC_STEPS + RECENT_STEPS} steps")
     last = fmean(values[-RECENT_STEPS:])
     text = f"The critic's values explain {last:.2f} of the variance of the last steps' returns."
     if last >= 0:
-        return Finding("clear", text)
-    advice = (
-        "Below 0 the advantages are noisier than without a critic: raise critic.updates or "
-        "critic.learning_rate, or set critic.value_clip to 0. If it began from a reward model "
-        "(critic.start), raise critic.warmup_steps, or leave critic.start out: a head of zeros "
-        "begins at 0."
-    )
-    charts = (key, "critic/loss", "critic/clip_fraction")
-    return Finding("alarm", text, advice, charts, (CRITIC_STEPS, steps[-1]))
+        return clear(text)
+    return alarm(text, (CRITIC_STEPS, steps[-1]))
 
 
 def overfits(seen: Evidence) -> Finding:
     """The held-out loss rises evaluation after evaluation."""
     steps, losses = series(seen.records, "eval/loss")
     if len(losses) <= RISES:
-        text = f"Not judged: {len(losses)} evaluations of held-out rows (eval.rows, eval.every)."
-        return Finding("unknown", text)
+        return unknown(f"{len(losses)} evaluations of held-out rows (eval.rows, eval.every)")
     best = min(range(len(losses)), key=lambda i: losses[i])
     text = (
         f"The held-out loss went {losses[0]:.4g} → {losses[-1]:.4g}, lowest at step {steps[best]}."
@@ -116,13 +109,12 @@ def overfits(seen: Evidence) -> Finding:
     ]
     in_a_row = any(all(rises[i : i + RISES]) for i in range(len(rises) - RISES + 1))
     if not in_a_row or losses[-1] < RISEN * losses[best]:
-        return Finding("clear", text)
+        return clear(text)
     advice = (
         f"Take {seen.adapter_of(steps[best])}, or stop there (eval.patience), or take fewer "
         "epochs, a lower train.learning_rate or more rows."
     )
-    charts = ("eval/loss", "eval/perplexity", "train/loss")
-    return Finding("alarm", text, advice, charts, (steps[best], steps[-1]))
+    return alarm(text, (steps[best], steps[-1]), advice=advice)
 
 
 def no_end_token(seen: Evidence) -> Finding:
@@ -134,21 +126,20 @@ def no_end_token(seen: Evidence) -> Finding:
     count = ENDLESS_STEPS if sampled else 1
     steps, values = steps[-count:], values[-count:]
     if not values:
-        return Finding("unknown", "Not judged: nothing was sampled (data.eval).")
+        return unknown("nothing was sampled (data.eval)")
     fraction = fmean(values)
     text = f"{fraction:.0%} of the completions have no end token."
     if fraction <= ENDLESS_FRACTION:
-        return Finding("clear", text)
+        return clear(text)
     advice = "Their answers are cut off and count as wrong: raise sample.max_new_tokens"
     if seen.stage in ("rl", "sample"):
         advice += ", or begin from an adapter that has learned to end (model.start)."
     else:
         advice += ", or see in --data-check that the last learned token is an end token."
-    charts = (key, "sample/completion_tokens")
     cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
     cut.sort(key=lambda group: -sum(group.are_truncated))
-    shown = tuple(cut[:MOST_GROUPS])
-    return Finding("alarm", text, advice, charts, (steps[0], steps[-1]), shown)
+    charts = (key, "sample/completion_tokens")
+    return alarm(text, (steps[0], steps[-1]), cut, advice, charts)
 
 
 def goes_by_length(seen: Evidence) -> Finding:
@@ -156,8 +147,7 @@ def goes_by_length(seen: Evidence) -> Finding:
     side has not the length that it likes, it is wrong more often than right, or was never tried."""
     measured = [record for record in seen.records if "eval/pairs_chosen_not_longer" in record]
     if not measured or "eval/length_correlation" not in measured[-1]:
-        text = "Not judged: no reward model was measured on held-out pairs (stage, eval.rows)."
-        return Finding("unknown", text)
+        return unknown("no reward model was measured on held-out pairs (stage, eval.rows)")
     last = measured[-1]
     correlation, pairs = last["eval/length_correlation"], last["eval/pairs"]
     likes_long = correlation > 0
@@ -175,14 +165,13 @@ def goes_by_length(seen: Evidence) -> Finding:
         else f"where the chosen side is {side}, in {against:.0f} of them, {accuracy:.1%} are right."
     )
     if abs(correlation) <= LENGTH_CORRELATION or (accuracy is not None and accuracy >= 0.5):
-        return Finding("clear", text)
+        return clear(text)
     advice = (
         f"It may pay for length alone: add pairs whose chosen side is {side}, to data.train and to "
         "eval.rows; as a reward, put soft_overlong beside it and watch the length."
     )
-    steps = (int(last["step"]), int(last["step"]))
     charts = ("eval/length_correlation", *([] if accuracy is None else [key]))
-    return Finding("alarm", text, advice, charts, steps)
+    return alarm(text, (int(last["step"]), int(last["step"])), (), advice, charts)
 
 
 def over_plan(seen: Evidence) -> Finding:
@@ -194,18 +183,14 @@ def over_plan(seen: Evidence) -> Finding:
         if both:
             found.append((phase, *max(both, key=lambda each: each[1] / max(each[2], 1e-9))))
     if not found:
-        return Finding("unknown", "Not judged: no peak was measured.")
+        return unknown("no peak was measured")
     text = ", ".join(f"{phase} {peak:.2f} of {plan:.2f} GiB" for phase, _, peak, plan in found)
     over = [each for each in found if each[2] > OVER_PLAN * each[3]]
     if not over:
-        return Finding("clear", f"The peaks are within the plan: {text}.")
-    advice = (
-        "The plan is wrong for this model or machine, and another run of it may not fit: lower "
-        "train.micro_batch_tokens or memory.budget_gib, and report it."
-    )
+        return clear(f"The peaks are within the plan: {text}.")
     charts = tuple(f"memory/{phase}" for phase, *_ in over)
     steps = (int(min(each[1] for each in over)), int(max(each[1] for each in over)))
-    return Finding("alarm", f"More memory was taken than planned: {text}.", advice, charts, steps)
+    return alarm(f"More memory was taken than planned: {text}.", steps, charts=charts)
 
 
 def difference_error(before: float, after: float, count: int | None) -> float:
@@ -213,26 +198,3 @@ def difference_error(before: float, after: float, count: int | None) -> float:
     problems differed: too large rather than too small. The default is 128 problems."""
     mean = min(max((before + after) / 2, 0.02), 0.98)
     return float((2 * mean * (1 - mean) / (count or 128)) ** 0.5)
-
-
-CHECKS: dict[str, Check] = {
-    "Pairs in order, policy broken": ordered_and_broken,
-    "The critic explains nothing": critic_explains_nothing,
-    "Overfitting": overfits,
-    "Most completions have no end": no_end_token,
-    "The reward model goes by length": goes_by_length,
-    "Memory over its plan": over_plan,
-}
-"""By the title that a reader sees."""
-
-
-def checks_of(seen: Evidence) -> dict[str, Check]:
-    """Those that mean something for the run's stage."""
-    left_out: dict[Check, bool] = {
-        ordered_and_broken: seen.stage != "preference",
-        critic_explains_nothing: not any("critic/loss" in record for record in seen.records),
-        overfits: seen.stage in ("rl", "sample"),
-        no_end_token: seen.stage == "reward",
-        goes_by_length: seen.stage != "reward",
-    }
-    return {title: check for title, check in CHECKS.items() if not left_out.get(check)}

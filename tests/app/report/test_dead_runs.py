@@ -11,7 +11,7 @@ from conftest import ROOT
 from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.lines import of_summary
-from reason_llm.app.report import alarms, dead_runs
+from reason_llm.app.report import alarms
 from reason_llm.app.report.evidence import Evidence
 from reason_llm.config import Config
 from report_runs import record
@@ -26,34 +26,34 @@ def steps(count: int, **values: float) -> list[dict[str, float]]:
 
 
 def test_no_right_answer_in_three_steps() -> None:
-    found = dead_runs.no_right_answer(seen(steps(3, score__boxed=0.0)))
+    found = alarms.no_right_answer(seen(steps(3, score__boxed=0.0)))
     assert found.state == "alarm"
     assert "None of the 15 answers of the last 3 steps is right." in found.text
-    assert dead_runs.no_right_answer(seen(steps(2, score__boxed=0.0))).state == "unknown"
+    assert alarms.no_right_answer(seen(steps(2, score__boxed=0.0))).state == "unknown"
     once = [*steps(2, score__boxed=0.0), record(3, score__boxed=0.01)]
-    assert dead_runs.no_right_answer(seen(once)).state == "clear"
+    assert alarms.no_right_answer(seen(once)).state == "clear"
     later = [*steps(20), *(record(s, score__boxed=0.0) for s in (21, 22, 23))]
-    assert dead_runs.no_right_answer(seen(later)).steps == (21, 23)
+    assert alarms.no_right_answer(seen(later)).steps == (21, 23)
     own = steps(3, score__mine=0.0)
-    assert dead_runs.no_right_answer(seen(own, "mine")).state == "unknown"
+    assert alarms.no_right_answer(seen(own, "mine")).state == "unknown"
 
 
 def test_a_first_reward_that_tells_no_answer_from_another() -> None:
     same = {"score__mine": 0.5, "score__first_reward_std": 0.0}
-    found = dead_runs.constant_reward(seen(steps(3, **same), "mine"))
+    found = alarms.constant_reward(seen(steps(3, **same), "mine"))
     assert found.state == "alarm"
     assert "mine is 0.5 for every completion of the last 3 steps" in found.text
     varies = [*steps(2, **same), record(3, **same | {"score__first_reward_std": 0.1})]
-    assert dead_runs.constant_reward(seen(varies, "mine")).state == "clear"
+    assert alarms.constant_reward(seen(varies, "mine")).state == "clear"
     solved = {"score__boxed": 1.0, "score__first_reward_std": 0.0}
-    assert dead_runs.constant_reward(seen(steps(3, **solved))).state == "clear"
-    assert dead_runs.constant_reward(seen(steps(3))).state == "unknown"  # of an earlier version
+    assert alarms.constant_reward(seen(steps(3, **solved))).state == "clear"
+    assert alarms.constant_reward(seen(steps(3))).state == "unknown"  # of an earlier version
 
 
 def test_a_gradient_of_zero() -> None:
-    assert dead_runs.nothing_learned(seen(steps(3, train__grad_norm=0.0))).state == "alarm"
-    assert dead_runs.nothing_learned(seen(steps(2, train__grad_norm=0.0))).state == "unknown"
-    assert dead_runs.nothing_learned(seen(steps(3, train__grad_norm=1e-6))).state == "clear"
+    assert alarms.nothing_learned(seen(steps(3, train__grad_norm=0.0))).state == "alarm"
+    assert alarms.nothing_learned(seen(steps(2, train__grad_norm=0.0))).state == "unknown"
+    assert alarms.nothing_learned(seen(steps(3, train__grad_norm=1e-6))).state == "clear"
 
 
 def test_what_dies_late_is_told_within_three_steps() -> None:
