@@ -107,7 +107,7 @@ def read_problem(
         answer: False for a row that needs no more than a prompt.
 
     Raises:
-        DataError: with file, line, what was expected.
+        DataError: with file, line, what was expected; so do all functions here.
     """
     column, messages = _prompt(where, row, columns)
     text = row[column] if isinstance(row[column], str) else None
@@ -122,9 +122,6 @@ def read_demonstration(
 
     Args:
         score: the row needs a number in its column ``score``.
-
-    Raises:
-        DataError: as ``read_problem``.
     """
     value = _number(where, row, "score") if score else 0.0
     whole = columns.prompt or "messages"
@@ -143,11 +140,7 @@ def read_demonstration(
 
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
-    """A row for continued pretraining.
-
-    Raises:
-        DataError: as ``read_problem``.
-    """
+    """A row for continued pretraining."""
     name = _column(where, row, columns.prompt, ("text",), "data.columns.prompt")
     text = row[name]
     if not isinstance(text, str) or not text.strip():
@@ -162,13 +155,17 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     column, or it holds text and the sides are conversations from their first message on. These are
     TRL's two ways (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2), whose implicit prompts
     of plain texts are not read here.
-
-    Raises:
-        DataError: as ``read_problem``.
     """
     margin = _number(where, row, "margin") if "margin" in row else 0.0
-    prompt = next((row[name] for name in _prompt_columns(columns) if name in row), None)
-    are_whole = all(_is_whole(row.get(side)) for side in SIDES)
+    names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
+    prompt = next((row[name] for name in names if name in row), None)
+    are_whole = all(
+        isinstance(side := row.get(name), list)
+        and side
+        and isinstance(side[0], dict)
+        and side[0].get("role") != "assistant"
+        for name in SIDES
+    )
     if are_whole and (prompt is None or isinstance(prompt, str)):
         example = _implicit(where, row)
     else:
@@ -178,21 +175,17 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
 
 def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
-    does not say where good begins.
-
-    Raises:
-        DataError: as ``read_problem``.
-    """
+    does not say where good begins."""
     example = _completed(where, row, columns, "completion")
     label = row[_column(where, row, None, ("label",), "data.form")]
-    word = str(label).casefold() if isinstance(label, bool | str) else ""
-    value = {"true": 1.0, "false": -1.0}.get(word)
+    meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
+    meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
+    value = meant.get(str(label).strip().casefold())
     if value is None:
-        expected = "true or false, for which 1 and 0 or -1 may stand"
-        number = _number(where, row, "label", expected)
-        value = {1.0: 1.0, 0.0: -1.0, -1.0: -1.0}.get(number)
-    if value is None:
-        raise DataError(f"{where}: 'label' is {_shown(label)}; expected {expected}; fix the row")
+        raise DataError(
+            f"{where}: 'label' is {_shown(label)}; expected true or false, for which 1 and 0 or -1 "
+            "may stand; fix the row"
+        )
     return replace(example, value=value)
 
 
@@ -243,17 +236,13 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
 def _prompt(where: str, row: Row, columns: ColumnsSection) -> tuple[str, Messages]:
     """The column of the prompt, and its messages."""
     column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
-    value = row[column]
-    if isinstance(value, str):
-        value = {"role": "user", "content": value}
-    messages = [value] if isinstance(value, dict) else value
-    is_good = isinstance(messages, list) and messages and all(map(_is_message, messages))
-    if not is_good or messages[-1]["role"] != "user":
+    messages = _messages(row[column], "user")
+    if not messages or messages[-1]["role"] != "user":
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message'
         )
-    return column, [{"role": each["role"], "content": each["content"]} for each in messages]
+    return column, messages
 
 
 def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Completed:
@@ -261,41 +250,28 @@ def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Co
     if (sampled := _sampled(where, row, names)) is not None:
         return sampled
     usual = {"completion": columns.answer or "completion"}
-    sides = [_completion(where, row, usual.get(name, name)) for name in names]
-    completions = tuple(messages for messages, _ in sides)
+    completions, are_texts = [], []
+    for name in names:
+        column = _column(where, row, None, (usual.get(name, name),), "data.form")
+        _check_turns(where, column, row[column])
+        messages = _messages(row[column], "assistant")
+        if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
+            raise DataError(
+                f"{where}: {column!r} is {_shown(row[column])}; expected text, a message of the "
+                "assistant or a list of messages that begins and ends with one; fix the row"
+            )
+        completions.append(messages)
+        are_texts.append(isinstance(row[column], str))
+    _check_differ(where, completions)
     column, messages = _prompt(where, row, columns)
     _check_turns(where, column, row[column])
-    _check_differ(where, completions)
-    is_text = isinstance(row[column], str) and all(is_text for _, is_text in sides)
-    return Completed(where, messages, completions, is_text)
-
-
-def _check_differ(where: str, completions: Sequence[Messages]) -> None:
-    if len(completions) > 1 and completions[0] == completions[1]:
-        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
-
-
-def _completion(where: str, row: Row, column: str) -> tuple[Messages, bool]:
-    """The messages of a completion, and whether it is a text."""
-    value = row[_column(where, row, None, (column,), "data.form")]
-    if isinstance(value, str) and value.strip():
-        return [{"role": "assistant", "content": value}], True
-    messages = [value] if isinstance(value, dict) else value
-    is_good = isinstance(messages, list) and messages and all(map(_is_message, messages))
-    if not is_good or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
-        raise DataError(
-            f"{where}: {column!r} is {_shown(value)}; expected text, a message of the assistant or "
-            "a list of messages that begins and ends with one; fix the row"
-        )
-    return _conversation(where, {column: messages}, column), False
+    is_text = isinstance(row[column], str) and all(are_texts)
+    return Completed(where, messages, tuple(completions), is_text)
 
 
 def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
     """The token ids of a row and the texts beside them: the prompt as the chat template wrote it,
     and the completions, which may be empty; None for a row without token ids.
-
-    Raises:
-        DataError: some are missing, or are no token ids.
     """
     columns = ["prompt_ids", *(f"{name}_ids" for name in names)]
     there = [name for name in columns if name in row]
@@ -348,31 +324,31 @@ def _implicit(where: str, row: Row) -> Completed:
     return Completed(where, chosen[:same], tails)
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether a side of a preference is a conversation from its first message on."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and isinstance(value[0], dict)
-        and value[0].get("role") != "assistant"
-    )
+def _check_differ(where: str, completions: Sequence[Messages]) -> None:
+    if len(completions) > 1 and completions[0] == completions[1]:
+        raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
 
 
 def _conversation(where: str, row: Row, column: str) -> Messages:
-    """The messages of a list.
-
-    Raises:
-        DataError: it is none, or a message holds what is not read yet.
-    """
-    value = row[column]
-    _check_turns(where, column, value)
-    for number, message in enumerate(value, start=1):
+    """The messages of a list."""
+    _check_turns(where, column, row[column])
+    for number, message in enumerate(row[column], start=1):
         if not _is_message(message):
             raise DataError(
                 f"{where}: {column!r} has as message {number} {_shown(message)}; expected "
                 '{"role": …, "content": …} with text in both; fix the row'
             )
-    return [{"role": message["role"], "content": message["content"]} for message in value]
+    return _messages(row[column], "")
+
+
+def _messages(value: Any, role: str) -> Messages:
+    """A text as one message of this role, a message, or a list of them; empty if one is none."""
+    if isinstance(value, str):
+        value = {"role": role, "content": value}
+    messages = [value] if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        return []
+    return [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
 def _check_turns(where: str, column: str, value: Any) -> None:
@@ -392,7 +368,7 @@ def _check_turns(where: str, column: str, value: Any) -> None:
             )
 
 
-def _number(where: str, row: Row, column: str, expected: str = "a number") -> float:
+def _number(where: str, row: Row, column: str) -> float:
     """A finite number, which may be written as text, as in a .csv file."""
     value = row[_column(where, row, None, (column,), "data.form")]
     try:
@@ -400,12 +376,8 @@ def _number(where: str, row: Row, column: str, expected: str = "a number") -> fl
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{where}: {column!r} is {_shown(value)}; expected {expected}; fix the row")
+        raise DataError(f"{where}: {column!r} is {_shown(value)}; expected a number; fix the row")
     return number
-
-
-def _prompt_columns(columns: ColumnsSection) -> Sequence[str]:
-    return PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
 
 
 def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:

@@ -131,11 +131,8 @@ def _prepare(request: Request) -> _Job:
     """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
     if run_folder.is_run(source):
-        run, config, adapter = (
-            source,
-            run_folder.read_config(source),
-            run_folder.find_adapter(source, request.which),
-        )
+        run, config = source, run_folder.read_config(source)
+        adapter = run_folder.find_adapter(source, request.which)
     else:
         run_folder.refuse_which(request.which, str(source))
         if not run_folder.is_adapter(source):
@@ -179,8 +176,7 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
         rollouts = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
     rollouts = parity.chosen(rollouts, base.read_config(str(beside)).get_text_config().vocab_size)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
-    compared = (job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
-    found = parity.check_parity(*compared)
+    found = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
     console.line(
         f"parity with base plus adapter in {request.dtype}: {found.gap}; the adapter's own effect: "
         f"{found.learned}"
@@ -195,9 +191,6 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
             "the check cannot tell here whether the adapter is in: its effect on these rollouts is "
             f"too small beside {request.dtype}'s rounding; --dtype float32 or more --rollouts may"
         )
-    if job.config is not None and job.config.model.quantize == "nf4":
-        of_nf4 = parity.gap_to_nf4(*compared)
-        console.line(f"gap to the policy over the NF4 base, for information: {of_nf4}")
     return found
 
 
@@ -213,8 +206,7 @@ def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Cons
         merging.read_json(beside / "config.json"), job.base_folder, job.tokenizer.pad_token_id
     )
     (beside / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    compared = (job.base_folder, job.adapter, beside, rows, dtype)
-    found = reward_model.check_scores(*compared)
+    found = reward_model.check_scores(job.base_folder, job.adapter, beside, rows, dtype)
     console.line(f"parity with base, adapter and head in {request.dtype}: {found.gap}")
     found.check(dtype)
     if (described := job.adapter / reward_models.SCALE).is_file():  # to be a reward elsewhere

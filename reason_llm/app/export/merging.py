@@ -8,8 +8,9 @@ arXiv:2106.09685 section 4.1; the scale alpha / sqrt(r) of rank-stabilised LoRA:
 Not here: whether the result is right (``parity``), quantised checkpoints.
 """
 
+import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,51 +64,19 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """Names and layout of the weights in a model's checkpoint, read from the model itself."""
-
-    prefix: str
-    """That a checkpoint may leave out, such as ``transformer.`` in GPT-2's own."""
-    transposed: frozenset[str]
-    """Weights that are stored as (in, out)."""
-    tied_embedding: str | None
-    """Whose tensor is the head's, too; None if the head has its own."""
-
-    @classmethod
-    def of(cls, base: Path) -> "_Layout":
-        """Layout of the model that a config makes, on the meta device.
-
-        Raises:
-            ModelError: it cannot be read.
-        """
-        model = base_model.meta_base(str(base), trust_remote_code=False)
-        embedding = model.get_input_embeddings()
-        names = {id(module): name for name, module in model.named_modules()}
-        tied = model.config.get_text_config(decoder=True).tie_word_embeddings
-        return cls(
-            prefix=f"{model.base_model_prefix}.",
-            transposed=frozenset(
-                f"{name}.weight" for name, m in model.named_modules() if isinstance(m, Conv1D)
-            ),
-            tied_embedding=f"{names[id(embedding)]}.weight" if tied else None,
-        )
-
-    def stored(self, name: str, found: Collection[str]) -> str:
-        """Name of a weight among those in a checkpoint."""
-        short = name.removeprefix(self.prefix)
-        return short if name not in found and short in found else name
-
-
-@dataclass(frozen=True, slots=True)
 class _Source:
-    """Origin of a tensor of the result."""
+    """Origin of a tensor of the result: file, name in it, shape, and bytes in the result."""
 
     file: Path
     name: str
-    """In that file."""
     shape: list[int]
     num_bytes: int
-    """In the result."""
+
+    def read(self) -> Tensor:
+        """The tensor as it is stored."""
+        with safe_open(regular(self.file), framework="pt") as opened:
+            found: Tensor = opened.get_tensor(self.name)
+            return found
 
 
 def base_folder(path: str) -> Path:
@@ -153,24 +122,30 @@ def updates(adapter: Path) -> dict[str, Update]:
     Raises:
         ModelError: it is damaged, or of another kind.
     """
+    return _adapted(adapter)[0]
+
+
+def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
+    """The changes, and the weights that the adapter holds whole, by the weight's name."""
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     try:
         tensors = load_file(regular(file))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
     factors: dict[str, dict[str, Tensor]] = {}
+    kept = {}
     for name, tensor in tensors.items():
-        found = adapters.ADAPTED.fullmatch(name)
-        if found is None and _KEPT.fullmatch(name):
-            continue
-        if found is None:
+        if found := adapters.ADAPTED.fullmatch(name):
+            factors.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
+        elif found := _KEPT.fullmatch(name):
+            kept[f"{found[1]}.weight"] = tensor
+        else:
             raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
-        factors.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
     scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
     for name, both in factors.items():
         if both.keys() != {"A", "B"} or {len(both["A"]), both["B"].shape[1]} != {config.r}:
             raise ModelError(f"{file}: {name} lacks a factor, or is not of rank {config.r}")
-    return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}
+    return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}, kept
 
 
 def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
@@ -236,47 +211,21 @@ def _merged(
     sources: dict[str, _Source], to_add: dict[str, Update], names: list[str], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     for name in names:
-        source = sources[name]
-        with safe_open(regular(source.file), framework="pt") as opened:
-            tensor = opened.get_tensor(source.name)
+        tensor = sources[name].read()
         if name in to_add:
             tensor = to_add[name].added_to(tensor)
         if tensor.is_floating_point():
             tensor = tensor.to(dtype)
         # A tied head that is adapted and its embedding come from the same stored tensor.
-        yield name, tensor.clone() if name != source.name else tensor.contiguous()
+        yield name, tensor.clone() if name != sources[name].name else tensor.contiguous()
 
 
 def _plan(
     base: Path, adapter: Path, dtype: torch.dtype
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
-    """Changes of each tensor by name; embeddings in the adapter must be the base's own."""
-    layout = _Layout.of(base)
-    added = updates(adapter)
-    for name in layout.transposed & added.keys():
-        added[name] = added[name].transposed()
-    sources, to_add = _sources(base, added, dtype, layout)
-    for name, tensor in load_file(regular(adapter / adapters.WEIGHTS)).items():
-        kept = None if adapters.ADAPTED.fullmatch(name) else _KEPT.fullmatch(name)
-        source = sources.get(layout.stored(f"{kept[1]}.weight", sources)) if kept else None
-        if kept is None:
-            continue
-        if source is not None:
-            with safe_open(regular(source.file), framework="pt") as opened:
-                if torch.equal(opened.get_tensor(source.name).to(tensor.dtype), tensor):
-                    continue
-        raise ModelError(
-            f"{adapter / adapters.WEIGHTS}: {kept[1]}.weight is not that of {base}: it was trained "
-            "or resized beside the adapter; merge it with the library that made it"
-        )
-    return to_add, sources
-
-
-def _sources(
-    base: Path, added: dict[str, Update], dtype: torch.dtype, layout: _Layout
-) -> tuple[dict[str, _Source], dict[str, Update]]:
-    """Every tensor of the result, in the checkpoint's order, and the updates by its names."""
-    found: dict[str, _Source] = {}
+    """The update of each tensor, and every tensor of the result in the checkpoint's order, by the
+    checkpoint's names."""
+    found = {}
     for file in _files(base):
         try:
             with safe_open(regular(file), framework="pt") as opened:
@@ -286,11 +235,24 @@ def _sources(
                     found[name] = _Source(file, name, part.get_shape(), size)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
-    if HEAD in added and HEAD not in found and layout.tied_embedding is not None:
-        embedding = layout.stored(layout.tied_embedding, found)
-        if embedding in found:
-            found[HEAD] = found[embedding]
-    to_add = {layout.stored(name, found): update for name, update in added.items()}
+    model = base_model.meta_base(str(base), trust_remote_code=False)
+    prefix = f"{model.base_model_prefix}."
+
+    def stored(name: str) -> str:
+        """A checkpoint may leave out the prefix, such as ``transformer.`` in GPT-2's own."""
+        short = name.removeprefix(prefix)
+        return short if name not in found and short in found else name
+
+    added, kept = _adapted(adapter)
+    embedding = model.get_input_embeddings()
+    is_tied = model.config.get_text_config(decoder=True).tie_word_embeddings
+    for name, module in model.named_modules():
+        weight = f"{name}.weight"
+        if isinstance(module, Conv1D) and weight in added:
+            added[weight] = added[weight].transposed()
+        if module is embedding and is_tied and HEAD in added and stored(weight) in found:
+            found.setdefault(HEAD, found[stored(weight)])  # whose tensor is the head's, too
+    to_add = {stored(name): update for name, update in added.items()}
     for name, update in to_add.items():
         if name not in found:
             raise ModelError(
@@ -302,7 +264,14 @@ def _sources(
                 f"the adapter makes {name} {update.shape}, and in {base} it is {found[name].shape};"
                 " name the model that it was trained on with --base"
             )
-    return found, to_add
+    for name, tensor in kept.items():
+        source = found.get(stored(name))
+        if source is None or not torch.equal(source.read().to(tensor.dtype), tensor):
+            raise ModelError(
+                f"{adapter / adapters.WEIGHTS}: {name} is not that of {base}: it was trained or "
+                "resized beside the adapter; merge it with the library that made it"
+            )
+    return to_add, found
 
 
 def _files(base: Path) -> list[Path]:
@@ -320,7 +289,5 @@ def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:
     kind = part.get_dtype()
     if kind not in _BYTES:
         raise ModelError(f"{file}: {name} is of type {kind}; name an unquantised base with --base")
-    count = 1
-    for size in part.get_shape():
-        count *= size
-    return count * (dtype.itemsize if kind in _FLOATS else _BYTES[kind])
+    size = dtype.itemsize if kind in _FLOATS else _BYTES[kind]
+    return math.prod(part.get_shape()) * size

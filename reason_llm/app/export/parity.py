@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import Panic, without_panics
-from reason_llm.model import Datum, adapters, default_device, nf4, share_of_base
+from reason_llm.model import Datum, adapters, default_device, share_of_base
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
@@ -148,27 +148,7 @@ def check_parity(
     )
 
 
-@fitting()
-def gap_to_nf4(
-    base: Path,
-    adapter: Path,
-    exported: Path,
-    rollouts: Sequence[Datum],
-    dtype: torch.dtype,
-    temperature: float,
-) -> Gap:
-    """Gap between the export and the policy that was trained: the adapter over the base in NF4."""
-    packed = load(base, dtype, nf4.config_for(dtype))
-    nf4.keep_layouts(packed)
-    policy_N = logprobs(adapters.over(packed, adapter), rollouts, temperature)
-    del packed
-    exported_N = logprobs(load(exported, dtype), rollouts, temperature)
-    return Gap.between(exported_N, policy_N)
-
-
-def load(
-    path: Path, dtype: torch.dtype, quantization: Any = None, kind: Any = AutoModelForCausalLM
-) -> Any:
+def load(path: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM) -> Any:
     """A model loaded by Transformers or PEFT, as any user loads it.
 
     Args:
@@ -179,7 +159,7 @@ def load(
     """
     try:
         return kind.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, quantization_config=quantization,
+            path, dtype=dtype, use_safetensors=True,
             device_map={"": default_device()}, trust_remote_code=False,
         ).eval()  # fmt: skip
     except torch.OutOfMemoryError:
