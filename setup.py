@@ -28,6 +28,7 @@ BASE = [
     "sympy>=1.14,<2",
     "regex>=2025.10.22",
     "pydantic>=2.12,<3",
+    "typing_extensions>=4.14.1",
     "pyyaml>=6",
     "orjson>=3.11",
     "rich>=14",

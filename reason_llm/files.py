@@ -743,11 +743,7 @@ def cached(repository: str, name: str) -> Path | None:
 
 @cache
 def _connect(endpoint: str) -> None:
-    """Open a connection and close it; one that succeeded is not tried again.
-
-    Raises:
-        OSError: it took longer than ``HUB_SECONDS``, or failed.
-    """
+    """Open a connection and close it; one that succeeded is not tried again."""
     url = urlsplit(endpoint)
     proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
     if proxy is not None:

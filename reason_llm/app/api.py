@@ -245,11 +245,7 @@ def _overrides(
 
 
 def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
-    """The rows by the names that stand for them in the config.
-
-    Raises:
-        DataError: they are no collection of rows.
-    """
+    """The rows by the names that stand for them in the config."""
     found = dict(config.data.given) if isinstance(config, Config) else {}
     for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
         if given is None:

@@ -18,22 +18,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from reason_llm.config import PairForm, PairsSection
 from reason_llm.data import tokenizer_digest
-from reason_llm.errors import ConfigError, DataError, RolloutBufferError
+from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import Document, buffer_files, missing_steps, read_document
 from reason_llm.score import selection
 from reason_llm.score.math import extract_answer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -103,16 +100,16 @@ def write_pairs(
         document = read_document(path)
         named = _model_of(document, path)
         if maker is None:
-            name = model or named
-            maker = _Maker(form, way, section, name, load_tokenizer(name), written)
+            maker = _Maker(way, section, model or named, written)
         elif model is None and named != maker.model:
             raise RolloutBufferError(
                 f"{path} was sampled by {named}, and the first buffer by {maker.model}; name "
                 "buffers of one model"
             )
         written.buffers += 1
+        source = f"{document.run.name}, step {document.step}"
         for group in document.groups:
-            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, document)]
+            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, source)]
     written.rows = len(found)
     if not found:
         raise DataError(
@@ -132,29 +129,21 @@ def _model_of(document: Document, path: Path) -> str:
     return name
 
 
-@dataclass(slots=True)
 class _Maker:
     """What is known while the rows are made."""
 
-    form: PairForm
-    way: str
-    section: PairsSection
-    model: str
-    tokenizer: "PreTrainedTokenizerBase"
-    written: Written
-    counts: Counter[tuple[bytes, bool]] = field(default_factory=Counter)
-    """Rows of each prompt so far, of labels right and wrong ones apart."""
-    seen: set[bytes] = field(default_factory=set)
-    """Digests of the rows so far."""
-    digest: str = ""
-    ends: frozenset[int] = frozenset()
-    """End tokens of the model."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, way: str, section: PairsSection, model: str, written: Written) -> None:
+        self.form, self.way, self.section = written.form, way, section
+        self.model, self.written = model, written
+        self.tokenizer = load_tokenizer(model)
         self.digest = tokenizer_digest(self.tokenizer)
-        self.ends = frozenset(end_token_ids(self.model, self.tokenizer))
+        self.ends = frozenset(end_token_ids(model, self.tokenizer))
+        self.counts: Counter[tuple[bytes, bool]] = Counter()
+        """Rows of each prompt so far, of labels right and wrong ones apart."""
+        self.seen: set[bytes] = set()
+        """Digests of the rows so far."""
 
-    def rows(self, group: Group, document: Document) -> Iterator[dict[str, Any]]:
+    def rows(self, group: Group, source: str) -> Iterator[dict[str, Any]]:
         """The rows of one group."""
         self.written.rollouts += len(group.completions)
         usable = self._usable(group)
@@ -165,7 +154,11 @@ class _Maker:
             if is_right and sides[0].finish_reason == "length":
                 self.written.left_out["cut off at the token limit"] += 1
                 continue
-            key = self._key(prompt, sides)
+            key = prompt + b"".join(_digest(side.token_ids) for side in sides)
+            if self.section.unique == "answer":
+                answer = extract_answer(sides[0].text)
+                if answer is not None:
+                    key = prompt + hashlib.sha256(answer.encode()).digest()
             if key in self.seen:
                 self.written.left_out["that stand there already"] += 1
                 continue
@@ -175,23 +168,21 @@ class _Maker:
             self.seen.add(key)
             self.counts[prompt, is_right] += 1
             self.written.prompts.add(prompt)
-            yield self._row(group, sides, values, is_right, document)
+            yield self._row(group, sides, values, is_right, source)
 
     def _usable(self, group: Group) -> Group:
-        """The group without tokens that the tokenizer does not know; whole answers come first, so
-        that of equal ones they are chosen."""
+        """The group without tokens that the tokenizer does not know, each completion with an end
+        token, which one that a stop string ended has not; whole answers come first, so that of
+        equal ones they are chosen."""
         known = [c for c in group.completions if max(c.token_ids) < len(self.tokenizer)]
         if lost := len(group.completions) - len(known):
             self.written.left_out["with tokens beyond the tokenizer's"] += lost
-        known.sort(key=lambda completion: completion.finish_reason == "length")
-        return replace(group, completions=tuple(map(self._with_end, known)))
-
-    def _with_end(self, completion: Completion) -> Completion:
-        """The completion with an end token, which one that a stop string ended has not."""
-        if completion.finish_reason == "length" or completion.token_ids[-1] in self.ends:
-            return completion
-        ids = (*completion.token_ids, self.tokenizer.eos_token_id)
-        return replace(completion, token_ids=ids)
+        ended = []
+        for each in sorted(known, key=lambda each: each.finish_reason == "length"):
+            if each.finish_reason != "length" and each.token_ids[-1] not in self.ends:
+                each = replace(each, token_ids=(*each.token_ids, self.tokenizer.eos_token_id))
+            ended.append(each)
+        return replace(group, completions=tuple(ended))
 
     def _is_right(self, value: float) -> bool:
         return selection.reaches(value, self.section.threshold)
@@ -228,20 +219,8 @@ class _Maker:
             if len({side.text for side in sides}) == len(sides):
                 yield sides, tuple(rewards[i] for i in each)
 
-    def _key(self, prompt: bytes, sides: Sides) -> bytes:
-        if self.section.unique == "answer":
-            answer = extract_answer(sides[0].text)
-            if answer is not None:
-                return prompt + hashlib.sha256(answer.encode()).digest()
-        return prompt + b"".join(_digest(side.token_ids) for side in sides)
-
     def _row(
-        self,
-        group: Group,
-        sides: Sides,
-        values: tuple[float, ...],
-        is_right: bool,
-        document: Document,
+        self, group: Group, sides: Sides, values: tuple[float, ...], is_right: bool, source: str
     ) -> dict[str, Any]:
         names = ("chosen", "rejected") if len(sides) > 1 else ("completion",)
         row: dict[str, Any] = {"prompt": group.prompt.text}
@@ -255,7 +234,7 @@ class _Maker:
         row["prompt_ids"] = group.prompt.token_ids
         row |= {f"{name}_ids": side.token_ids for name, side in zip(names, sides, strict=True)}
         row["tokenizer"] = self.digest
-        row["source"] = f"{document.run.name}, step {document.step}, {group.prompt.id}"
+        row["source"] = f"{source}, {group.prompt.id}"
         return row
 
 
@@ -263,11 +242,12 @@ def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same pairs, so that the first few hold as many different completions as can be."""
     right = sorted({chosen for chosen, _ in pairs})
     wrong = sorted({rejected for _, rejected in pairs})
-    first = {place: number for number, place in enumerate(right)}
-    second = {place: number for number, place in enumerate(wrong)}
-    return sorted(
-        pairs, key=lambda pair: ((second[pair[1]] - first[pair[0]]) % len(wrong), first[pair[0]])
-    )
+
+    def turn(pair: tuple[int, int]) -> tuple[int, int]:
+        first, second = right.index(pair[0]), wrong.index(pair[1])
+        return (second - first) % len(wrong), first
+
+    return sorted(pairs, key=turn)
 
 
 def _digest(token_ids: Sequence[int]) -> bytes:
@@ -275,14 +255,11 @@ def _digest(token_ids: Sequence[int]) -> bytes:
 
 
 def check_target(target: Path) -> None:
-    """Whether the file may be written.
+    """Check that the file may be written.
 
     Raises:
-        ConfigError: it is no .jsonl file.
-        WriteError: it exists.
+        ConfigError: it is no .jsonl file. WriteError: it exists.
     """
-    from reason_llm.errors import WriteError
-
     if target.suffix != ".jsonl":
         raise ConfigError(f"--out {target} is no .jsonl file, which data.train reads; rename it")
     if target.exists() or target.is_symlink():

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import orjson
+from pydantic import TypeAdapter
 
 from reason_llm.config import SupervisedSection
 from reason_llm.data.forms import Completed, Messages
@@ -53,8 +54,7 @@ class Conditioning:
         return str(bin_of(score, self.edges))
 
     def prompt(self, text: str, reward: str) -> str:
-        """The prompt with a reward, such as ``5.00`` when it is sampled. What stands in braces in
-        the text itself is left alone."""
+        """The text with a reward; what stands in braces in the text itself is left alone."""
         before, _, after = self.template.partition("{input}")
         return before.replace("{reward}", reward) + text + after.replace("{reward}", reward)
 
@@ -73,11 +73,8 @@ class Conditioning:
         return replace(example, messages=self._written(example.where, example.messages, reward))
 
     def asking(self, where: str, messages: Messages) -> Messages:
-        """The messages as they are sampled: the target in the user's last one.
-
-        Raises:
-            DataError: they do not end with the user's message.
-        """
+        """The messages as they are sampled: the target in the user's last one; raises as
+        ``apply``."""
         return self._written(where, messages, self.target)
 
     def write(self, folder: Path) -> None:
@@ -109,15 +106,10 @@ def read(folder: Path) -> Conditioning | None:
     if not path.exists():
         return None
     try:
-        value = read_object(path, MIB)
-        saved = Conditioning(**{**value, "edges": value["edges"] and tuple(value["edges"])})
-        numbers = (saved.mean, saved.deviation, *(saved.edges or ()))
-        if not all(type(number) in (int, float) for number in numbers):
-            raise ValueError("mean, deviation or an edge is no number")
-        if not (isinstance(saved.template, str) and isinstance(saved.target, str)):
-            raise ValueError("template or target is no text")
+        content = orjson.dumps(read_object(path, MIB))
+        saved = TypeAdapter(Conditioning).validate_json(content, strict=True)
         _check_template(saved.template)
-    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path} is damaged ({one_line(error)[:200]}); restore it, or remove it to ask without "
             "a score"

@@ -123,7 +123,9 @@ def read_demonstration(
     Args:
         score: the row needs a number in its column ``score``.
     """
-    value = _number(where, row, "score") if score else 0.0
+    value = 0.0
+    if score:
+        value = number_in(where, row, _column(where, row, None, ("score",), "data.form"))
     whole = columns.prompt or "messages"
     if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
         return replace(_completed(where, row, columns, "completion"), value=value)
@@ -156,7 +158,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     TRL's two ways (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2), whose implicit prompts
     of plain texts are not read here.
     """
-    margin = _number(where, row, "margin") if "margin" in row else 0.0
+    margin = number_in(where, row, "margin") if "margin" in row else 0.0
     names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
     prompt = next((row[name] for name in names if name in row), None)
     are_whole = all(
@@ -368,9 +370,9 @@ def _check_turns(where: str, column: str, value: Any) -> None:
             )
 
 
-def _number(where: str, row: Row, column: str) -> float:
+def number_in(where: str, row: Row, column: str) -> float:
     """A finite number, which may be written as text, as in a .csv file."""
-    value = row[_column(where, row, None, (column,), "data.form")]
+    value = row[column]
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -181,11 +181,7 @@ class _Reader:
             self.preprocess = load_function(name, "data.preprocess")
 
     def check_options(self) -> None:
-        """Check lengths and the condition before a row is read.
-
-        Raises:
-            ConfigError: they contradict each other, or the context.
-        """
+        """Check lengths and the condition before a row is read."""
         section = self.config.data
         if self.config.evaluation_sets:
             self._room(is_training=False)
@@ -370,11 +366,7 @@ class _Reader:
         return None
 
     def _room(self, is_training: bool) -> int:
-        """Tokens that the context leaves for a prompt.
-
-        Raises:
-            ConfigError: none.
-        """
+        """Tokens that the context leaves for a prompt."""
         option, most = "eval.max_new_tokens", self.config.eval_max_new_tokens
         if is_training:
             option, most = "sample.max_new_tokens", self.config.sample.max_new_tokens
@@ -433,11 +425,7 @@ class _Reader:
 
 
 def _told_to_teacher(problem: Problem, text: str) -> Messages:
-    """The messages with ``teacher.prompt``, filled in, in the place of the last of the user.
-
-    Raises:
-        DataError: it wants an answer that the row does not have.
-    """
+    """The messages with ``teacher.prompt``, filled in, in the place of the last of the user."""
     if "{answer}" in text and not problem.answer:
         raise DataError(
             f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give it "

@@ -137,11 +137,7 @@ _PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDict
 def _rendering(
     tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
 ) -> tuple[str | None, str, int | None]:
-    """The text; or the problem, with the line of the template where its syntax is wrong.
-
-    Raises:
-        TimeoutError, MemoryError: as ``Confined.ask``.
-    """
+    """The text; or the problem, with the line of the template where its syntax is wrong."""
     process = _PROCESSES.get(tokenizer)
     if process is None or not process.lives:
         process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))

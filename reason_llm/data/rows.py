@@ -243,10 +243,6 @@ def _hub_rows(source: str, split: str) -> Read:
 def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which tests of programs contain; orjson is faster
     and rounds or refuses those beyond 64 bits.
-
-    Raises:
-        ValueError: it is not, holds half a character that no tokenizer takes, a key twice, or lists
-            in lists without end.
     """
 
     def refuse(constant: str) -> None:

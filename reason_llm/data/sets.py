@@ -3,7 +3,6 @@
 Filters are for training rows only: a held-out set is judged whole. What they drop is counted.
 """
 
-import math
 import re
 import unicodedata
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 
 from reason_llm.config import DataSection, PassRateSection
 from reason_llm.data.conditioning import Conditioning
-from reason_llm.data.forms import Document, Example
+from reason_llm.data.forms import Document, Example, number_in
 from reason_llm.data.own_code import place_of
 from reason_llm.data.rows import Row, check_made
 from reason_llm.data.time_limit import within
@@ -255,14 +254,4 @@ def passes(where: str, row: Row, wanted: PassRateSection) -> bool:
             f"{where}: lacks column {wanted.column!r}; it has {', '.join(map(str, row))}; set "
             "data.pass_rate.column to one of these"
         )
-    value = row[wanted.column]
-    try:
-        rate = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        rate = math.nan
-    if math.isnan(rate):
-        raise DataError(
-            f"{where}: {wanted.column!r} is {str(value)[:60]!r}; expected a number, which "
-            "data.pass_rate compares"
-        )
-    return wanted.min <= rate <= wanted.max
+    return wanted.min <= number_in(where, row, wanted.column) <= wanted.max

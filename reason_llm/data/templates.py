@@ -8,28 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, read_bounded, read_text
+from reason_llm.files import MIB, read_text
 
 MOST_TEMPLATE_BYTES = MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Templates:
-    """Content of ``templates.yaml``."""
-
-    system_prompts: Mapping[str, str | None]
-    system_prompt_of_reward: Mapping[str, str]
-    chat_templates: Mapping[str, str]
-
-
 @cache
-def shipped() -> Templates:
-    """The templates that come with the package."""
-    return Templates(**yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml"))))
+def shipped() -> dict[str, dict[str, Any]]:
+    """Content of ``templates.yaml``, which comes with the package."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(
+        read_text(Path(__file__).with_suffix(".yaml"))
+    )
+    return found
 
 
 def system_prompt(name: str, reward: str) -> str | None:
@@ -39,15 +34,16 @@ def system_prompt(name: str, reward: str) -> str | None:
     Raises:
         ConfigError: a single word that names none.
     """
-    texts = shipped().system_prompts
+    texts = shipped()["system_prompts"]
     if name == "auto":
-        name = shipped().system_prompt_of_reward.get(reward, "none")
+        name = shipped()["system_prompt_of_reward"].get(reward, "none")
     if name not in texts and len(name.split()) < 2:
         raise ConfigError(
             f"data.system_prompt={name!r} is neither a text of several words nor any of auto, "
             f"{', '.join(texts)}{_nearest(name, list(texts))}"
         )
-    return texts.get(name, name)
+    found: str | None = texts.get(name, name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ def chat_template(
         ModelError: ``auto``, and the model has none.
         ConfigError: there is no such template.
     """
-    named, given = shipped().chat_templates, tuple(sorted((arguments or {}).items()))
+    named, given = shipped()["chat_templates"], tuple(sorted((arguments or {}).items()))
     if name == "auto" and not model_has_one:
         raise ModelError(
             f"model.path={model_path}: its tokenizer has no chat template; take an instruct model, "
@@ -89,23 +85,19 @@ def chat_template(
     if name in named:
         return ChatTemplate(f"the template {name}", named[name], given)
     if name.endswith(".jinja"):
-        return ChatTemplate(name, _read(Path(name)), given)
+        try:
+            text = read_text(Path(name), MOST_TEMPLATE_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"data.template={name} cannot be read ({one_line(error)}); name a Jinja text file"
+            ) from error
+        if not text.strip():
+            raise ConfigError(f"data.template={name} is empty; write a Jinja template into it")
+        return ChatTemplate(name, text, given)
     raise ConfigError(
         f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
         f"{_nearest(name, list(named))}"
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        text = read_bounded(path, MOST_TEMPLATE_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"data.template={path} cannot be read ({one_line(error)}); name a Jinja text file"
-        ) from error
-    if not text.strip():
-        raise ConfigError(f"data.template={path} is empty; write a Jinja template into it")
-    return text
 
 
 def _nearest(name: str, names: list[str]) -> str:

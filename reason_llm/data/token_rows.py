@@ -131,11 +131,7 @@ def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _as_sampled(where: str, sampled: Sampled, number: int, renderer: Renderer) -> _Row:
-    """Ids and flags of the prompt with its completion of this number.
-
-    Raises:
-        DataError: they are of another tokenizer.
-    """
+    """Ids and flags of the prompt with its completion of this number."""
     ids = [*sampled.prompt, *sampled.completions[number]]
     known = len(renderer.tokenizer)
     if sampled.tokenizer != tokenizer_digest(renderer.tokenizer) or max(ids) >= known:
@@ -321,9 +317,6 @@ def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list
 
     Where tokens reach over a border, the pieces are tokenised apart: the model reads the prompt
     alone and writes what follows.
-
-    Raises:
-        DataError: the pieces' ids are not those of the text.
     """
     encode, text = partial(renderer.token_ids, where), "".join(pieces)
     whole = encode(text)

@@ -10,7 +10,7 @@ Not here: the evaluation within training (``evaluate``), scores and intervals (`
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from reason_llm.config import Config
 from reason_llm.data import Conditioning, DataSet, load_evaluation
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
-from reason_llm.evaluate.outcomes import Outcome, OutcomeLog, Wave, answer_of
+from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import (
     MIB,
@@ -35,7 +35,6 @@ from reason_llm.files import (
 )
 from reason_llm.model import Model, adapters, quiet_libraries
 from reason_llm.model.plan import Plan, look_at
-from reason_llm.rollout import Group, Prompt
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
@@ -43,9 +42,6 @@ from reason_llm.score import Scorer
 
 MOST_WAVE_PROMPTS = 64
 """A kill loses what was sampled of at most so many problems."""
-_KEYS = {"config", "seed", "k", "sets", "reward_sha256", "prompts_sha256", "models"}
-"""Of evaluation.json, which ``_identity`` makes."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -178,12 +174,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
 
 
 def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
-    """The log, in its new folder; nothing is written before this.
-
-    Raises:
-        ConfigError: the folder holds another evaluation.
-        DataError: what says which evaluation it holds is damaged.
-    """
+    """The log, in its new folder; nothing is written before this."""
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     header = request.out / "evaluation.json"
     log = OutcomeLog(request.out / name, request.num_samples, judged=not request.generate_only)
@@ -193,10 +184,10 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
     if request.afresh or (is_other and is_finished and request.may_move_aside):
         move_aside(request.out)
     elif is_other:
-        _check_header(header)
         raise ConfigError(
-            f"{request.out} holds an evaluation with other options, data, weights or reward; set "
-            "another --out, or --run.resume never, which moves it aside"
+            f"{request.out} holds an evaluation with other options, data, weights or reward, or "
+            "its evaluation.json is damaged; set another --out, or --run.resume never, which moves "
+            "it aside"
         )
     elif is_finished and log.path.exists():
         _check_finished(request.out / "summary.json", log)
@@ -204,41 +195,18 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
     return log
 
 
-def _check_header(header: Path) -> None:
-    """Check that the file is what some evaluation wrote.
-
-    Raises:
-        DataError: it is missing or damaged, so that nobody knows which evaluation this is.
-    """
-    try:
-        problem = (
-            ""
-            if read_object(header).keys() == _KEYS
-            else "it has other parts than this version writes"
-        )
-    except (OSError, ValueError) as error:
-        problem = one_line(error)
-    if problem:
-        raise DataError(
-            f"{header} is damaged ({problem}); restore it, set another --out, or --run.resume "
-            "never, which moves the evaluation aside"
-        )
-
-
 def _check_finished(summary: Path, log: OutcomeLog) -> None:
-    """Check that the lines of a finished evaluation are those of its summary.
-
-    Raises:
-        DataError: they are not, or the summary cannot be read.
-    """
+    """Check that the lines of a finished evaluation are those of its summary."""
+    problem = "its SHA-256 differs from the one in summary.json"
     try:
-        digest = read_object(summary)["sha256"]
+        if read_object(summary)["sha256"] == log.digest():
+            return
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{summary} is damaged ({type(error).__name__}: {one_line(error)}); remove it, and it "
-            "is made anew"
-        ) from error
-    log.check(digest)
+        problem = f"{type(error).__name__}: {one_line(error)}"
+    raise DataError(
+        f"{log.path} is not what the evaluation wrote ({problem}); restore it and its "
+        "summary.json, set another --out, or --run.resume never, which moves them aside"
+    )
 
 
 def _holds(file: Path, content: bytes) -> bool:
@@ -255,7 +223,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     judge = request.config.score.rewards[0]
     source = judge.source_sha256
     if judge.custom is not None and source is None:
-        source = _file_digest(judge.custom.rpartition(":")[0])
+        source = sha256(Path(judge.custom.rpartition(":")[0]), MIB)[:16]
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -279,10 +247,6 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     }
 
 
-def _file_digest(path: str) -> str:
-    return sha256(Path(path), MIB)[:16]
-
-
 def _run_stage(
     request: Request,
     stage: _Stage,
@@ -302,7 +266,8 @@ def _run_stage(
                 adapters.clear(model.policy)
             else:
                 adapters.load_as_is(model.policy, target.adapter, target.path)
-            total = sum(len(wave.prompts) for wave in todo) * _completions_each(request)
+            has_greedy = not (request.generate_only and request.num_samples)
+            total = sum(len(wave.prompts) for wave in todo) * (has_greedy + request.num_samples)
             with (
                 sampling(model, plan.cache_tokens) as sampler,
                 watch.phase(target.label, total) as progress,
@@ -314,12 +279,6 @@ def _run_stage(
     for name, count in scorer.take_counts().items():
         if count:
             logger.warning("%s: %.0f", name, count)
-
-
-def _completions_each(request: Request) -> int:
-    if request.generate_only:
-        return max(1, request.num_samples)
-    return 1 + request.num_samples
 
 
 def _wave_outcomes(
@@ -339,39 +298,31 @@ def _wave_outcomes(
     )  # fmt: skip
     find = None if request.generate_only else scorer.rewards[0].reward.answer
 
-    def ask(params: SamplingParams) -> list[list[dict[str, Any]]]:
+    def ask(params: SamplingParams) -> list[list[Answer]]:
         """Answers of each problem."""
         groups = sampler.sample(wave.prompts, params, seed=seed, progress=progress)
         if not request.generate_only:
             groups = scorer.score(groups, only_first=True)
-        return [_answers(group, find) for group in groups]
+        return [
+            [answer_of(each, find(each.text) if find else None) for each in group.completions]
+            for group in groups
+        ]
 
-    none: list[list[dict[str, Any]]] = [[] for _ in wave.prompts]
-    with_greedy = not (request.generate_only and k)
-    first = ask(greedy) if with_greedy else none
+    none: list[list[Answer]] = [[] for _ in wave.prompts]
+    first = none if request.generate_only and k else ask(greedy)
     samples = ask(drawn) if k else none
     return [
-        _outcome(wave, prompt, one[0] if one else None, many)
+        {
+            "model": wave.model,
+            "set": wave.set,
+            "id": prompt.id,
+            "prompt": prompt.text,
+            "gold": prompt.answer,
+            "greedy": one[0] if one else None,
+            "samples": many,
+        }
         for prompt, one, many in zip(wave.prompts, first, samples, strict=True)
     ]
-
-
-def _answers(group: Group, find: Callable[[str], str | None] | None) -> list[dict[str, Any]]:
-    return [answer_of(c, find(c.text) if find else None) for c in group.completions]
-
-
-def _outcome(
-    wave: Wave, prompt: Prompt, greedy: dict[str, Any] | None, samples: Sequence[dict[str, Any]]
-) -> Outcome:
-    return {
-        "model": wave.model,
-        "set": wave.set,
-        "id": prompt.id,
-        "prompt": prompt.text,
-        "gold": prompt.answer,
-        "greedy": greedy,
-        "samples": samples,
-    }
 
 
 def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch) -> dict[str, Any]:

@@ -8,22 +8,44 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from reason_llm.errors import DataError, WriteError, one_line
 from reason_llm.files import open_to_append, read_bounded, sha256, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
-Outcome = dict[str, Any]
-"""``{"model", "set", "id", "prompt", "gold", "greedy": answer or null, "samples": [answer, ...]}``.
-An answer is ``{"text", "tokens", "finish_reason", "reward", "answer"}``: a count of tokens, the
-first reward's value, and the final answer that it found, for maj@k."""
-
 MOST_BYTES = 4 << 30
-LARGEST = 1e100
-"""Reward that is read."""
+
+
+class Answer(TypedDict):
+    """A completion as it is stored."""
+
+    text: str
+    tokens: int
+    finish_reason: str
+    reward: Annotated[float, Field(gt=-1e100, lt=1e100)] | None
+    """The first reward's value; None where nothing is judged."""
+    answer: str | None
+    """The final answer that the first reward found, for maj@k."""
+
+
+class Outcome(TypedDict):
+    """A line of the file."""
+
+    model: str
+    set: str
+    id: str
+    prompt: str
+    gold: str
+    greedy: Answer | None
+    samples: list[Answer]
+
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +127,6 @@ class OutcomeLog:
         """
         return sha256(self.path, MOST_BYTES)
 
-    def check(self, digest: str) -> None:
-        """Check that the file of a finished evaluation is the one that was written.
-
-        Raises:
-            DataError: it is not.
-        """
-        try:
-            if self.digest() == digest:
-                return
-            problem = "its SHA-256 differs from the one in summary.json"
-        except OSError as error:
-            problem = one_line(error)
-        raise DataError(
-            f"{self.path} is not what the evaluation wrote ({problem}); restore it, set another "
-            "--out, or --run.resume never, which moves it aside"
-        )
-
     def _read(self) -> list[bytes]:
         try:
             return read_bounded(self.path, MOST_BYTES).splitlines(keepends=True)
@@ -136,28 +141,24 @@ class OutcomeLog:
         """A line's JSON; None for a last line that was cut off."""
         if not line.endswith(b"\n"):
             return None
+        where = ""
         try:
-            value = orjson.loads(line)
-            if not self._is_outcome(value):
-                raise ValueError("no outcome of a problem")
-        except ValueError as error:
-            raise DataError(
-                f"{self.path}:{number}: {error}; remove the folder, or set another --out"
-            ) from error
-        found: Outcome = value
-        return found
-
-    def _is_outcome(self, value: Any) -> bool:
-        if not isinstance(value, dict) or not {"model", "set", "id"} <= value.keys():
-            return False
-        greedy, samples = value.get("greedy"), value.get("samples")
-        if not isinstance(samples, list) or len(samples) != self.num_samples:
-            return False
-        answers = samples if greedy is None and not self.judged else [greedy, *samples]
-        return all(_is_answer(each, self.judged) for each in answers)
+            found = _OUTCOME.validate_json(line, strict=True)
+            answers = [*found["samples"], found["greedy"]]
+            is_whole = len(answers) == self.num_samples + 1
+            if is_whole and not (
+                self.judged and any(each is None or each["reward"] is None for each in answers)
+            ):
+                return found
+        except ValidationError as error:
+            where = f" at {'.'.join(map(str, error.errors()[0]['loc']))}"
+        raise DataError(
+            f"{self.path}:{number}: no outcome of a problem{where}; remove the folder, or set "
+            "another --out"
+        )
 
 
-def answer_of(completion: Completion, final: str | None) -> dict[str, Any]:
+def answer_of(completion: Completion, final: str | None) -> Answer:
     """A completion as it is stored in the file."""
     return {
         "text": completion.text,
@@ -166,13 +167,3 @@ def answer_of(completion: Completion, final: str | None) -> dict[str, Any]:
         "reward": completion.reward,
         "answer": final,
     }
-
-
-def _is_answer(value: Any, judged: bool) -> bool:
-    if not isinstance(value, dict) or type(value.get("tokens")) is not int:
-        return False
-    if not all(isinstance(value.get(name), str) for name in ("text", "finish_reason")):
-        return False
-    answer, reward = value.get("answer", 0), value.get("reward")
-    is_number = isinstance(reward, int | float) and abs(reward) < LARGEST
-    return isinstance(answer, str | None) and (is_number or not judged)

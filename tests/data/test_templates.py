@@ -27,8 +27,8 @@ def test_named_system_prompts() -> None:
 
 def test_what_is_shipped_is_whole() -> None:
     templates = shipped()
-    assert set(templates.system_prompt_of_reward.values()) <= set(templates.system_prompts)
-    for text in templates.system_prompts.values():
+    assert set(templates["system_prompt_of_reward"].values()) <= set(templates["system_prompts"])
+    for text in templates["system_prompts"].values():
         assert text is None or text == " ".join(text.split())
 
 

@@ -231,7 +231,7 @@ def test_a_template_that_cannot_be_learned_from(
 
 @pytest.mark.parametrize("name", ["plain_chat", "r1_zero", "question_only"])
 def test_shipped_templates_can_be_learned_from(name: str, tokenizer: Any) -> None:
-    by = renderer(tokenizer, shipped().chat_templates[name])
+    by = renderer(tokenizer, shipped()["chat_templates"][name])
     row = one(TWO, by)
     assert [text.strip() for text in learned(row, by)] == ["A.<|im_end|>", "B.<|im_end|>"]
     assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids

@@ -9,6 +9,7 @@ import pytest
 
 from reason_llm.errors import DataError
 from reason_llm.evaluate.accuracy import scores, summarize, table
+from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
 from reason_llm.rollout import Prompt
 
@@ -137,18 +138,18 @@ def test_an_outcome_that_is_none_is_refused(tmp_path: Path, place: tuple, value:
 
 def test_a_finished_file_is_the_one_that_was_written(tmp_path: Path) -> None:
     """The digest that the summary holds."""
-    path = tmp_path / "problems.jsonl"
+    path, summary = tmp_path / "problems.jsonl", tmp_path / "summary.json"
     log = OutcomeLog(path)
     log.resume(waves(2))
     log.append(lines(2))
-    digest = log.digest()
-    OutcomeLog(path).check(digest)
+    summary.write_bytes(orjson.dumps({"k": 0, "sha256": log.digest()}))
+    _check_finished(summary, log)
     path.write_bytes(path.read_bytes().replace(b"1.0", b"0.0", 1))
     with pytest.raises(DataError, match=r"problems\.jsonl is not what the evaluation wrote"):
-        OutcomeLog(path).check(digest)
+        _check_finished(summary, log)
     os.truncate(path, 1 << 42)  # a hole, which would be read for an hour
     with pytest.raises(DataError, match="larger than 4,096 MiB"):
-        OutcomeLog(path).check(digest)
+        _check_finished(summary, log)
 
 
 def test_a_fifo_is_no_file_of_outcomes(tmp_path: Path) -> None:

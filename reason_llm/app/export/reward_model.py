@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
@@ -38,17 +39,16 @@ BATCH_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class ScoreParity:
-    """Result of the check."""
+    """Result of the check: differences of the scores, and their standard deviation."""
 
     rows: int
     largest: float
     mean: float
     spread: float
-    """Standard deviation of the scores."""
 
     @property
     def gap(self) -> str:
-        """For a reader."""
+        """The numbers in words."""
         return (
             f"largest {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
             f"have a deviation of {self.spread:.3g}"
@@ -178,13 +178,12 @@ def check_scores(
 
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:
     """As any user reads them: Transformers' own model, padded batches."""
-    model = parity.load(exported, dtype, kind=AutoModelForSequenceClassification)
-    pad, found = model.config.pad_token_id, []
+    model = parity.load(exported, dtype, AutoModelForSequenceClassification)
+    found = []
     for start in range(0, len(rows), BATCH_ROWS):
-        part = [row.ids for row in rows[start : start + BATCH_ROWS]]
-        longest = max(map(len, part))
-        ids_BT = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in part])
-        mask_BT = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in part])
+        part = [torch.tensor(row.ids) for row in rows[start : start + BATCH_ROWS]]
+        ids_BT = pad_sequence(part, batch_first=True, padding_value=model.config.pad_token_id)
+        mask_BT = pad_sequence([torch.ones_like(ids_T) for ids_T in part], batch_first=True)
         logits_B1 = model(
             input_ids=ids_BT.to(model.device), attention_mask=mask_BT.to(model.device)
         ).logits
