@@ -4,9 +4,6 @@ import io
 
 from reason_llm.run import Record, accuracies
 
-Curve = tuple[str, str, str]
-"""Key of the records, label, style."""
-
 
 def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") -> bytes:
     """What a run is judged by over its steps, as a PNG: reward, accuracy and completion length; the
@@ -17,18 +14,17 @@ def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") 
     """
     from matplotlib.figure import Figure
 
-    drawn = [
+    panels = [
         found
         for panel in _panels(records, judged_by)
-        if (found := [each for each in panel if each[3]])
+        if (found := [each for each in panel if any(each[0] in record for record in records)])
     ] or [[]]
-    width = 9 if len(drawn) > 1 else 6
-    figure = Figure(figsize=(width, 3.2), layout="constrained")
-    ratios = [2, *[1] * (len(drawn) - 1)] if drawn[0] else [1]
-    for axes, panel in zip(
-        figure.subplots(1, len(drawn), width_ratios=ratios, squeeze=False)[0], drawn, strict=True
-    ):
-        for _, label, style, points in panel:
+    figure = Figure(figsize=(9 if len(panels) > 1 else 6, 3.2), layout="constrained")
+    ratios = [2, *[1] * (len(panels) - 1)] if panels[0] else [1]
+    plots = figure.subplots(1, len(panels), width_ratios=ratios, squeeze=False)[0]
+    for axes, panel in zip(plots, panels, strict=True):
+        for key, label, style in panel:
+            points = [(r["step"], r[key]) for r in records if key in r]
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
         if any(key.endswith("/pair_accuracy") for key, *_ in panel):
             axes.axhline(0.5, color="grey", linestyle=":", linewidth=1, label="chance")
@@ -42,18 +38,16 @@ def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") 
     return content.getvalue()
 
 
-def _panels(
-    records: list[Record], judged_by: str
-) -> list[list[tuple[str, str, str, list[tuple[float, float]]]]]:
-    """The curves side by side, each with its points."""
+def _panels(records: list[Record], judged_by: str) -> list[list[tuple[str, str, str]]]:
+    """(key of the records, label, style) of the curves of each panel, side by side."""
     named = {f"eval/{name}/accuracy": name for name in accuracies(records[0])}
     is_first_of_named = any(
         all(record.get("eval/accuracy") == record.get(key) for record in records) for key in named
     )
     labels = named if is_first_of_named else {"eval/accuracy": "held-out"} | named
     samples = any("score/reward" in record for record in records)
-    losses: list[Curve] = [("train/loss", "loss", "-"), ("eval/loss", "held-out loss", "o-")]
-    panels: list[list[Curve]] = [
+    losses = [("train/loss", "loss", "-"), ("eval/loss", "held-out loss", "o-")]
+    return [
         [
             ("score/reward", "mean reward of the samples", "-"),
             *((key, f"{name} {judged_by}, greedy", "o-") for key, name in labels.items()),
@@ -63,8 +57,4 @@ def _panels(
         [] if samples else losses,
         [("sample/completion_tokens", "completion length, tokens", "-")],
         [("critic/explained_variance", "explained variance of the critic", "-")],
-    ]
-    return [
-        [(*curve, [(r["step"], r[curve[0]]) for r in records if curve[0] in r]) for curve in panel]
-        for panel in panels
     ]

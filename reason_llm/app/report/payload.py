@@ -106,9 +106,8 @@ def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
         "runs": [_run(each) for each in examined],
         "differing": differing_options([each.run.config for each in examined]),
     }
-    shown: dict[str, Any] = without_paths(
-        tree_without_secrets(value), [each.run for each in examined]
-    )
+    runs = [each.run for each in examined]
+    shown: dict[str, Any] = without_paths(tree_without_secrets(value), runs)
     return shown
 
 
@@ -209,13 +208,12 @@ def _thinned(records: list[Record]) -> list[Record]:
 
 
 def _columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
+    """Values by key with six digits, more than a chart shows; None where there is none."""
     keys = dict.fromkeys(key for record in records for key in record if key != "step")
-    return {key: [_short(record.get(key)) for record in records] for key in keys}
-
-
-def _short(value: float | None) -> float | None:
-    """A number with six digits, more than a chart shows; None if it is not finite."""
-    return None if value is None else float(f"{value:.6g}")
+    return {
+        key: [None if (v := record.get(key)) is None else float(f"{v:.6g}") for record in records]
+        for key in keys
+    }
 
 
 def _checks(examined: Examined) -> list[dict[str, Any]]:
@@ -239,6 +237,14 @@ def _rollouts(examined: Examined) -> dict[str, Any]:
     first = examined.run.config.score.rewards[0].key
     names = list(dict.fromkeys(name for group in groups for name in group.parts))
     rewards = [reward for group in groups for reward in group.rewards]
+
+    def shorts(values: Sequence[float]) -> list[float]:
+        return [float(f"{value:.4g}") for value in values]
+
+    def of_reward(name: str) -> list[list[float]]:
+        """By group; zeros for a group without this reward."""
+        return [shorts(group.parts.get(name, [0.0] * len(group.rewards))) for group in groups]
+
     return {
         "archives": found.num_archives,
         "archived": sum(step.num_rollouts for step in found.steps),
@@ -252,23 +258,14 @@ def _rollouts(examined: Examined) -> dict[str, Any]:
             "prompt": [group.prompt_id for group in groups],
             "preview": [group.preview for group in groups],
             "similarity": [round(group.similarity, 3) for group in groups],
-            "rewards": [_shorts(group.rewards) for group in groups],
-            "first": [_shorts(_part(group, first)) for group in groups],
-            "parts": {name: [_shorts(_part(group, name)) for group in groups] for name in names},
-            "advantages": [_shorts(group.advantages) for group in groups],
+            "rewards": [shorts(group.rewards) for group in groups],
+            "first": of_reward(first),
+            "parts": {name: of_reward(name) for name in names},
+            "advantages": [shorts(group.advantages) for group in groups],
             "lengths": [group.lengths for group in groups],
             "truncated": [[int(cut) for cut in group.are_truncated] for group in groups],
         },
     }
-
-
-def _part(group: GroupFacts, name: str) -> list[float]:
-    """One reward of a group's completions; zeros for a group without this reward."""
-    return group.parts.get(name, [0.0] * len(group.rewards))
-
-
-def _shorts(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.4g}") for value in values]
 
 
 def shown_config(path: Path) -> str:

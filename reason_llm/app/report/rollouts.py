@@ -11,13 +11,12 @@ gzipped blob with all texts and numbers, which the page opens when it is asked f
 import gzip
 import math
 import os
-import sys
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import orjson
 
 from reason_llm.app.report.repetition import repeated_fraction, similarity
@@ -236,29 +235,16 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
-    lengths, logprobs, log_ratios = array("H"), array("H"), array("H")
+    lengths, logprobs, log_ratios = [], [], []
     for completion, of_texts in zip(completions, split, strict=True):
-        count = len(completion.token_ids)
-        lengths.extend([0] * count if of_texts is None else [min(n, NO_NUMBER) for n in of_texts])
-        logprobs.extend(_quantized_logprob(value) for value in completion.logprobs)
-        log_ratios.extend(_quantized_log_ratios(completion))
-    if sys.byteorder == "big":
-        for numbers in (lengths, logprobs, log_ratios):
-            numbers.byteswap()
-    planes = b"".join(numbers.tobytes() for numbers in (lengths, logprobs, log_ratios))
-    return gzip.compress(len(packed).to_bytes(4, "little") + packed + planes, 6, mtime=0)
-
-
-def _quantized_logprob(value: float) -> int:
-    """Quantised log-prob: 0 to ``NO_NUMBER - 1`` times the unit below 0."""
-    return min(NO_NUMBER - 1, max(0, round(-value / LOGPROB_UNIT)))
-
-
-def _quantized_log_ratios(completion: Completion) -> list[int]:
-    """Quantised log-ratios of learner to sampler, 0x8000 for ratio 1, ``NO_NUMBER`` if unknown."""
-    if completion.learner_logprobs is None:
-        return [NO_NUMBER] * len(completion.logprobs)
-    return [
-        min(NO_NUMBER - 1, max(0, 0x8000 + round((learner - sampler) / LOG_RATIO_UNIT)))
-        for learner, sampler in zip(completion.learner_logprobs, completion.logprobs, strict=True)
-    ]
+        sampled_T = np.array(completion.logprobs)
+        lengths.append(np.zeros(len(sampled_T)) if of_texts is None else np.array(of_texts))
+        logprobs.append(np.rint(-sampled_T / LOGPROB_UNIT).clip(0, NO_NUMBER - 1))
+        if completion.learner_logprobs is None:
+            log_ratios.append(np.full(len(sampled_T), NO_NUMBER))
+        else:  # 0x8000 is ratio 1
+            ratios_T = (np.array(completion.learner_logprobs) - sampled_T) / LOG_RATIO_UNIT
+            log_ratios.append((0x8000 + np.rint(ratios_T)).clip(0, NO_NUMBER - 1))
+    planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
+    content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
+    return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
