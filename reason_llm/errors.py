@@ -8,6 +8,7 @@ error.
 import os
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 
@@ -151,12 +152,15 @@ def without_secrets(text: str, known: dict[str, str] | None = None) -> str:
 def tree_without_secrets(value: Any) -> Any:
     """``without_secrets`` of every text and key in a value of dicts and lists."""
     known = secrets()
+    return with_texts(value, lambda text: without_secrets(text, known)) if known else value
 
-    def hidden(value: Any) -> Any:
-        if isinstance(value, str):
-            return without_secrets(value, known)
-        if isinstance(value, dict):
-            return {hidden(key): hidden(item) for key, item in value.items()}
-        return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return hidden(value) if known else value
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of dicts and lists with every text and key changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {with_texts(k, change): with_texts(item, change) for k, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_texts(item, change) for item in value]
+    return value

@@ -252,12 +252,10 @@ def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
             continue
         is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
         if isinstance(given, str | bytes | Mapping) or not is_counted:
-            hint = "a list of dicts, or a datasets.Dataset"
-            if isinstance(given, Mapping):  # a DatasetDict
-                hint += f", such as rows[{next(iter(given), 'train')!r}]"
-            elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
-                hint += "; of an iterator, list(rows)"
-            raise DataError(f"{name} is of type {type(given).__name__}; give {hint}")
+            raise DataError(
+                f"{name} is of type {type(given).__name__}; give a list of dicts, or a "
+                "datasets.Dataset: of a DatasetDict one of its parts, of an iterator list(rows)"
+            )
         found[name] = given
     return found
 

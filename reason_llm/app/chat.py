@@ -141,14 +141,10 @@ class Chat:
         quiet_libraries()
         section, self.adapter = subject.model, subject.adapter
         tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
+        has_one, arguments = tokenizer.chat_template is not None, subject.template_arguments
         self.renderer = Renderer(
             tokenizer,
-            chat_template(
-                subject.template,
-                section.path,
-                tokenizer.chat_template is not None,
-                subject.template_arguments,
-            ),
+            chat_template(subject.template, section.path, has_one, arguments),
             system_prompt(subject.system_prompt, subject.prompting_reward),
         )
         if self.adapter is not None:

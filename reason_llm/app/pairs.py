@@ -107,9 +107,9 @@ def write_pairs(
                 "buffers of one model"
             )
         written.buffers += 1
-        source = f"{document.run.name}, step {document.step}"
+        origin = f"{document.run.name}, step {document.step}"
         for group in document.groups:
-            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, source)]
+            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, origin)]
     written.rows = len(found)
     if not found:
         raise DataError(

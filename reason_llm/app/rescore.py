@@ -89,13 +89,9 @@ def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
         )
     for group in groups:
         if missing := sorted(columns - set(group.prompt.extra)):
+            names = {ROW: "its row", CHAT: "its messages"}
+            column = names.get(missing[0], f"the column {missing[0]!r}")
             raise RolloutBufferError(
-                f"{source}: {group.prompt.id!r} was saved without {_called(missing[0])}, which a "
-                "reward asks for; take a reward that needs no more than the answer"
+                f"{source}: {group.prompt.id!r} was saved without {column}, which a reward asks "
+                "for; take a reward that needs no more than the answer"
             )
-
-
-def _called(column: str) -> str:
-    if column == ROW:
-        return "its row"
-    return "its messages" if column == CHAT else f"the column {column!r}"

@@ -10,6 +10,7 @@ rows are written anew. The same rollouts and options give the same bytes.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,6 @@ from reason_llm.config import RowsOfRollouts
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import read_object, sha256, write_atomically
 from reason_llm.run import buffer_files
-
-MOST_BYTES = 1 << 40
-"""Of a file of rows, and of an archived buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +44,24 @@ def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: boo
     Raises:
         ReasonError: as ``write_pairs``.
     """
-    before, known = _sha256(rows.path), _origin_of(rows)
-    rollouts = {name: _digest(archive) for name, archive in archives.items()}
+    record, before = rows.path.with_suffix(".rows.json"), _sha256(rows.path)
+    known: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        known = read_object(record)
+    noted = known.get("rollouts")
+    noted = noted if isinstance(noted, dict) else {}
     origin = {
         "form": rows.form,
         "pairs": rows.section.model_dump(mode="json"),
-        "rollouts": rollouts,
+        "rollouts": {n: _digest(archive) or noted.get(n) for n, archive in archives.items()},
     }
-    if before is not None and not anew and _is_same(known, {**origin, "rows_sha256": before}):
+    if before is not None and not anew and known == {**origin, "rows_sha256": before}:
         return None
     written = write_pairs([*archives.values()], rows.path, rows.form, rows.section)
     after = _sha256(rows.path)
     content = orjson.dumps({**origin, "rows_sha256": after}, option=orjson.OPT_INDENT_2)
-    write_atomically(_record(rows), content)
+    write_atomically(record, content)
     return Update(written, before not in (None, after))
-
-
-def _record(rows: RowsOfRollouts) -> Path:
-    return rows.path.with_suffix(".rows.json")
-
-
-def _origin_of(rows: RowsOfRollouts) -> dict[str, Any]:
-    """What the rows that are there were made of; empty if nothing that can be read was noted."""
-    try:
-        return read_object(_record(rows))
-    except (OSError, ValueError):
-        return {}
-
-
-def _is_same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both origins are the same, as far as the rollouts are still there."""
-    before = known.get("rollouts")
-    if not isinstance(before, dict):
-        return False
-    rollouts = {name: digest or before.get(name) for name, digest in now["rollouts"].items()}
-    return known == {**now, "rollouts": rollouts}
 
 
 def _digest(archive: Path) -> str | None:
@@ -96,6 +77,6 @@ def _digest(archive: Path) -> str | None:
 def _sha256(file: Path) -> str | None:
     """None for a file that is not there or cannot be read."""
     try:
-        return sha256(file, MOST_BYTES)
+        return sha256(file)
     except OSError:
         return None

@@ -89,7 +89,12 @@ def load_data(
     reader.check_options()
     examples = [reader.read(each) for each in sets]
     if config.sft.condition != "none":
-        reader.fit(example for of_set in examples[-len(training) :] for example in of_set)
+        learned = (example for of_set in examples[-len(training) :] for example in of_set)
+        scores = [each.value for each in learned if isinstance(each, Completed)]
+        try:
+            reader.conditioning = fit(scores, config.sft)
+        except DataError as error:
+            fault(error)
     for data_set, of_set in zip(sets, examples, strict=True):
         reader.render(data_set, of_set)
     return Data(
@@ -235,14 +240,6 @@ class _Reader:
         except DataError as error:
             self.fault(error)
         return examples
-
-    def fit(self, examples: Iterable[Example]) -> None:
-        """Fit the condition to the scores of the training rows."""
-        scores = [each.value for each in examples if isinstance(each, Completed)]
-        try:
-            self.conditioning = fit(scores, self.config.sft)
-        except DataError as error:
-            self.fault(error)
 
     def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
@@ -431,19 +428,11 @@ def _told_to_teacher(problem: Problem, text: str) -> Messages:
             f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give it "
             "one, or leave {answer} out"
         )
-    users = [i for i, message in enumerate(problem.messages) if message["role"] == "user"]
-    if not users:
-        raise DataError(
-            f"{problem.where}: has no message of the user, in whose place teacher.prompt is put; "
-            "give it one"
-        )
-    last = problem.messages[users[-1]]
+    *earlier, last = problem.messages  # of the user
     filled = {"prompt": last["content"], "answer": problem.answer}
     # In one pass, so that a question that holds {answer} stays as it is.
     content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
-    told = list(problem.messages)
-    told[users[-1]] = {**last, "content": content}
-    return told
+    return [*earlier, {**last, "content": content}]
 
 
 def _is_kept_by_json(value: object) -> bool:

@@ -106,11 +106,15 @@ class Renderer:
             DataError: the template cannot take them.
             ConfigError: the template is not valid.
         """
-        source = self.template.source
+        source, tokenizer = self.template.source, self.tokenizer
+        process = _PROCESSES.get(tokenizer)
+        if process is None or not process.lives:
+            process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
+        text: str | None
         try:
-            jinja = self.tokenizer.get_chat_template(self.template.jinja)
+            jinja = tokenizer.get_chat_template(self.template.jinja)
             arguments = {"add_generation_prompt": generation, **dict(self.template.arguments)}
-            text, problem, line = _rendering(self.tokenizer, messages, jinja, arguments)
+            text, problem, line = process.ask(RENDER_SECONDS, messages, jinja, arguments)
         except TimeoutError as error:
             raise ConfigError(
                 f"{source} took longer than {RENDER_SECONDS:g} s of the processor on {where}; take "
@@ -134,20 +138,11 @@ _PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDict
 """Those that render, by the tokenizer that they have a copy of."""
 
 
-def _rendering(
-    tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
-) -> tuple[str | None, str, int | None]:
-    """The text; or the problem, with the line of the template where its syntax is wrong."""
-    process = _PROCESSES.get(tokenizer)
-    if process is None or not process.lives:
-        process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
-    return process.ask(RENDER_SECONDS, messages, jinja, arguments)
-
-
 def _render(
     tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
 ) -> tuple[str | None, str, int | None]:
-    """As ``_rendering``, in the process that may take little memory."""
+    """The text; or the problem, with the line of the template where its syntax is wrong. In the
+    process that may take little memory."""
     import jinja2
 
     try:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
@@ -21,7 +21,7 @@ from reason_llm.rollout import Completion, Prompt
 MOST_BYTES = 4 << 30
 
 
-class Answer(TypedDict):
+class _Answer(TypedDict):
     """A completion as it is stored."""
 
     text: str
@@ -33,7 +33,7 @@ class Answer(TypedDict):
     """The final answer that the first reward found, for maj@k."""
 
 
-class Outcome(TypedDict):
+class _Outcome(TypedDict):
     """A line of the file."""
 
     model: str
@@ -41,11 +41,13 @@ class Outcome(TypedDict):
     id: str
     prompt: str
     gold: str
-    greedy: Answer | None
-    samples: list[Answer]
+    greedy: _Answer | None
+    samples: list[_Answer]
 
 
-_OUTCOME = TypeAdapter(Outcome)
+_OUTCOME = TypeAdapter(_Outcome)
+Answer, Outcome = dict[str, Any], dict[str, Any]
+"""As above; what is None by the kind of evaluation is known by whoever reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class OutcomeLog:
             return None
         where = ""
         try:
-            found = _OUTCOME.validate_json(line, strict=True)
+            found: Outcome = dict(_OUTCOME.validate_json(line, strict=True))
             answers = [*found["samples"], found["greedy"]]
             is_whole = len(answers) == self.num_samples + 1
             if is_whole and not (

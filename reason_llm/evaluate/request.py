@@ -130,11 +130,7 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
 
 
 def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
-    """Model that ``--model`` or ``--compare`` names.
-
-    Args:
-        run: folder of the run that is evaluated.
-    """
+    """Model that ``--model`` or ``--compare`` names; ``run`` is the folder of the run, if any."""
     if name == own.label:
         return own
     if name == "base":
@@ -188,8 +184,6 @@ def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
 
 
 def _count(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.isdecimal() or len(text) > 4 or int(text) > 4096:
+    if text is not None and (not text.isdecimal() or len(text) > 4 or int(text) > 4096):
         raise ConfigError(f"--k {text:.60} is no number of samples; give one from 0 to 4096")
-    return int(text)
+    return int(text or 0)

@@ -199,7 +199,7 @@ def test_what_could_not_be_known_again_is_refused(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"train": ROWS}, r"type dict; give .* such as rows\['train'\]"),
+        ({"train": ROWS}, "type dict; give a list of dicts, .* of a DatasetDict one of its parts"),
         (iter(ROWS), r"list_iterator; give .*list\(rows\)"),
         ("rows.jsonl", "type str"),
         (["a"], r"python:rows:row 1: is str 'a'; expected a dict"),

@@ -290,4 +290,5 @@ def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:
     if kind not in _BYTES:
         raise ModelError(f"{file}: {name} is of type {kind}; name an unquantised base with --base")
     size = dtype.itemsize if kind in _FLOATS else _BYTES[kind]
-    return math.prod(part.get_shape()) * size
+    shape: list[int] = part.get_shape()
+    return math.prod(shape) * size

@@ -17,7 +17,7 @@ from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly,
 from reason_llm.app.report.runs import Run
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
-from reason_llm.errors import ModelError, tree_without_secrets
+from reason_llm.errors import ModelError, tree_without_secrets, with_texts
 from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
@@ -125,16 +125,12 @@ def without_paths(value: Any, runs: Sequence[Run]) -> Any:
                 short[path] = f"…/{Path(path).name}"
     longest_first = sorted(short, key=len, reverse=True)
 
-    def told(value: Any) -> Any:
-        if isinstance(value, str):
-            for path in longest_first:
-                value = value.replace(path, short[path])
-            return value
-        if isinstance(value, dict):
-            return {told(key): told(item) for key, item in value.items()}
-        return [told(item) for item in value] if isinstance(value, list | tuple) else value
+    def told(text: str) -> str:
+        for path in longest_first:
+            text = text.replace(path, short[path])
+        return text
 
-    return told(value)
+    return with_texts(value, told)
 
 
 def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:

@@ -42,10 +42,10 @@ class Run:
     @property
     def num_held_out(self) -> int | None:
         """Number of problems that ``eval/accuracy`` is the mean of; None if unknown."""
-        if not self.starts:
+        try:
+            return int(self.starts[-1]["data"]["held_out"][0]["prompts"])
+        except (LookupError, TypeError, ValueError):  # none, or somebody edited the file
             return None
-        sets = self.starts[-1].get("data", {}).get("held_out", [])
-        return int(sets[0]["prompts"]) if sets else None
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -91,8 +91,7 @@ def _starts(environment: dict[str, Any], notices: list[str]) -> list[dict[str, A
     """The starts in environment.json; none, with a notice, if they are not what a run writes."""
     starts = environment.get("starts")
     if isinstance(starts, list) and all(
-        isinstance(each, dict) and each.keys() >= _OF_A_START and isinstance(each["data"], dict)
-        for each in starts
+        isinstance(each, dict) and each.keys() >= _OF_A_START for each in starts
     ):
         return starts
     notices.append("environment.json is damaged at starts and was passed over")

@@ -263,7 +263,6 @@ START: dict[str, Any] = {
     "environment",
     [
         {"starts": [5]}, {"starts": 5}, {"starts": {"a": 1}}, {}, {"starts": [{}]},
-        {"starts": [START | {"data": []}]},
     ],
 )  # fmt: skip
 def test_a_damaged_environment_is_passed_over(environment: Any, tmp_path: Path) -> None:
