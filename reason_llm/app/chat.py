@@ -166,7 +166,6 @@ class Chat:
         """The adapter is asked for the best, where scores were in its prompts."""
         self.messages: Messages = []
         """Without the system prompt."""
-        self._answering: Generator[str, None, None] | None = None
 
     @property
     def who(self) -> str:
@@ -176,19 +175,12 @@ class Chat:
     def answer(self, text: str) -> Generator[str, None, None]:
         """The answer to the next message, in pieces as they are sampled.
 
-        Closed early, it leaves what was answered so far in the conversation. One answer is given at
-        a time: the next message closes it.
+        Closed early, it leaves what was answered so far in the conversation.
 
         Raises (when its first piece is asked for):
             DataError: the template cannot take the conversation, or the context has no room for it;
                 the conversation is as it was.
         """
-        if self._answering is not None:
-            self._answering.close()
-        self._answering = self._answer(text)
-        return self._answering
-
-    def _answer(self, text: str) -> Generator[str, None, None]:
         messages = [*self.messages, {"role": "user", "content": text}]
         asked = messages
         if self.conditioning is not None and self.uses_adapter:

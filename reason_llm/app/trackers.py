@@ -159,40 +159,26 @@ class TensorBoard:
     """
 
     def __init__(self, begun: Begun, config: dict[str, Any]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.text.metadata import create_summary_metadata
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        from tensorboard.util.tensor_util import make_tensor_proto
+        from torch.utils.tensorboard import SummaryWriter
 
         folder = begun.folder / "tensorboard"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self.opens = f"tensorboard --logdir {shlex.quote(str(folder))}"
         self.last_step = -1
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder), flush_secs=5)
         self._now = time.time() - sum(
             float(record.get("time/total_seconds") or 0) for record in begun.records
         )
         # A TensorBoard that shows the old files forgets their steps.
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=self._now, step=0, session_log=start))
+        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
         text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
-        shown = Summary.Value(
-            tag="config",
-            tensor=make_tensor_proto([text]),
-            metadata=create_summary_metadata(display_name="config", description=""),
-        )
-        summary = Summary(value=[shown])
-        self._writer.add_event(Event(wall_time=self._now, step=0, summary=summary))
+        self._writer.add_text("config", text, walltime=self._now)
 
     def write(self, step: int, values: Values) -> None:
-        """Write one event with all values, whole or not at all."""
+        """See ``Tracker.write``."""
         self._now += values.get("time/total_seconds", 0.0)
-        scalars = [self._summary.Value(tag=key, simple_value=v) for key, v in values.items()]
-        summary = self._summary(value=scalars)
-        self._writer.add_event(self._event(wall_time=self._now, step=step, summary=summary))
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step, walltime=self._now)
         self._writer.flush()
 
     def close(self) -> None:

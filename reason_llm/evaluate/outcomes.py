@@ -46,7 +46,8 @@ class _Outcome(TypedDict):
 
 
 _OUTCOME = TypeAdapter(_Outcome)
-Answer, Outcome = dict[str, Any], dict[str, Any]
+Answer = dict[str, Any]
+Outcome = dict[str, Any]
 """As above; what is None by the kind of evaluation is known by whoever reads them."""
 
 

@@ -116,23 +116,6 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Chat) -> Non
     assert len(chat.messages) == 4
 
 
-def test_the_next_message_ends_an_answer_that_is_open(chat: Chat) -> None:
-    tuned = said(chat, "What is 3 + 4?")
-    chat.messages = []
-    chat.uses_adapter = False
-    plain = said(chat, "What is 3 + 4?")
-    assert plain != tuned
-    chat.messages = []
-    first = chat.answer("What is 3 + 4?")
-    start = next(first)
-    chat.uses_adapter = True
-    second = chat.answer("What is 3 + 4?")
-    assert list(first) == []
-    assert chat.messages[-1] == {"role": "assistant", "content": start}
-    chat.messages = []
-    assert "".join(second) == tuned
-
-
 def test_again_without_room_keeps_the_conversation(
     chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,7 @@ def config(folder: Path, **score: object) -> dict:
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "mine.py").write_text(REWARD)
     return {
-        "run": {"name": "run", "directory": str(folder / "out" / "runs"), "steps": 2,
+        "run": {"name": "run", "directory": str(folder / "out" / "runs"), "steps": 1,
                 "buffer": str(folder / "out" / "buffer.json")},
         "model": {"path": str(TINY), "adapter": {"rank": 4}},
         "data": {"train": str(folder / "rows.jsonl"), "eval": str(folder / "rows.jsonl")},
@@ -105,7 +105,7 @@ def test_secrets_get_nowhere_and_files_are_their_user_s(tmp_path: Path, umask: i
     tree = config(tmp_path, rewards=rewards, on_error="zero")
     code, said = call(tmp_path, tree, umask=umask)
     assert code == 0, said
-    assert said.count("cannot reach the judge with <OPENAI_API_KEY> \\x1b[2J") == 4
+    assert said.count("cannot reach the judge with <OPENAI_API_KEY> \\x1b[2J") == 2
     assert CANARY not in said
     assert "\x1b" not in said
     written = files_of(tmp_path / "out")

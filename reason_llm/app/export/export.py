@@ -170,11 +170,7 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
     dtype = DTYPES[request.dtype]
     merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes)
     _write_generation_config(job, beside)
-    rollouts = job.rollouts
-    if not rollouts:
-        console.line("there are no rollouts of it here: the parity check samples its own")
-        rollouts = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
-    rollouts = parity.chosen(rollouts, base.read_config(str(beside)).get_text_config().vocab_size)
+    rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
     found = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
     console.line(
@@ -222,10 +218,17 @@ def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
             rows = reward_model.held_out_rows(job.config, job.tokenizer)
         except ReasonError as error:
             console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
-    if not rows:
-        console.line("there are no rows of it here: the parity check samples its own")
-        rows = parity.sampled(job.base_folder, job.adapter, job.tokenizer, torch.float32)
-    return parity.chosen(rows, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
+    return _compared(job, rows, "rows", torch.float32, console)
+
+
+def _compared(
+    job: _Job, found: list[Datum], what: str, dtype: torch.dtype, console: Console
+) -> list[Datum]:
+    """An even choice of what was found, or of samples where nothing was."""
+    if not found:
+        console.line(f"there are no {what} of it here: the parity check samples its own")
+        found = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
+    return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
 
 def _write_generation_config(job: _Job, beside: Path) -> None:

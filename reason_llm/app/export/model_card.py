@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import orjson
 from huggingface_hub import ModelCardData
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config, yaml_text
@@ -103,7 +104,9 @@ def render(card: Card) -> str:
                 f"{run}: its summary.json, or one in evaluation/, is damaged "
                 f"({type(error).__name__}: {one_line(error)[:100]}); remove it, or evaluate again"
             ) from error
-    environment = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment = ImmutableSandboxedEnvironment(
+        keep_trailing_newline=True, undefined=StrictUndefined
+    )
     environment.filters["printable"] = printable
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
     return without_secrets(template.render(values))

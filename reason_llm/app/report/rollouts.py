@@ -69,7 +69,6 @@ class StepRollouts:
     blob: bytes
     num_split: int
     """Completions whose tokens could be told apart in the text."""
-    has_ratios: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,6 @@ def read_step(
         groups = evenly(groups, keep)
         split = _split(groups, tokens)
         blob = _blob(groups, split)
-    completions = [completion for group in groups for completion in group.completions]
     begin, end = _markers([group.prompt.text for group in document.groups])
     return StepRollouts(
         step=document.step,
@@ -162,7 +160,6 @@ def read_step(
         groups=[_facts(document.step, group, begin, end) for group in groups],
         blob=blob,
         num_split=sum(lengths is not None for lengths in split),
-        has_ratios=any(completion.learner_logprobs is not None for completion in completions),
     )
 
 
