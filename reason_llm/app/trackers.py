@@ -13,6 +13,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -89,7 +90,7 @@ class Trackers:
         text = read_text(begun.folder / "resolved_config.yaml")
         config = tree_without_secrets(yaml_text.parse(text))
         for name in self._names:
-            tracker = self._call(name, lambda name=name: TRACKERS[name](begun, config))  # type: ignore[misc]
+            tracker = self._call(name, partial(TRACKERS[name], begun, config))
             if tracker is not None:
                 self._trackers[name] = tracker
                 logger.info("%s: %s", name, _shown(tracker.opens))
@@ -101,7 +102,7 @@ class Trackers:
         step, values = int(record["step"]), tree_without_secrets(_numbers(record))
         for name, tracker in list(self._trackers.items()):
             if step > tracker.last_step:
-                self._call(name, lambda tracker=tracker: tracker.write(step, values))  # type: ignore[misc]
+                self._call(name, partial(tracker.write, step, values))
                 tracker.last_step = step
 
     def __enter__(self) -> Self:

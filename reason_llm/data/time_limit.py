@@ -2,8 +2,8 @@
 
 The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
 an exception at its next line of Python, so that an endless loop does not slow down all that comes
-after. C code that never lets go of the interpreter's lock is not ended by this. Python's regular
-expressions are such code, so a search runs in a process of its own.
+after. C code that never lets go of the interpreter's lock is not ended by this: Python's regular
+expressions are such code, so others' patterns are searched by ``regex``, which has a limit.
 """
 
 import ctypes

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 from huggingface_hub import ModelCardData
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reason_llm.app.report.payload import shown_config
@@ -93,23 +93,19 @@ def render(card: Card) -> str:
             "digest": hashlib.sha256(content).hexdigest()[:16],
             "system": system_prompt(config.data.system_prompt, config.score.rewards[0].kind),
         }
-    if run is not None:
-        try:
-            values |= {
-                "scores": _scores(run, card.adapter),
-                "has_curves": (run / "curves.png").exists(),
-            }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(
-                f"{run}: its summary.json, or one in evaluation/, is damaged "
-                f"({type(error).__name__}: {one_line(error)[:100]}); remove it, or evaluate again"
-            ) from error
     environment = ImmutableSandboxedEnvironment(
         keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["printable"] = printable
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
-    return without_secrets(template.render(values))
+    try:
+        values |= {} if run is None else _measured(run, card.adapter)
+        return without_secrets(template.render(values))
+    except (KeyError, TypeError, ValueError, AttributeError, UndefinedError) as error:
+        raise ModelError(
+            f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
+            f"{one_line(error)[:100]}); remove it, or evaluate again"
+        ) from error
 
 
 def is_hub_id(source: str) -> bool:
@@ -118,26 +114,9 @@ def is_hub_id(source: str) -> bool:
     return bool(_HUB_ID.fullmatch(source)) and not is_file
 
 
-def _scores(run: Path, adapter: Path) -> str:
+def _measured(run: Path, adapter: Path) -> dict[str, Any]:
     """The run's own held-out numbers, and those of the command evaluate where it was called; of
     this adapter alone, which a run that went on since then has left behind."""
-    lines = []
-    if adapter == run / run_folder.BEST and (found := run_folder.best_record(run)):
-        lines.append(f"The best evaluation of the run: {Best(**found)}.")
-    if adapter == run / run_folder.EMA:
-        lines.append("An exponential moving average of the adapter over the run (train.ema).")
-    summary = _read(run / "summary.json") if adapter == run / "adapter" else {}
-    before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
-    if before is not None and after is not None:
-        by = summary.get("judged_by", "accuracy")
-        ends = [f"{v:.1%}" if by == "accuracy" else f"{v:.4g}" for v in (before, after)]
-        lines.append(f"Held-out {by}, greedy: {ends[0]} before training, {ends[1]} after.")
-    if (loss := summary.get("held_out_loss")) is not None:
-        lines.append(f"Held-out loss: {loss[0]:.4g} before training, {loss[1]:.4g} after.")
-    if (right := summary.get("held_out_pair_accuracy")) is not None:
-        lines.append(f"Held-out pairs in order: {right[0]:.1%} before, {right[1]:.1%} after.")
-    for name, (first, last) in summary.get("accuracy_of_sets", {}).items():
-        lines.append(f"- {name}: {first:.1%} before, {last:.1%} after")
     asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
     of_this = {
         label
@@ -146,19 +125,21 @@ def _scores(run: Path, adapter: Path) -> str:
         == run_folder.weights_digest(each["path"], adapter if each["adapter"] else None)
     }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
-    rows = [
-        f"| {name} | {found['problems']} | {score} | {model} | {100 * each['value']:.1f} | "
-        f"{100 * each['low']:.1f} to {100 * each['high']:.1f} |"
-        for model, sets in results.items()
-        if model in of_this
-        for name, found in sets.items()
-        for score, each in found.items()
-        if isinstance(each, dict) and each["low"] is not None
-    ]
-    if rows:
-        lines += ["", "| set | problems | score | model | value | 95 % interval |"]
-        lines += ["|---|---|---|---|---|---|", *rows]
-    return "\n".join(lines)
+    best = run_folder.best_record(run) if adapter == run / run_folder.BEST else None
+    return {
+        "best": None if not best else Best(**best),
+        "is_ema": adapter == run / run_folder.EMA,
+        "summary": _read(run / "summary.json") if adapter == run / "adapter" else {},
+        "results": [
+            (name, found["problems"], score, model, each)
+            for model, sets in results.items()
+            if model in of_this
+            for name, found in sets.items()
+            for score, each in found.items()
+            if isinstance(each, dict) and each["low"] is not None
+        ],
+        "has_curves": (run / "curves.png").exists(),
+    }
 
 
 def _read(file: Path) -> Mapping[str, Any]:
