@@ -68,26 +68,22 @@ class FileLock:
             self._file = os.open(self.path, flags, 0o644)
             found = os.fstat(self._file)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                os.close(self._file)
                 raise OSError(errno.EINVAL, f"{self.path.name} is a link or no regular file")
-        except OSError as error:
-            raise WriteError(
-                f"{self.path.parent} cannot be written ({error.strerror}); choose a folder that can"
-            ) from error
-        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(self._file, 32).decode(errors="replace").strip()
-            os.close(self._file)
-            raise BusyError(
-                f"process {holder} is using {self.what}; wait for it, end it, or {self.fix}"
-            ) from error
-        except OSError as error:  # ENOLCK, of some network file systems
-            os.close(self._file)
-            raise WriteError(
-                f"{self.path} cannot be locked ({one_line(error)}): its file system has no locks, "
-                "so two processes could write the same files; put run.directory and run.buffer on "
-                "a local disk, or mount it with locks"
+        except OSError as error:
+            is_busy, holder = isinstance(error, BlockingIOError), b""
+            if self._file is not None:
+                holder = os.read(self._file, 32) if is_busy else holder
+                os.close(self._file)
+                self._file = None
+            if is_busy:
+                raise BusyError(
+                    f"process {holder.decode(errors='replace').strip()} is using {self.what}; wait "
+                    f"for it, end it, or {self.fix}"
+                ) from error
+            raise WriteError(  # ENOLCK: of some network file systems
+                f"{self.path} cannot be written and locked ({error.strerror}); put run.directory "
+                "and run.buffer into a folder that can be written, on a disk with locks"
             ) from error
         with suppress(OSError):  # a disk that is full holds the lock, if not our number
             os.ftruncate(self._file, 0)

@@ -16,15 +16,17 @@ from reason_llm.app.report import stage_alarms
 from reason_llm.app.report.evidence import (
     MOST_GROUPS,
     RECENT_STEPS,
+    Change,
     Evidence,
     Finding,
     alarm,
+    change,
     clear,
+    series,
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.app.report.stage_alarms import difference_error
-from reason_llm.app.report.trends import Change, change, series
 from reason_llm.config import RIGHTNESS
 from reason_llm.run import Record
 

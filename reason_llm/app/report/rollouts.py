@@ -13,13 +13,13 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import orjson
 
-from reason_llm.app.report.repetition import repeated_fraction, similarity
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
 from reason_llm.rollout import Completion, Group
@@ -37,6 +37,8 @@ PREVIEW_CHARS = 160
 LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
+NGRAM, SHINGLE = 4, 3
+"""Tokens of the sequences that repeat in a completion, and that completions share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +247,25 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
+
+
+def repeated_fraction(token_ids: Sequence[int]) -> float:
+    """Fraction of n-grams that occurred before in the same completion; 0 without n-grams."""
+    total = len(token_ids) - NGRAM + 1
+    if total < 1:
+        return 0.0
+    return 1 - len(_ngrams(token_ids, NGRAM)) / total
+
+
+def similarity(completions: Sequence[Sequence[int]]) -> float:
+    """Similarity of a group's completions, 0 to 1: the mean Jaccard index of their n-grams over all
+    pairs; 1 for the same text, 0 for a single completion."""
+    sets = [_ngrams(ids, min(SHINGLE, len(ids))) for ids in completions]
+    pairs = list(combinations(sets, 2))
+    if not pairs:
+        return 0.0
+    return sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+
+
+def _ngrams(token_ids: Sequence[int], size: int) -> set[tuple[int, ...]]:
+    return set(zip(*(token_ids[start:] for start in range(size)), strict=False))

@@ -6,8 +6,16 @@ titles and advice are in the table of ``alarms``.
 
 from statistics import fmean
 
-from reason_llm.app.report.evidence import RECENT_STEPS, Evidence, Finding, alarm, clear, unknown
-from reason_llm.app.report.trends import change, series
+from reason_llm.app.report.evidence import (
+    RECENT_STEPS,
+    Evidence,
+    Finding,
+    alarm,
+    change,
+    clear,
+    series,
+    unknown,
+)
 
 LOST_NATS = -1.0
 """Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""

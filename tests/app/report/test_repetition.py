@@ -1,6 +1,6 @@
 import pytest
 
-from reason_llm.app.report.repetition import repeated_fraction, similarity
+from reason_llm.app.report.rollouts import repeated_fraction, similarity
 
 
 def test_repeated_n_grams_are_counted() -> None:

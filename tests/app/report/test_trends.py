@@ -1,6 +1,6 @@
 import pytest
 
-from reason_llm.app.report.trends import change, series
+from reason_llm.app.report.evidence import change, series
 
 
 def test_a_change_is_of_the_ends_and_its_error_of_the_neighbours() -> None:
