@@ -10,7 +10,6 @@ does. Not here: vLLM.
 import difflib
 import os
 import random
-import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -26,7 +25,6 @@ from reason_llm.errors import (
     ConfigError,
     DataError,
     ReasonError,
-    one_line,
     printable,
     secrets,
     without_secrets,
@@ -288,11 +286,10 @@ def parse_option(options: Options, name: str, value: str) -> Options:
     """
     given = None if value == "null" else value
     try:
-        number = int(value) if re.fullmatch(r"-?[0-9]{1,20}", value) else given
-        return Options.model_validate({**options.model_dump(), name: number})
+        return Options.model_validate({**options.model_dump(), name: given})
     except ValidationError as error:
         field = Options.model_fields[name]
-        problem = one_line(ValueError(error.errors()[0]["msg"]))
+        problem = error.errors()[0]["msg"]
         raise ConfigError(
             f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
             f"{config_file.shown_type(field)}: {config_file.docstring(field)}"

@@ -226,15 +226,14 @@ def _hub_rows(source: str, split: str) -> Read:
         datasets.config.HF_HUB_OFFLINE = not reach_hub()
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        problem = one_line(error)
         if datasets.config.HF_HUB_OFFLINE:
-            raise DataError(
-                f"{source} is no file here, and the Hub cannot be reached (no network, or "
-                "HF_HUB_OFFLINE is set) and did not leave it in the cache; connect, or give a "
-                ".jsonl, .json, .csv or .parquet file"
-            ) from error
+            problem = (
+                "the Hub cannot be reached (no network, or HF_HUB_OFFLINE is set) and did not "
+                "leave it in the cache"
+            )
         raise DataError(
-            f"{source} is neither a file here nor a Hub data set that can be read "
-            f"({one_line(error)}); "
+            f"{source} is neither a file here nor a Hub data set that can be read ({problem}); "
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
     yield from _numbered(source, map(dict, rows))
