@@ -33,7 +33,7 @@ from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -143,7 +143,9 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
                 for g in groups
             ]
             with learning(learner):
-                learner.learn(step, to_data(with_advantages(scored, row)), lambda items: None)
+                Learners(learner).learn(
+                    step, to_data(with_advantages(scored, row)), lambda items: None
+                )
         assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
         after = dict(model.policy.named_parameters())
         assert all(torch.equal(tensor, after[name]) for name, tensor in base.items())
@@ -183,7 +185,9 @@ def test_without_vllm_it_samples_then_learns(tokenizer: Any) -> None:
             ]
             with learning(learner):
                 losses.append(
-                    learner.learn(step, to_data(with_advantages(scored, row)), lambda n: None)
+                    Learners(learner).learn(
+                        step, to_data(with_advantages(scored, row)), lambda n: None
+                    )
                 )
         assert losses[0]["train/grad_norm"] > 0, losses
         assert losses[1]["train/sampler_mismatch_max"] < 1e-4, losses
