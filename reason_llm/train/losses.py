@@ -64,10 +64,10 @@ def _reinforce(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
 
 
 def _clip(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
+    ratio_BT = importance_ratio(terms, row.ratio)
     return clipped_surrogate(
-        importance_ratio(terms, row.ratio), terms.advantages_BT, row.clip_low, row.clip_high, row.delta,
-        row.dual_clip,
-    )  # fmt: skip
+        ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta, row.dual_clip
+    )
 
 
 def _cispo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
