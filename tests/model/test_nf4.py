@@ -121,7 +121,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
     with Model(section, tokenizer, 0, NF4_SIZES) as model:
         randomize(model, 1)
-        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 6))
         trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
         assert all("lora_" in name for name in trained)
         assert len(trained) == 2 * 7 * model.text_config.num_hidden_layers
@@ -129,7 +129,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
             n: p.detach().clone() for n, p in model.policy.named_parameters() if n not in trained
         }
         before = [p.detach().clone() for p in learner.parameters]
-        for step in range(20):
+        for step in range(6):
             with sampling(model, 0) as sampler:
                 prove_sampler_is_policy(sampler, model, prompts)
                 groups = sampler.sample(prompts, SamplingParams(4, 16), step, quiet)

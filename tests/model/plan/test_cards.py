@@ -71,6 +71,7 @@ def test_what_fits_on_a_card_is_in_the_table(name: str, tmp_path: Path) -> None:
 
 def test_what_an_option_costs_is_in_the_table(tmp_path: Path) -> None:
     path = write_config("Qwen/Qwen2.5-7B-Instruct", tmp_path)
+    shapes: dict[int, Shape] = {}  # by the adapter's rank
 
     def planned(**options: Any) -> tuple[dict[str, float], Plan]:
         """GiB of each line in the phase where it is larger; the plan."""
@@ -80,7 +81,10 @@ def test_what_an_option_costs_is_in_the_table(tmp_path: Path) -> None:
             section, _, leaf = key.partition("__")
             tree[section] = tree.get(section, {}) | {leaf: value}
         config = Config.model_validate(tree)
-        shape = Shape.of(meta_model(config.model))
+        rank = config.model.adapter.rank
+        if rank not in shapes:
+            shapes[rank] = Shape.of(meta_model(config.model))
+        shape = shapes[rank]
         plan = memory.plan(config, shape, Machine("cuda", 24 * GIB, 64 * GIB), 32768)
         sizes = {each.name: max(each.sampling, each.learning) / GIB for each in plan.lines}
         return sizes | {"base": sizes[plan.lines[0].name]}, plan
