@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftModel
 from torch import Tensor, nn
@@ -39,8 +40,7 @@ from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.files import Panic, without_panics
 from reason_llm.model import adapted_linear, adapters, decoding, folder, nf4, score_head
-from reason_llm.model.attention import FAMILIES, Segments
-from reason_llm.model.decode_attention import SharedPrompts
+from reason_llm.model.attention import FAMILIES, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -421,6 +421,12 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) ->
             f"the tokenizer of {tokenizer.name_or_path} cannot decode what the model wrote "
             f"({error}); take the tokenizer.json that the model was published with"
         ) from error
+
+
+def quiet_libraries() -> None:
+    """Let no library print beside the console."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def default_device() -> torch.device:

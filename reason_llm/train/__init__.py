@@ -1,5 +1,6 @@
 """Learning of a new adapter from the buffer's rollouts or from rows: the phase and its maths."""
 
+from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import Objective, PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
@@ -13,7 +14,6 @@ from reason_llm.train.scored import (
 )
 from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
-from reason_llm.train.values import next_kl_coefficient
 
 __all__ = [
     "Alone",

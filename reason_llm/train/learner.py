@@ -37,7 +37,7 @@ from reason_llm.model import (
     token_values,
 )
 from reason_llm.model.vllm import on_default_stream
-from reason_llm.train import micro_batches, optim, values
+from reason_llm.train import advantages, micro_batches, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output, PolicyGradient
 from reason_llm.train.step_metrics import Tally
@@ -553,7 +553,9 @@ def _explained_variance(rows: Sequence[Datum]) -> float:
         torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in rows)])
         for name in ("old_values", "whole_returns")
     )
-    found = values.explained_variance(old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool))
+    found = advantages.explained_variance(
+        old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool)
+    )
     return 0.0 if math.isnan(found) else found
 
 

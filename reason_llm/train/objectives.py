@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reason_llm.config import Algorithm, CriticSection
 from reason_llm.model import Datum
-from reason_llm.train import advantages, losses, values
+from reason_llm.train import advantages, losses
 
 Output = Literal["logprobs", "values", "scores"]
 """Log-probs; values by the role's head, read where log-probs are; or a score of the row, at its
@@ -295,7 +295,7 @@ class Values(Objective):
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """The error of each token's value."""
-        loss_BT, clipped_BT = values.value_loss(
+        loss_BT, clipped_BT = advantages.value_loss(
             batch.logprobs_BT, batch.columns["old_values"], batch.columns["returns"], self.clip
         )
         loss_BT = loss_BT * batch.mask_BT
@@ -337,7 +337,7 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
     scores_N = torch.tensor(scores, dtype=torch.float64, device=values_NT.device)
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
-    rewards_NT = values.kl_in_reward(
+    rewards_NT = advantages.kl_in_reward(
         policy_NT,
         padded("ref_logprobs") if off_reward else policy_NT,
         mask_NT,
@@ -345,7 +345,7 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
         row.kl_coefficient if off_reward else 0.0,
         row.kl if off_reward else "k1",
     )
-    advantages_NT, returns_NT = values.gae(
+    advantages_NT, returns_NT = advantages.gae(
         rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
     )
     taught_NT = mask_NT & _teaches(data, row, mask_NT)
