@@ -239,7 +239,7 @@ class PolicyGradient(Objective):
             if row.kl_place == "loss":
                 loss_BT = loss_BT + row.kl_coefficient * measured["kl"]
         if weights_BT is not None:
-            measured["correction"] = weights_BT
+            measured["importance_weight"] = weights_BT
         total = losses.masked_sum(loss_BT, mask_BT, row.aggregation)
         if row.entropy_coefficient > 0:  # a mean over the trained tokens, whatever the sums
             bonus = (batch.entropies_BT * kept_BT).sum() / counts.tokens

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
-SHOWN_AS = {"correction": "importance_weight"}
-"""Names of means in the metrics, where they are not the sum's."""
 
 
 @dataclass(slots=True)
@@ -116,7 +114,7 @@ class Tally:
             found["sampler_kl"] = sampler_kl / compared
             found["sampler_mismatch_max"] = self.mismatch_max
         if self.tokens:
-            found |= {SHOWN_AS.get(n, n): value / self.tokens for n, value in sums.items()}
+            found |= {name: value / self.tokens for name, value in sums.items()}
         found |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}
         if self.tokens and self.log_ratios:
             ratios = torch.cat(self.log_ratios).exp()
