@@ -1,6 +1,6 @@
 """The one copy of the base and the adapters over it."""
 
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, SharedPrompts
 from reason_llm.model.base import (
     Model,
     Role,
@@ -10,12 +10,12 @@ from reason_llm.model.base import (
     end_token_ids,
     load_tokenizer,
     meta_model,
+    quiet_libraries,
 )
 from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.layout import collate, collate_columns, lay_out
 from reason_llm.model.logprobs import policy_logprobs, row_scores, target_logprobs, token_values
-from reason_llm.model.quiet import quiet_libraries
 from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "Role",
     "SequenceClassifier",
+    "SharedPrompts",
     "base_digest",
     "collate",
     "collate_columns",

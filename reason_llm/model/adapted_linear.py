@@ -52,7 +52,7 @@ def parts(layer: Any) -> Parts | None:
 
 @contextmanager
 def fused(policy: nn.Module) -> Iterator[None]:
-    """Context in which the adapted layers are one step each, and frozen layers take the products of
+    """Context in which the adapted layers are one step each, and the others take the products of
     ``products``. Adapters may be switched within it; a layer that has no ``parts`` is PEFT's own.
     """
     with replaced(policy, _forward_of):
@@ -81,8 +81,8 @@ def replaced(
 def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
     if type(module) is AdaptedLinear:
         return _of_adapted(module)
-    if type(module) is nn.Linear and module.weight.device.type == "cpu":
-        return _of_plain(module) if products.prefers_onednn() else None
+    if type(module) is nn.Linear and products.prefers_onednn():  # for passes of the reference
+        return lambda input: linear(input, module.weight, module.bias)
     return None
 
 
@@ -104,37 +104,6 @@ def _of_adapted(layer: AdaptedLinear) -> Callable[..., Tensor]:
         return outputs
 
     return forward
-
-
-def _of_plain(layer: nn.Linear) -> Callable[..., Tensor]:
-    """The base alone, where an adapter is off or there is none."""
-    theirs: Callable[..., Tensor] = layer.forward
-
-    def forward(input: Tensor) -> Tensor:
-        weight, bias = layer.weight, layer.bias
-        learns = weight.requires_grad or (bias is not None and bias.requires_grad)
-        if learns or torch.is_autocast_enabled(input.device.type):
-            return theirs(input)
-        outputs: Tensor = _FrozenProduct.apply(input, weight, bias)
-        return outputs
-
-    return forward
-
-
-class _FrozenProduct(torch.autograd.Function):
-    """``x W^T + b``, with a gradient in x."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.weight_OI = weight_OI
-        return linear(inputs, weight_OI, bias_O)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        outputs, inputs = ctx.weight_OI.shape
-        gradient_NI = matmul(gradient.reshape(-1, outputs), ctx.weight_OI)
-        return gradient_NI.view(*gradient.shape[:-1], inputs), None, None
 
 
 class _AdaptedProduct(torch.autograd.Function):

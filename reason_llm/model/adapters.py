@@ -54,7 +54,8 @@ MOST_BYTES = 64 << 30
 MAX_RANK = 4096
 POLICY = "default"
 """PEFT's name of the policy's adapter."""
-LARGEST_ALPHA = 1e6
+SMALLEST_ALPHA = 1e-6
+"""The largest is 1 over it."""
 _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
                RecursionError)  # fmt: skip
 """What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
@@ -111,10 +112,8 @@ def add_saved(policy: PeftModel, name: str, folder: Path, base: str) -> None:
     """
     config = read_config(folder)
     config.inference_mode = False
-    try:
+    with _fitting(folder, base):  # or there is no layer of that name
         _add(policy, name, config)
-    except ValueError as error:  # no layer of that name
-        raise _misfit(folder, base) from error
     load_as_is(policy, folder, base, name)
 
 
@@ -226,18 +225,32 @@ def copy_folder(source: Path, target: Path) -> None:
         ModelError: a file is missing or cannot be read, or as ``check_written``.
     """
     check_written(source)
+    names = [CONFIG, WEIGHTS, *([score_head.FILE] if (source / score_head.FILE).exists() else [])]
     with replacing_folder(target) as beside:
-        for name in (CONFIG, WEIGHTS, score_head.FILE):
-            if name == score_head.FILE and not (source / name).exists():
-                continue
-            try:
-                found = regular(source / name)
-            except OSError as error:
-                raise ModelError(
-                    f"{source / name} cannot be read ({error.strerror}); name a folder that holds "
-                    "a LoRA adapter in PEFT's form"
-                ) from error
-            shutil.copyfile(regular(found), beside / name)  # a piece at a time
+        for name in names:
+            with _reading(source / name):
+                file = regular(source / name)
+            shutil.copyfile(file, beside / name)  # a piece at a time
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Tell of a file that cannot be read, or is not what it should be, in one line."""
+    try:
+        yield
+    except ModelError:
+        raise  # a ValueError, too
+    except _BAD_CONFIG as error:
+        raise ModelError(
+            f"{file} cannot be read ({one_line(error)[:200]}); name a folder that holds a LoRA "
+            "adapter in PEFT's form"
+        ) from error
+
+
+def _stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes by name, from the header of an adapter's file."""
+    with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
+        return {name: opened.get_slice(name).get_shape() for name in list(opened.keys())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +271,7 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
     config = copy.deepcopy(policy.peft_config[name])
     config.inference_mode = True
     tensors = state(policy, name)
-    copies = {key: each.detach().to("cpu", copy=True) for key, each in tensors.items()}
-    return Snapshot(copies, config)
-
-
-def load(policy: PeftModel, folder: Path, name: str = POLICY) -> None:
-    """Load the adapter's values from a folder that ``save`` or a snapshot wrote.
-
-    Raises:
-        CheckpointError: tensors are missing or of other shapes.
-        ModelError: as ``check_written``.
-    """
-    check_written(folder)
-    load_tensors(policy, load_file(regular(folder / WEIGHTS)), name)
+    return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
 
 
 def load_tensors(policy: PeftModel, tensors: dict[str, Tensor], name: str = POLICY) -> None:
@@ -298,14 +299,9 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
     """
     check_written(folder)
     expected = {key: list(tensor.shape) for key, tensor in state(policy, name).items()}
-    try:
-        with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
-            names = list(opened.keys())
-            found = {key: opened.get_slice(key).get_shape() for key in names}
-    except (OSError, SafetensorError) as error:
-        raise _misfit(folder, base) from error
-    if found != expected:
-        raise _misfit(folder, base)
+    with _fitting(folder, base):
+        if _stored_shapes(folder) != expected:
+            raise _misfit(folder, base)
 
 
 def check_over(policy: PeftModel, folder: Path, base: str) -> None:
@@ -317,14 +313,9 @@ def check_over(policy: PeftModel, folder: Path, base: str) -> None:
     Raises:
         ModelError: as ``add_saved``.
     """
-    name = "checked"
-    try:
-        with torch.device("meta"):
-            _add(policy, name, read_config(folder))
-    except ValueError as error:  # no layer of that name
-        if isinstance(error, ModelError):
-            raise
-        raise _misfit(folder, base) from error
+    name, config = "checked", read_config(folder)
+    with _fitting(folder, base), torch.device("meta"):
+        _add(policy, name, config)
     try:
         check_fits(policy, folder, base, name)
     finally:
@@ -332,15 +323,14 @@ def check_over(policy: PeftModel, folder: Path, base: str) -> None:
 
 
 def load_as_is(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -> None:
-    """``load`` of an adapter of any origin.
+    """Load the values of an adapter of any origin.
 
     Raises:
-        ModelError: it does not fit the model in ``base``.
+        ModelError: it does not fit the model in ``base``, or as ``check_written``.
     """
-    try:
-        load(policy, folder, name)
-    except (CheckpointError, OSError, SafetensorError) as error:
-        raise _misfit(folder, base) from error
+    check_written(folder)
+    with _fitting(folder, base):
+        load_tensors(policy, load_file(regular(folder / WEIGHTS)), name)
 
 
 def check_written(folder: Path) -> None:
@@ -358,6 +348,17 @@ def check_written(folder: Path) -> None:
         ) from error
 
 
+@contextmanager
+def _fitting(folder: Path, base: str) -> Iterator[None]:
+    """Tell of an adapter that the model cannot take in one line."""
+    try:
+        yield
+    except ModelError:
+        raise  # a ValueError, too
+    except (CheckpointError, RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise _misfit(folder, base) from error
+
+
 def _misfit(folder: Path, base: str) -> ModelError:
     return ModelError(
         f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
@@ -371,14 +372,9 @@ def over(base: Any, folder: Path) -> PeftModel:
     Raises:
         ModelError: it does not fit.
     """
-    try:
-        with _quiet_peft():
-            regular(folder / WEIGHTS)
-            return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
-    except ModelError:
-        raise
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
-        raise _misfit(folder, str(base.config.name_or_path)) from error
+    with _fitting(folder, str(base.config.name_or_path)), _quiet_peft():
+        regular(folder / WEIGHTS)
+        return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
 
 
 def clear(policy: PeftModel) -> None:
@@ -398,7 +394,7 @@ def read_config(folder: Path) -> LoraConfig:
         ModelError: it cannot be read, is of another kind, or as ``check_written``.
     """
     check_written(folder)
-    try:
+    with _reading(folder / CONFIG):
         value = read_object(folder / CONFIG, MIB)
         _check_numbers(value)
         with warnings.catch_warnings():  # of options that are refused below
@@ -407,16 +403,10 @@ def read_config(folder: Path) -> LoraConfig:
         if not _has_plain_targets(config):
             config.target_modules = set(_adapted_modules(folder))
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
-    except _BAD_CONFIG as error:
-        raise ModelError(
-            f"{folder}/adapter_config.json cannot be read ({one_line(error)[:200]}); name a folder "
-            "that holds a LoRA adapter in PEFT's form"
-        ) from error
     plain = LoraConfig().to_dict()
     # What a later PEFT added counts, too, unless it is off.
     found = {name: value[name] for name in value if value[name]} | config.to_dict()
-    names = [name for name in found if name not in MAY_VARY]
-    odd = [name for name in names if name not in plain or found[name] != plain[name]]
+    odd = [n for n in found if n not in MAY_VARY and (n not in plain or found[n] != plain[n])]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA":
         odd.insert(0, "peft_type")
     if config.init_lora_weights not in PLAIN_STARTS:
@@ -430,16 +420,19 @@ def read_config(folder: Path) -> LoraConfig:
 
 
 def _check_numbers(value: dict[str, Any]) -> None:
-    rank, alpha = value.get("r", 8), value.get("lora_alpha", 8)
-    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-        raise ValueError(f"r={rank!r:.60} is no rank from 1 to {MAX_RANK}")
-    if type(alpha) not in (int, float) or not 0 < alpha < LARGEST_ALPHA:
-        raise ValueError(f"lora_alpha={alpha!r:.60} is no number above 0")
-    dropout = value.get("lora_dropout", 0)
-    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
-        raise ValueError(f"lora_dropout={dropout!r:.60} is no fraction")
-    if not isinstance(value.get("base_model_name_or_path"), str | None):
-        raise ValueError("base_model_name_or_path is no text")
+    def is_number(name: str, least: float, most: float, *kinds: type) -> bool:
+        number = value.get(name, least)
+        return type(number) in kinds and least <= number <= most
+
+    fitting = {
+        "r": is_number("r", 1, MAX_RANK, int),
+        "lora_alpha": is_number("lora_alpha", SMALLEST_ALPHA, 1 / SMALLEST_ALPHA, int, float),
+        "lora_dropout": is_number("lora_dropout", 0, 1, int, float),
+        "base_model_name_or_path": isinstance(value.get("base_model_name_or_path"), str | None),
+    }
+    for name, fits in fitting.items():
+        if not fits:
+            raise ValueError(f"{name}={value[name]!r:.60} cannot be")
 
 
 def _has_plain_targets(config: LoraConfig) -> bool:
@@ -453,8 +446,7 @@ def _has_plain_targets(config: LoraConfig) -> bool:
 
 def _adapted_modules(folder: Path) -> list[str]:
     """Names of the layers with both factors in the adapter's file."""
-    with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
-        names = [ADAPTED.fullmatch(name) for name in opened.keys()]  # noqa: SIM118
+    names = [ADAPTED.fullmatch(name) for name in _stored_shapes(folder)]
     found = sorted({name[1] for name in names if name is not None})
     if not found:
         raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
@@ -481,15 +473,8 @@ def num_parameters(folder: Path) -> int:
     Raises:
         ModelError: it cannot be read.
     """
-    try:
-        with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
-            names = list(opened.keys())
-            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{folder / WEIGHTS} cannot be read ({one_line(error)[:200]}); name a folder that "
-            "holds a LoRA adapter in PEFT's form"
-        ) from error
+    with _reading(folder / WEIGHTS):
+        return sum(math.prod(shape) for shape in _stored_shapes(folder).values())
 
 
 def section_of(folder: Path) -> AdapterSection:

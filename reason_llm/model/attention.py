@@ -1,5 +1,7 @@
-"""Attention over rows that lie end to end in one ("varlen"): each row sees only itself and the
-prompt that it shares with others.
+"""Attention, as Transformers calls it: over rows that lie end to end in one ("varlen"), over
+prompts that are kept once, and of one new token a row without copies of keys and values.
+
+End to end each row sees only itself and the prompt that it shares with others.
 
 A prompt that several completions begin with stands once: its keys and values are gathered for each
 of them, so that each completion is a segment whose keys are the prompt's and its own. Its queries
@@ -9,11 +11,12 @@ rows is ever computed.
 On a GPU this is FlashAttention as torch ships it (``varlen_attn``, 16 bits only); elsewhere each
 segment by itself through SDPA.
 
-Shapes: S segments, N tokens of the row, M gathered keys, H query heads, K key heads, D head size.
+Shapes: S segments, N tokens of the row, M gathered keys, B rows, T tokens of a row, H query heads,
+K key heads, G query heads of a key head, D head size; in ``SharedPrompts`` P prompts, H head size.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "reason_llm_sdpa"
 
 FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 """Whose attention hands segments on and takes nothing but causality and a window from its mask;
@@ -201,3 +208,134 @@ def _asks_for_grouped_heads(operator: Callable[..., Any]) -> bool:
     torch 2.13 wants that; torch 2.11 has no such parameter and calls the same kernel without it.
     """
     return "enable_gqa" in inspect.signature(operator).parameters
+
+
+class SharedPrompts:
+    """Prompts whose keys and values are kept once, and which rows continue each of them. The rows
+    of a prompt read its keys and values together, each row then its own tokens, and the two results
+    are joined by the sums of their weights: the same attention, with other roundings.
+
+    Args:
+        keys_values: (P, K, T, H) keys and values of each layer.
+        lengths: tokens of each prompt, the last of those T.
+        index_B: which prompt each row continues.
+
+    Source: FlashAttention 2, arXiv:2307.08691. Measured for 8 prompts of 300 tokens with 8 rows
+    each, a layer of 5 key heads and 10 query heads of 64 numbers: 6.0 -> 3.8 ms at 20 tokens of
+    their own, 9.3 -> 6.6 ms at 200; sampling of 58 M parameters at such prompts takes 19 % less.
+    """
+
+    def __init__(
+        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Sequence[int], index_B: Tensor
+    ) -> None:
+        self._keys_values = keys_values
+        self._lengths = lengths
+        self.follow(index_B)
+
+    def follow(self, index_B: Tensor) -> None:
+        """From now on row b continues prompt ``index_B[b]``."""
+        self.index_B = index_B
+        self._sorted_B = index_B.argsort(stable=True)
+        self._back_B = self._sorted_B.argsort()
+        self._rows_P = index_B.bincount(minlength=len(self._lengths)).tolist()
+
+    def attend(
+        self, layer: int, query_BKGH: Tensor, key_BKTH: Tensor, value_BKTH: Tensor, scale: float
+    ) -> Tensor:
+        """Attention (B, K, G, H) of one new token a row to its prompt and to the row's own tokens
+        so far, the new one among them."""
+        own_BKGH, own_sums_BKG = _with_sums(query_BKGH, key_BKTH, value_BKTH, scale)
+        keys, values = self._keys_values[layer]
+        found, sums = [], []
+        queries = query_BKGH[self._sorted_B].split(self._rows_P)
+        for prompt, (length, query_RKGH) in enumerate(zip(self._lengths, queries, strict=True)):
+            rows, heads, group, size = query_RKGH.shape
+            if rows == 0:
+                continue
+            part_1KNH, sums_1KN = _with_sums(
+                query_RKGH.transpose(0, 1).reshape(1, heads, rows * group, size),
+                keys[prompt, None, :, -length:],
+                values[prompt, None, :, -length:],
+                scale,
+            )
+            found.append(part_1KNH.reshape(heads, rows, group, size).transpose(0, 1))
+            sums.append(sums_1KN.reshape(heads, rows, group).transpose(0, 1))
+        prompt_BKGH, prompt_sums_BKG = (torch.cat(x)[self._back_B] for x in (found, sums))
+        weights_BKG1 = torch.sigmoid(own_sums_BKG - prompt_sums_BKG)[..., None]
+        return prompt_BKGH.lerp(own_BKGH, weights_BKG1.to(own_BKGH.dtype))
+
+
+def _with_sums(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention without a mask, and the logarithm of the sum of each query's weights; the operator
+    that torch's SDPA is on a CPU, which hands these sums on."""
+    attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, scale=scale
+    )
+    return attended, sums
+
+
+def register() -> str:
+    """Register it with Transformers and return its name for ``attn_implementation``."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def _attention(
+    module: Any,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    segments: Segments | None = None,
+    sliding_window: int | None = None,
+    shared: SharedPrompts | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Rows end to end, rows whose prompts are kept once, one new token a row; and everything else
+    by Transformers' own SDPA.
+
+    Where several query heads share a key head, that copies the whole cache once for each query head
+    if there is a mask. With one query a row the query heads of a key head stand in the place of
+    queries instead, which is the same sum and reads the cache once: (B, H, 1, D) becomes (B, K,
+    H / K, D). On a CPU, 256 rows, 40 tokens, 4 query and 2 key heads: 0.6 ms instead of 5.1 ms.
+    """
+    if segments is not None:
+        return attend(
+            query_BHTD, key_BKTD, value_BKTD, segments, scaling, sliding_window, dropout
+        ), None
+    rows, heads, tokens, size = query_BHTD.shape
+    key_heads = key_BKTD.shape[1]
+    if shared is not None:
+        assert sliding_window is None
+        attended = shared.attend(
+            module.layer_idx,
+            query_BHTD.reshape(rows, key_heads, heads // key_heads, size).to(value_BKTD.dtype),
+            key_BKTD.to(value_BKTD.dtype),
+            value_BKTD,
+            size**-0.5 if scaling is None else scaling,
+        )
+        return attended.reshape(rows, 1, heads, attended.shape[-1]), None
+    if tokens > 1 or heads == key_heads or "position_bias" in kwargs:
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module,
+            query_BHTD,
+            key_BKTD,
+            value_BKTD,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            **kwargs,
+        )
+        return result
+    grouped = torch.nn.functional.scaled_dot_product_attention(
+        query_BHTD.reshape(rows, key_heads, heads // key_heads, size),
+        key_BKTD,
+        value_BKTD,
+        attn_mask=attention_mask,  # (B, 1, 1, T): the same for every head
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return grouped.reshape(rows, 1, heads, grouped.shape[-1]), None

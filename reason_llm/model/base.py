@@ -15,12 +15,13 @@ import os
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftModel
 from torch import Tensor, nn
@@ -39,8 +40,7 @@ from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.files import Panic, without_panics
 from reason_llm.model import adapted_linear, adapters, decoding, folder, nf4, score_head
-from reason_llm.model.attention import FAMILIES, Segments
-from reason_llm.model.decode_attention import SharedPrompts
+from reason_llm.model.attention import FAMILIES, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -376,7 +376,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     folder.check_files(path)
     folder.check_hub(path)
     allowed = folder.code_allowed(path, trust_remote_code)
-    try:
+    with _reading(path, "tokenizer"):
         if not Path(path).is_dir():
             found = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
             if found is not None:
@@ -387,14 +387,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
             raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
-    except ModelError:
-        raise  # a ValueError, too
-    except _BAD_CONFIG as error:
-        raise _unreadable(path, "tokenizer", error) from error
-    except Exception as error:
-        if type(error) is not Exception:  # the Rust library raises nothing narrower
-            raise
-        raise _unreadable(path, "tokenizer", error) from error
     if "".join(spelled.split()).casefold() != "".join(PROBE.split()).casefold():
         raise ModelError(
             f"model.path={path}: its tokenizer reads {PROBE!r} as {spelled!r}; a file of it, "
@@ -423,6 +415,12 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) ->
         ) from error
 
 
+def quiet_libraries() -> None:
+    """Let no library print beside the console."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
 def default_device() -> torch.device:
     """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -447,11 +445,9 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     """
     folder.check_files(path)
     folder.check_hub(path)
-    try:
-        allowed = folder.code_allowed(path, trust_remote_code)
+    allowed = folder.code_allowed(path, trust_remote_code)
+    with _reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
-    except _BAD_CONFIG as error:
-        raise _unreadable(path, "config", error) from error
     if not found.return_dict:
         raise ModelError(
             f"model.path={path}: its config.json has return_dict=false, which is not supported; "
@@ -510,13 +506,8 @@ def meta_model(config: ModelSection) -> PeftModel:
     _check_quantized(config, model)
     if config.quantize == "nf4":
         nf4.check(model, config.path)
-    try:
-        with torch.device("meta"):
-            return adapters.attach(model, config.adapter)
-    except ModelError:
-        raise  # a ValueError, too
-    except _BAD_CONFIG as error:  # of PEFT, where there is no linear layer
-        raise _unreadable(config.path, "config", error) from error
+    with _reading(config.path, "config"), torch.device("meta"):
+        return adapters.attach(model, config.adapter)  # PEFT wants a linear layer
 
 
 def meta_base(path: str, trust_remote_code: bool) -> Any:
@@ -526,13 +517,10 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
         ModelError: it is no causal language model.
     """
     described = read_config(path, trust_remote_code)
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            # A layer of size 0 is told by the shapes of the weights.
-            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-            return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
-    except _BAD_CONFIG as error:
-        raise _unreadable(path, "config", error) from error
+    with _reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
+        # A layer of size 0 is told by the shapes of the weights.
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
 
 
 def _check_quantized(config: ModelSection, model: Any) -> None:
@@ -610,7 +598,8 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
-    try:
+    attention = shared_weights.attention_for(read_config(config.path, trusted))
+    with _reading(config.path, "weights"):
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=dtype,
@@ -619,10 +608,8 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             output_loading_info=True,
             quantization_config=quantization,
             device_map={"": device},
-            attn_implementation=shared_weights.attention_for(read_config(config.path, trusted)),
+            attn_implementation=attention,
         )
-    except _BAD_CONFIG as error:
-        raise _unreadable(config.path, "weights", error) from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
             f"model.path={config.path}: its weights lack {len(missing)} tensors, "
@@ -650,12 +637,9 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     Raises:
         ModelError: that file is damaged.
     """
-    try:
+    theirs = None
+    with _reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:  # there is no such file
-        theirs = None
-    except _BAD_CONFIG as error:
-        raise _unreadable(path, "generation config", error) from error
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
     if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
         raise ModelError(
@@ -665,13 +649,24 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted({tokenizer.eos_token_id, *more})
 
 
-def _unreadable(path: str, what: str, error: BaseException) -> ModelError:
-    reason = one_line(error)[:300]
-    if "trust_remote_code" in str(error):
-        return ModelError(
-            f"model.path={path}: its {what} needs Python code that comes with it; set "
-            "model.trust_remote_code to true if you trust that code, or take another model"
-        )
-    return ModelError(
-        f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub id"
-    )
+@contextmanager
+def _reading(path: str, what: str) -> Iterator[None]:
+    """Tell of a part of the model that cannot be read in one line."""
+    try:
+        yield
+    except ModelError:
+        raise  # a ValueError, too
+    except Exception as error:
+        # The tokenizers' Rust library raises nothing narrower than an Exception.
+        if type(error) is not Exception and not isinstance(error, _BAD_CONFIG):
+            raise
+        reason = one_line(error)[:300]
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"model.path={path}: its {what} needs Python code that comes with it; set "
+                "model.trust_remote_code to true if you trust that code, or take another model"
+            ) from error
+        raise ModelError(
+            f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub "
+            "id"
+        ) from error

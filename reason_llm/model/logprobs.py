@@ -96,25 +96,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy_N = torch.empty_like(logprobs_N)
         wanted = (wants_gradient, wants_gradient and entropy_gradient)
         gradients = [torch.empty_like(hidden_ND) if want else None for want in wanted]
-        room = (min(chunk, len(targets_N)), len(head_VD))
-        logits = None
-        if not products.by_onednn(hidden_ND[:chunk], head_VD):
-            logits = hidden_ND.new_empty(room, dtype=accumulate)
-        second = hidden_ND.new_empty(room, dtype=accumulate)
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
-            size = len(targets_N[part])
-            here = [None if gradient is None else gradient[part] for gradient in gradients]
             logprobs_N[part], entropy_N[part] = _chunk(
-                _logits(
-                    hidden_ND[part], head_VD, bias_V, None if logits is None else logits[:size]
-                ),
-                second[:size],
+                products.linear(hidden_ND[part], head_VD, bias_V).to(accumulate),
                 targets_N[part],
                 head_VD,
                 temperature,
                 softcap,
-                *here,
+                *(None if gradient is None else gradient[part] for gradient in gradients),
             )
         ctx.save_for_backward(*gradients)
         if not wanted[1]:
@@ -133,23 +123,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return gradient, *(None,) * 7
 
 
-def _logits(
-    hidden_CD: Tensor, head_VD: Tensor, bias_V: Tensor | None, room_CV: Tensor | None
-) -> Tensor:
-    """The head's output (C, V), which may be changed in place; in the room that is given, since to
-    touch 32 MiB for the first time takes ten times as long as to write them again."""
-    if room_CV is None:
-        return products.linear(hidden_CD, head_VD, bias_V)
-    if hidden_CD.dtype != room_CV.dtype:
-        return room_CV.copy_(torch.nn.functional.linear(hidden_CD, head_VD, bias_V))
-    if bias_V is None:
-        return torch.mm(hidden_CD, head_VD.T, out=room_CV)
-    return torch.addmm(bias_V, hidden_CD, head_VD.T, out=room_CV)
-
-
 def _chunk(
     logits_CV: Tensor,
-    probs_CV: Tensor,
     targets_C: Tensor,
     head_VD: Tensor,
     temperature: float,
@@ -157,8 +132,8 @@ def _chunk(
     logprob_gradient_CD: Tensor | None,
     entropy_gradient_CD: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (C,) of a chunk; their gradients in h are written to the last two,
-    and nothing of use to the first two.
+    """Log-probs and entropies (C,) of a chunk, whose logits are overwritten; their gradients in h
+    are written to the last two.
 
     Two tensors of the chunk's size at once, three with a softcap. The softmax is the library's;
     its normaliser is found again from its largest probability and its sum, which is not quite 1.
@@ -171,7 +146,7 @@ def _chunk(
         slope_CV.square_().neg_().add_(1)  # of softcap * tanh(x / softcap)
     if temperature != 1:
         logits_CV.div_(temperature)
-    torch.softmax(logits_CV, -1, out=probs_CV)
+    probs_CV = torch.softmax(logits_CV, -1)
     sums_C1 = probs_CV.sum(-1, keepdim=True) / probs_CV.amax(-1, keepdim=True)
     normaliser_C1 = logits_CV.amax(-1, keepdim=True) + sums_C1.log_()
     logprobs_C1 = logits_CV.gather(-1, targets_C1) - normaliser_C1

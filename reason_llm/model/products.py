@@ -26,19 +26,24 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
-def prefers_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL here: on AMD with AVX-512."""
-    if (
-        torch.backends.cpu.get_cpu_capability() != "AVX512"
-        or not torch.backends.mkldnn.is_available()
-        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    ):
-        return False
+def is_amd() -> bool:
+    """Whether the CPU is AMD's, for which MKL does less than it could."""
     try:
         lines = read_text(CPU_INFO, 16 * MIB).splitlines()
     except (OSError, UnicodeDecodeError):  # not Linux
         return False
     return any(line.startswith("vendor_id") and "AuthenticAMD" in line for line in lines)
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Whether oneDNN multiplies float32 matrices faster than MKL here: on AMD with AVX-512."""
+    return (
+        torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and is_amd()
+    )
 
 
 def linear(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

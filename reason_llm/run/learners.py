@@ -1,5 +1,6 @@
 """What a run learns with: its objective, the roles over the base, and their learners."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from reason_llm.config import Config
@@ -18,6 +19,8 @@ from reason_llm.train import (
     PairLoss,
     PolicyGradient,
     RewardModel,
+    ShardedLearner,
+    Shards,
     Supervised,
     Values,
 )
@@ -72,13 +75,13 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         reference="start" if config.compares_with_start else "reference",
     )
     if config.stage != "rl":
-        return Learners(Learner(model, settings))
+        return Learners(_learner(config, model, settings))
     if row.teacher:
         if config.teacher.adapter is not None:
             model.add_role("teacher", config.teacher.adapter)
         else:
-            settings = settings.with_teacher("reference")
-    policy = Learner(model, settings)
+            settings = replace(settings, teacher="reference")
+    policy = _learner(config, model, settings)
     if not row.critic:
         return Learners(policy)
     critic = config.critic
@@ -89,10 +92,19 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         update={"learning_rate": critic.learning_rate, "epochs": critic.updates}
         | {"optimizer_steps": 1, "warmup_steps": 0}
     )
-    total = config.run.steps * critic.updates
-    values = Values(clip=critic.value_clip, leaves_out_truncated=row.truncated == "leave_out")
-    return Learners(
-        policy,
-        Learner(model, settings.for_critic(values, of_critic, total)),
-        critic.warmup_steps,
+    settings = replace(
+        settings,
+        objective=Values(clip=critic.value_clip, leaves_out_truncated=row.truncated == "leave_out"),
+        train=of_critic,
+        total_optimizer_steps=config.run.steps * critic.updates,
+        first_step=0,
+        role="critic",
     )
+    return Learners(policy, _learner(config, model, settings), critic.warmup_steps)
+
+
+def _learner(config: Config, model: Model, settings: LearningSettings) -> Learner:
+    shards = config.run.shards
+    if shards == 1:
+        return Learner(model, settings)
+    return ShardedLearner(model, settings, Shards(shards))

@@ -1,8 +1,8 @@
 """Learning of a new adapter from the buffer's rollouts or from rows: the phase and its maths."""
 
-from reason_llm.train.actor_critic import Learners, Values
-from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import Objective, PolicyGradient
+from reason_llm.train.advantages import next_kl_coefficient
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
+from reason_llm.train.objectives import Objective, PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import LengthBias, length_bias
@@ -12,9 +12,8 @@ from reason_llm.train.scored import (
     with_learner_logprobs,
     without_learner_logprobs,
 )
-from reason_llm.train.shards import Alone, Peers, Shards
+from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
-from reason_llm.train.values import next_kl_coefficient
 
 __all__ = [
     "Alone",
@@ -28,10 +27,12 @@ __all__ = [
     "Peers",
     "PolicyGradient",
     "RewardModel",
+    "ShardedLearner",
     "Shards",
     "Supervised",
     "Values",
     "check_schedule",
+    "deal",
     "kto_desirable_weights",
     "learning",
     "length_bias",

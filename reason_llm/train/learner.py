@@ -1,24 +1,22 @@
-"""The learning phase: gradient steps of one role's adapter on rows.
+"""The learning phase: gradient steps of the policy's adapter, and of a critic's beside it.
 
-Owns the optimizer and the order of things; what makes a loss is in ``objectives``, the maths in
+Owns the optimizers and the order of things; what makes a loss is in ``objectives``, the maths in
 ``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
 steps. Each divides once, by the count of its whole optimizer batch.
 
 All randomness is a function of the seed and the step: the same step from the same adapter,
-optimizer and rows gives the same bits, so nothing inside a step is ever saved. With several shards
-(``shards``) it is one of the shard, too, and the step may be shared between processes.
+optimizer and rows gives the same bits, so nothing inside a step is ever saved.
+
+Not here: a step that several processes learn together (``shards``).
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """
 
-import hashlib
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,11 +37,10 @@ from reason_llm.model import (
     token_values,
 )
 from reason_llm.model.vllm import on_default_stream
-from reason_llm.train import micro_batches, optim
+from reason_llm.train import advantages, micro_batches, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
-from reason_llm.train.objectives import ROWS, Batch, Beside, Counts, Objective, Output
-from reason_llm.train.shards import GradientSum, Shards, shard_seed
-from reason_llm.train.step_metrics import Tally, floats_from_text, floats_to_text
+from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output, PolicyGradient
+from reason_llm.train.step_metrics import Tally
 
 Progress = Callable[[int], None]
 """Told how many rows were passed, or needed no pass, as it happens; a negative number where an
@@ -72,21 +69,6 @@ class LearningSettings:
     teacher: Role = "teacher"
     """Whose log-probs are the column teacher_logprobs."""
 
-    def for_critic(self, objective: Objective, train: TrainSection, total: int) -> Self:
-        """Settings of the critic beside this policy.
-
-        Args:
-            total: its optimizer steps.
-        """
-        return replace(
-            self, objective=objective, train=train, total_optimizer_steps=total, first_step=0,
-            role="critic",
-        )  # fmt: skip
-
-    def with_teacher(self, role: Role) -> Self:
-        """With another role as the teacher."""
-        return replace(self, teacher=role)
-
 
 class Learner:
     """Optimizer of one role's adapter, and the learning of one step."""
@@ -102,14 +84,11 @@ class Learner:
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """What the teacher is asked in the place of each prompt, as token ids; empty where it is
         asked what the policy is asked."""
-        self.shards = Shards()
-        """In which a step's rows are dealt, and with whom it is learned."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
         """Of the step that was learned last, the policy's log-probs of each row's trained tokens
         before the first update; None for rows that were not passed through the model by then."""
-        self._replays = 0
         self.parameters = model.parameters_of(settings.role)
         self.optimizer = optim.make_optimizer(self.parameters, settings.train)
         with ending_out_of_memory("making the optimizer's moments"):
@@ -128,50 +107,39 @@ class Learner:
         """Whether an average of the adapter is kept: of the policy's, with ``train.ema``."""
         return self.settings.role == "policy" and self.settings.train.ema is not None
 
-    def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
-        """Take all epochs and optimizer steps over these rows and return the step's metrics.
+    def prepared(self, data: Sequence[Datum]) -> list[Datum]:
+        """A step's rows with the columns that stay constant over the step."""
+        settings, data = self.settings, list(data)
+        updates = settings.train.epochs * settings.train.optimizer_steps
+        chosen, names = settings.objective.measured(data, updates)
+        chosen = [i for i in chosen if not all(name in data[i].columns for name in names)]
+        rows = [data[i] for i in chosen]
+        columns: dict[str, list[Tensor]] = {}
+        if "old_logprobs" in names:
+            logprobs, entropies = self.measure_step(rows, settings.role)
+            columns |= {"old_logprobs": logprobs, "entropies": entropies}
+        if "ref_logprobs" in names:
+            columns["ref_logprobs"], _ = self.measure_step(rows, settings.reference)
+        if "teacher_logprobs" in names:
+            asked = [self._as_told_to_the_teacher(row) for row in rows]
+            columns["teacher_logprobs"], _ = self.measure_step(asked, settings.teacher)
+        for name, column in columns.items():
+            for i, value in zip(chosen, column, strict=True):
+                data[i] = data[i].with_trained(name, value)
+        return settings.objective.prepared(data)
+
+    def update(
+        self, step: int, data: Sequence[Datum], progress: Progress, prefix: str = "train"
+    ) -> dict[str, float]:
+        """Take all epochs and optimizer steps over prepared rows, and return the step's metrics.
+
+        Args:
+            prefix: of the metrics' names.
 
         Raises:
             TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
                 step.
             OutOfMemory: one row alone is too much, or the gradient; likewise.
-        """
-        return self.update(step, self.prepared(data, self.shards), progress)
-
-    def prepared(self, data: Sequence[Datum], shards: Shards | None = None) -> list[Datum]:
-        """Rows with the columns that stay constant over the step.
-
-        Args:
-            shards: as in ``measure``.
-        """
-        settings, objective, data = self.settings, self.settings.objective, list(data)
-        updates = settings.train.epochs * settings.train.optimizer_steps
-        chosen, names = objective.measured(data, updates)
-        chosen = [i for i in chosen if not all(name in data[i].columns for name in names)]
-        found: dict[str, list[Tensor]] = {}
-        rows = [data[i] for i in chosen]
-        if "old_logprobs" in names:
-            found["old_logprobs"], found["entropies"] = self.measure(
-                rows, settings.role, shards=shards
-            )
-        if "ref_logprobs" in names:
-            found["ref_logprobs"], _ = self.measure(rows, settings.reference, shards=shards)
-        if "teacher_logprobs" in names:
-            found["teacher_logprobs"], _ = self.measure(
-                [self._as_told_to_the_teacher(row) for row in rows], settings.teacher, shards=shards
-            )
-        for name, values in found.items():
-            for i, value in zip(chosen, values, strict=True):
-                data[i] = data[i].with_trained(name, value)
-        return objective.prepared(data)
-
-    def update(
-        self, step: int, data: Sequence[Datum], progress: Progress, prefix: str = "train"
-    ) -> dict[str, float]:
-        """``learn`` on prepared rows.
-
-        Args:
-            prefix: of the metrics' names.
         """
         settings, train, objective = self.settings, self.settings.train, self.settings.objective
         size = ROWS[objective.unit]
@@ -189,30 +157,39 @@ class Learner:
             for i, datum in enumerate(data)
         ]
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
-            gradient = GradientSum(self.parameters, self.shards)
+            self._make_gradients()
         with self.model.using(settings.role):
             for update in range(updates):
                 epoch, part = divmod(update, train.optimizer_steps)
                 seed = f"{settings.seed}/{step}/{epoch}"
                 parts = split(len(data) // size, train.optimizer_steps, seed)
                 batch = {i * size + side for i in parts[part] for side in range(size)}
-                rows = [data[i] for i in counted if i in batch]
-                counts = objective.count(rows, self._beside(rows, self.shards))
+                counts = self._count([data[i] for i in counted if i in batch])
                 passed = [i for i in counted if i in batch and i in trained]
                 progress(len(batch) - len(passed))
-                tallies.append(self._accumulate(step, data, passed, counts, gradient, progress))
+                tallies.append(self._accumulate(step, data, passed, counts, progress))
                 names = [data[i].name for i in passed]
                 before = (step - settings.first_step) * updates
                 moved.append(self._update(step, before + update, tallies[-1], names))
-        tally = self._together(step, tallies, moved)
+        tallies, replays = self._of_all(step, tallies)
+        tally = Tally()
+        for of_update, (norm, rate) in zip(tallies, moved, strict=True):
+            for each in of_update:
+                tally.merge(each)
+            tally.add_update(norm, rate)
         found = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
             "train/counted_fraction": len(counted) / len(data),
             **objective.describe(data, counted),
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
-            "train/out_of_memory": float(self._replays),
+            "train/out_of_memory": float(replays),
         }
         return {f"{prefix}{name.removeprefix('train')}": value for name, value in found.items()}
+
+    def pass_over(self, data: Sequence[Datum]) -> None:
+        """Take prepared rows as those of a step in which nothing is learned."""
+        self.updates_in_step = 0
+        self.logprobs_at_start = [datum.on_trained("old_logprobs").float().cpu() for datum in data]
 
     def park(self) -> None:
         """Drop the gradients and move the moments to host memory, while another learner learns."""
@@ -232,7 +209,7 @@ class Learner:
         ``pair_accuracy`` and so on."""
         objective, tally = self.settings.objective, Tally()
         rows = self.prepared(data)
-        counts = objective.count(rows, self._beside(rows, None))
+        counts = self._count(rows)
 
         def run(indices: list[int]) -> None:
             part = [rows[i] for i in indices]
@@ -252,10 +229,59 @@ class Learner:
             self.micro_batches.run(rows, run, restart, ROWS[objective.unit])
         return tally.of_rows()
 
-    def pass_over(self, data: Sequence[Datum]) -> None:
-        """Take prepared rows as those of a step in which nothing is learned."""
-        self.updates_in_step = 0
-        self.logprobs_at_start = [datum.on_trained("old_logprobs").float().cpu() for datum in data]
+    def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
+        """Score of each row by the role's head, without dropout."""
+        return [float(each.sum()) for each in self.measure(data, role, "scores")[0]]
+
+    @torch.no_grad()
+    def measure(
+        self, data: Sequence[Datum], role: Role, output: Output | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Output for each row's trained tokens in this role, and entropies, without dropout.
+
+        Args:
+            output: None: the objective's.
+        """
+        outputs: list[Tensor] = [torch.empty(0)] * len(data)
+        entropies = list(outputs)
+
+        def run(indices: list[int]) -> None:
+            mask_BT, output_BT, entropies_BT, _ = self._passed(
+                [data[i] for i in indices], role=role, output=output
+            )
+            for row, i in enumerate(indices):
+                outputs[i] = output_BT[row][mask_BT[row]]
+                entropies[i] = entropies_BT[row][mask_BT[row]]
+
+        self.model.policy.eval()
+        with self.model.using(role):
+            self.micro_batches.run(data, run, lambda: None)
+        self.model.policy.train()
+        return outputs, entropies
+
+    def measure_step(self, data: Sequence[Datum], role: Role) -> tuple[list[Tensor], list[Tensor]]:
+        """``measure`` of rows of the step that is learned, by all who learn it."""
+        return self.measure(data, role)
+
+    def _make_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def _accumulate(
+        self,
+        step: int,
+        data: Sequence[Datum],
+        passed: Sequence[int],
+        counts: Counts,
+        progress: Progress,
+    ) -> list[Tally]:
+        """Set the gradients to those of an optimizer batch; the tallies of its parts."""
+        self.optimizer.zero_grad(set_to_none=False)
+        return [self._accumulate_rows(step, data, passed, counts, progress)]
+
+    def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
+        """The tallies of each optimizer step, and how often work began again, by all who learn."""
+        return tallies, self.micro_batches.take_replays()
 
     def _as_told_to_the_teacher(self, datum: Datum) -> Datum:
         """The row with the teacher's prompt in its prompt's place, where it has one of its own."""
@@ -269,72 +295,14 @@ class Learner:
             )
         return datum.with_prompt(prompt)
 
-    def _beside(self, rows: Sequence[Datum], shards: Shards | None) -> list[Beside]:
-        """What the objective wants to know beside its batch before an update."""
+    def _count(self, rows: Sequence[Datum]) -> Counts:
+        """The objective's counts of an optimizer batch."""
         settings = self.settings
         if not (beside := settings.objective.beside(rows)):
-            return []
-        ours, _ = self.measure(beside, settings.role, shards=shards)
-        theirs, _ = self.measure(beside, settings.reference, shards=shards)
-        return [Beside(role, reference) for role, reference in zip(ours, theirs, strict=True)]
-
-    def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
-        """Score of each row by the role's head, without dropout."""
-        return [float(each.sum()) for each in self.measure(data, role, "scores")[0]]
-
-    @torch.no_grad()
-    def measure(
-        self,
-        data: Sequence[Datum],
-        role: Role,
-        output: Output | None = None,
-        shards: Shards | None = None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Output for each row's trained tokens in this role, and entropies, without dropout.
-
-        Args:
-            output: None: the objective's.
-            shards: that the rows are dealt in; their peers are told what the others measured. None:
-                this process measures all.
-        """
-        shards = Shards() if shards is None else shards
-        logprobs: list[Tensor] = [torch.empty(0)] * len(data)
-        entropies = list(logprobs)
-        dealt = shards.deal(data)
-        self.model.policy.eval()
-        with self.model.using(role):
-            for shard in shards.own:
-
-                def run(indices: list[int], rows: list[int] = dealt[shard]) -> None:
-                    mask_BT, logprobs_BT, entropies_BT, _ = self._passed(
-                        [data[rows[i]] for i in indices], role=role, output=output
-                    )
-                    for row, i in enumerate(indices):
-                        logprobs[rows[i]] = logprobs_BT[row][mask_BT[row]]
-                        entropies[rows[i]] = entropies_BT[row][mask_BT[row]]
-
-                self.micro_batches.run([data[i] for i in dealt[shard]], run, lambda: None)
-        self.model.policy.train()
-        if shards.peers.size > 1:
-            self._exchange(data, dealt, logprobs, shards)
-            self._exchange(data, dealt, entropies, shards)
-        return logprobs, entropies
-
-    def _exchange(
-        self, data: Sequence[Datum], dealt: list[list[int]], values: list[Tensor], shards: Shards
-    ) -> None:
-        """Fill in what the peers measured of their shards' rows, to the last bit."""
-        own = [values[i].float().cpu() for shard in shards.own for i in dealt[shard]]
-        content = torch.cat([torch.empty(0), *own]).numpy().tobytes()
-        each = shards.count // shards.peers.size
-        for rank, given in enumerate(shards.peers.gather(content)):
-            if rank == shards.peers.rank or not given:
-                continue
-            rows = [i for shard in dealt[rank * each : (rank + 1) * each] for i in shard]
-            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32).to(self.model.device)
-            parts = numbers.split([data[i].num_trained for i in rows])
-            for i, part in zip(rows, parts, strict=True):
-                values[i] = part
+            return settings.objective.count(rows)
+        ours, _ = self.measure_step(beside, settings.role)
+        theirs, _ = self.measure_step(beside, settings.reference)
+        return settings.objective.count(rows, list(zip(ours, theirs, strict=True)))
 
     def _passed(
         self,
@@ -364,32 +332,7 @@ class Learner:
         output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
         return mask_BT, output_BT, torch.zeros_like(output_BT), tokens
 
-    def _accumulate(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        passed: Sequence[int],
-        counts: Counts,
-        gradient: GradientSum,
-        progress: Progress,
-    ) -> list[Tally]:
-        """Accumulate the gradient of an optimizer batch, shard by shard, and return the tallies of
-        this process's shards."""
-        tallies, shards = [], self.shards
-        dealt = shards.deal([data[i] for i in passed])
-        for shard in shards.own:
-            rows = [passed[i] for i in dealt[shard]]
-            if shards.count > 1:
-                seed = f"{self.settings.seed}/dropout/{step}/{self.updates_in_step}"
-                torch.manual_seed(shard_seed(seed, shard))
-            gradient.begin()
-            tallies.append(self._accumulate_shard(step, data, rows, counts, progress))
-            gradient.end()
-        gradient.finish()
-        progress(len(passed) - sum(len(dealt[shard]) for shard in shards.own))
-        return tallies
-
-    def _accumulate_shard(
+    def _accumulate_rows(
         self,
         step: int,
         data: Sequence[Datum],
@@ -428,9 +371,8 @@ class Learner:
                 rows, objective.entropy_gradient
             )
         batch = _batch(rows, mask_BT, logprobs_BT, entropies_BT)
-        columns = batch.columns
         gives_logprobs = objective.output == "logprobs"
-        is_sampled = gives_logprobs and "sampler_logprobs" in columns
+        is_sampled = gives_logprobs and "sampler_logprobs" in batch.columns
         is_first = self.updates_in_step == 0
         if is_first and gives_logprobs:
             for row, i in enumerate(indices):
@@ -441,12 +383,13 @@ class Learner:
         loss = found.total / counts.denominator
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
-            raise TrainingError(
-                f"step {step}: the loss is {loss.item()} on {', '.join(r.name for r in rows)} "
-                f"(largest log ratio {float(log_ratio_BT.abs().max()):.3g}); "
-                "start again with --run.resume never and a lower train.learning_rate"
-            )
+            raise _diverged(f"step {step}: the loss is {loss.item()} on "
+                            f"{', '.join(row.name for row in rows)}",
+                            float(log_ratio_BT.abs().max()))  # fmt: skip
         loss.backward()
+        mismatch_BT = None
+        if is_first and is_sampled:
+            mismatch_BT = logprobs_BT - batch.columns["sampler_logprobs"]
         tally.add_micro_batch(
             loss,
             mask_BT,
@@ -455,9 +398,7 @@ class Learner:
             values=found.values,
             of_units=found.of_units,
             log_ratio_BT=log_ratio_BT if is_sampled else None,
-            mismatch_BT=logprobs_BT - columns["sampler_logprobs"]
-            if is_first and is_sampled
-            else None,
+            mismatch_BT=mismatch_BT,
         )
         tally.left_out += found.masked_out
 
@@ -470,12 +411,9 @@ class Learner:
             most = settings.train.max_grad_norm
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
         if not math.isfinite(norm):
-            largest = max(tally.largest_log_ratio for tally in tallies)
-            raise TrainingError(
-                f"step {step}: the gradient's norm is {norm} over {', '.join(names[:4])} "
-                f"and {max(0, len(names) - 4)} more (largest log ratio {largest:.3g}); start again "
-                "with --run.resume never and a lower train.learning_rate"
-            )
+            raise _diverged(f"step {step}: the gradient's norm is {norm} over "
+                            f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more",
+                            max(tally.largest_log_ratio for tally in tallies))  # fmt: skip
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -486,69 +424,12 @@ class Learner:
             optim.update_average(self.optimizer, settings.train.ema)
         return norm, rate
 
-    def _together(
-        self, step: int, parts: list[list[Tally]], moved: list[tuple[float, float]]
-    ) -> Tally:
-        """Tally of a step: of each optimizer step all shards in order, whoever learned from them.
 
-        The peers compare their adapters here, and tell what only one of them has seen.
-
-        Raises:
-            TrainingError: a peer has another adapter.
-        """
-        shards, self._replays = self.shards, self.micro_batches.take_replays()
-        if shards.count > 1:
-            told = self._told_by_all(step, parts)
-            parts = [
-                [Tally.from_json(tally) for each in told for tally in each["updates"][update]]
-                for update in range(len(moved))
-            ]
-            # What memory left to one of them goes for all, and into the checkpoint.
-            self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
-            self._replays = sum(each["replays"] for each in told)
-            for each in told:
-                for i, text in each["logprobs_at_start"].items():
-                    self.logprobs_at_start[int(i)] = floats_from_text(text)
-        tally = Tally()
-        for tallies, (norm, rate) in zip(parts, moved, strict=True):
-            for each_tally in tallies:
-                tally.merge(each_tally)
-            tally.add_update(norm, rate)
-        return tally
-
-    def _told_by_all(self, step: int, parts: list[list[Tally]]) -> list[dict[str, Any]]:
-        peers = self.shards.peers
-        of_some = peers.size > 1
-        content = {
-            "updates": [[tally.to_json() for tally in tallies] for tallies in parts],
-            "micro_batch_tokens": self.micro_batches.tokens,
-            "replays": self._replays,
-            "digest": self._digest() if of_some else "",
-            "logprobs_at_start": {
-                i: floats_to_text(values)
-                for i, values in enumerate(self.logprobs_at_start)
-                if of_some and values is not None
-            },
-        }
-        told: list[dict[str, Any]] = [
-            json.loads(given) for given in peers.gather(json.dumps(content).encode())
-        ]
-        digests = [each["digest"] for each in told]
-        if len(set(digests)) > 1:
-            shown = ", ".join(f"{rank}: {digest[:12]}" for rank, digest in enumerate(digests))
-            raise TrainingError(
-                f"step {step}: the replicas learned different adapters ({shown}); use the same "
-                "kind of machine and the same packages for all of them, and call the same command "
-                "again to go on from the last checkpoint"
-            )
-        return told
-
-    def _digest(self) -> str:
-        """SHA-256 of what this learner moves."""
-        digest = hashlib.sha256()
-        for parameter in self.parameters:
-            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+def _diverged(what: str, largest_log_ratio: float) -> TrainingError:
+    return TrainingError(
+        f"{what} (largest log ratio {largest_log_ratio:.3g}); start again with --run.resume never "
+        "and a lower train.learning_rate"
+    )
 
 
 def _batch(
@@ -565,6 +446,117 @@ def split(count: int, parts: int, seed: str) -> list[list[int]]:
     if parts > 1:
         random.Random(seed).shuffle(indices)
     return [indices[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
+
+
+class Learners:
+    """The learner of the policy and, where the algorithm has one, that of the critic. The two share
+    the base and nothing else, and only one of them has gradients at a time.
+
+    Args:
+        warmup_steps: in the first so many steps only the critic learns.
+    """
+
+    def __init__(
+        self, policy: Learner, critic: Learner | None = None, warmup_steps: int = 0
+    ) -> None:
+        self.policy = policy
+        self.critic = critic
+        self.warmup_steps = warmup_steps
+        if critic is not None:
+            critic.park()
+
+    @property
+    def by_role(self) -> dict[Role, Learner]:
+        """By the role whose adapter they move."""
+        learners = [self.policy] if self.critic is None else [self.policy, self.critic]
+        return {each.settings.role: each for each in learners}
+
+    @property
+    def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
+        """By the role whose adapter they move."""
+        return {role: each.optimizer for role, each in self.by_role.items()}
+
+    @property
+    def moved_in_step(self) -> bool:
+        """Whether an optimizer step has been taken since the step began."""
+        return any(each.updates_in_step > 0 for each in self.by_role.values())
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies in host memory of all that learning moves: adapters, heads, moments."""
+        found = {}
+        for role, learner in self.by_role.items():
+            for number, parameter in enumerate(learner.parameters):
+                found[f"{role}/{number}"] = parameter.detach().to("cpu", copy=True)
+            for name, value in optim.state_tensors(learner.optimizer).items():
+                found[f"{role}/{name}"] = value.detach().to("cpu", copy=True)
+        return found
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` returned."""
+        for role, learner in self.by_role.items():
+            own = {
+                key.removeprefix(f"{role}/"): value.clone()
+                for key, value in state.items()
+                if key.startswith(f"{role}/")
+            }
+            for number, parameter in enumerate(learner.parameters):
+                parameter.data.copy_(own.pop(str(number)))
+            optim.load_state_tensors(learner.optimizer, own)
+            learner.updates_in_step = 0
+        if self.critic is not None:
+            self.critic.park()
+
+    def set_kl_coefficient(self, coefficient: float) -> None:
+        """Have the policy learn with this weight of the KL."""
+        settings = self.policy.settings
+        if isinstance(objective := settings.objective, PolicyGradient):
+            row = replace(objective.row, kl_coefficient=coefficient)
+            self.policy.settings = replace(settings, objective=replace(objective, row=row))
+
+    def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
+        """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
+        first; the advantages are from its values of before.
+
+        Args:
+            progress: is told of the policy's rows.
+
+        Raises:
+            TrainingError, OutOfMemory: as ``Learner.update``.
+        """
+        policy, critic = self.policy, self.critic
+        for each in self.by_role.values():
+            each.updates_in_step = 0
+        if critic is None:
+            return policy.update(step, policy.prepared(data), progress)
+        old, _ = critic.measure_step(data, critic.settings.role)
+        rows = policy.prepared(
+            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
+        )
+        policy.park()
+        critic.fetch()
+        found = critic.update(step, rows, lambda count: None, prefix="critic")
+        critic.park()
+        policy.fetch()
+        counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
+        found["critic/explained_variance"] = _explained_variance(counted)
+        if step >= self.warmup_steps:
+            return found | policy.update(step, rows, progress)
+        progress(len(rows))
+        policy.pass_over(rows)
+        return found | policy.settings.objective.describe(rows, range(len(rows)))
+
+
+def _explained_variance(rows: Sequence[Datum]) -> float:
+    """Of the whole returns by the values before the step, whatever lambda is; 0 where all returns
+    are equal."""
+    old_N, returns_N = (
+        torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in rows)])
+        for name in ("old_values", "whole_returns")
+    )
+    found = advantages.explained_variance(
+        old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool)
+    )
+    return 0.0 if math.isnan(found) else found
 
 
 @contextmanager

@@ -64,30 +64,53 @@ def _reinforce(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
 
 
 def _clip(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
-    ratio_BT = _ratio(row, terms)
+    ratio_BT = importance_ratio(terms, row.ratio)
     return clipped_surrogate(
         ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta, row.dual_clip
     )
 
 
 def _cispo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
-    weight_BT = _ratio(row, terms).clamp(1 - row.clip_low, 1 + row.clip_high).detach()
+    """``-clamp(r) A log pi``, without a gradient in the clamped ratio: no token loses its own.
+
+    Source: arXiv:2506.13585 eq. 4 and 5.
+    """
+    weight_BT = (
+        importance_ratio(terms, row.ratio).clamp(1 - row.clip_low, 1 + row.clip_high).detach()
+    )
     loss_BT = -weight_BT * terms.advantages_BT * terms.logprobs_BT
     return loss_BT, torch.zeros_like(terms.mask_BT)
 
 
 def _sapo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
-    gate_BT = soft_gate(
-        _ratio(row, terms), terms.advantages_BT, row.temperature_positive, row.temperature_negative
+    """``-4 / tau * sigmoid(tau (r - 1)) A``: slope 1 at r = 1, flatter away from it.
+
+    Source: arXiv:2511.20347; tau by the advantage's sign.
+    """
+    tau_BT = torch.where(
+        terms.advantages_BT > 0, row.temperature_positive, row.temperature_negative
     )
+    gate_BT = torch.sigmoid(tau_BT * (importance_ratio(terms, row.ratio) - 1)) * 4 / tau_BT
     return -gate_BT * terms.advantages_BT, torch.zeros_like(terms.mask_BT)
 
 
 def _gmpo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
-    log_ratio_BT = terms.logprobs_BT - terms.old_BT
-    return geometric_mean(
-        log_ratio_BT, terms.advantages_BT, terms.mask_BT, row.clip_low, row.clip_high
+    """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
+
+    Source: arXiv:2507.20673: each token is clipped on the side where its advantage asks for more.
+    """
+    log_ratio_BT, positive_BT = terms.logprobs_BT - terms.old_BT, terms.advantages_BT > 0
+    bounded_BT = log_ratio_BT.clamp(-row.clip_low, row.clip_high)
+    clipped_BT = ((log_ratio_BT > row.clip_high) & positive_BT) | (
+        (log_ratio_BT < -row.clip_low) & (terms.advantages_BT < 0)
     )
+    log_BT = torch.where(
+        positive_BT,
+        torch.minimum(log_ratio_BT, bounded_BT),
+        torch.maximum(log_ratio_BT, bounded_BT),
+    )
+    loss_B1 = -terms.advantages_BT * torch.exp(_mean(log_BT, terms.mask_BT))
+    return loss_B1.expand_as(log_ratio_BT), clipped_BT
 
 
 def _vespo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
@@ -102,10 +125,6 @@ def _vespo(row: Algorithm, terms: Terms) -> tuple[Tensor, Tensor]:
     return loss_BT, torch.zeros_like(terms.mask_BT)
 
 
-def _ratio(row: Algorithm, terms: Terms) -> Tensor:
-    return importance_ratio(terms.logprobs_BT, terms.old_BT, terms.mask_BT, row.ratio)
-
-
 FUNCTIONS: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]] = {
     "reinforce": _reinforce,
     "clip": _clip,
@@ -117,7 +136,7 @@ FUNCTIONS: dict[Surrogate, Callable[[Algorithm, Terms], tuple[Tensor, Tensor]]] 
 """By the names of ``config.SURROGATES``, which says what each reads."""
 
 
-def importance_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: Ratio) -> Tensor:
+def importance_ratio(terms: Terms, level: Ratio) -> Tensor:
     """``pi / pi_old``: each token's own, or the completion's, the geometric mean of its tokens'.
 
     ``sequence_token`` has the completion's value and the token's own gradient.
@@ -125,10 +144,11 @@ def importance_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level
     Source: arXiv:1707.06347 eq. 6 (token); arXiv:2507.18071 eq. 7 (sequence) and 14
     (sequence_token).
     """
-    log_ratio_BT = logprobs_BT - old_BT
+    logprobs_BT = terms.logprobs_BT
+    log_ratio_BT = logprobs_BT - terms.old_BT
     if level == "token":
         return torch.exp(log_ratio_BT)
-    mean_B1 = _mean(log_ratio_BT, mask_BT)
+    mean_B1 = _mean(log_ratio_BT, terms.mask_BT)
     if level == "sequence":
         return torch.exp(mean_B1).expand_as(log_ratio_BT)
     return torch.exp(mean_B1.detach() + logprobs_BT - logprobs_BT.detach())
@@ -169,36 +189,6 @@ def clipped_surrogate(
             negative_BT, torch.minimum(loss_BT, -dual_clip * advantages_BT), loss_BT
         )
     return loss_BT, clipped_BT
-
-
-def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
-    """``4 / tau * sigmoid(tau (r - 1))``: slope 1 at r = 1, flatter away from it.
-
-    Source: arXiv:2511.20347; tau by the advantage's sign.
-    """
-    tau_BT = torch.where(advantages_BT > 0, positive, negative)
-    return torch.sigmoid(tau_BT * (ratio_BT - 1)) * 4 / tau_BT
-
-
-def geometric_mean(
-    log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
-
-    Source: arXiv:2507.20673: each token is clipped on the side where its advantage asks
-    for more.
-    """
-    bounded_BT = log_ratio_BT.clamp(-clip_low, clip_high)
-    clipped_BT = ((log_ratio_BT > clip_high) & (advantages_BT > 0)) | (
-        (log_ratio_BT < -clip_low) & (advantages_BT < 0)
-    )
-    log_BT = torch.where(
-        advantages_BT > 0,
-        torch.minimum(log_ratio_BT, bounded_BT),
-        torch.maximum(log_ratio_BT, bounded_BT),
-    )
-    loss_B1 = -advantages_BT * torch.exp(_mean(log_BT, mask_BT))
-    return loss_B1.expand_as(log_ratio_BT), clipped_BT
 
 
 @torch.no_grad()

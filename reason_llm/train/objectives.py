@@ -1,23 +1,24 @@
-"""Objectives: the rows that count, the columns measured before the first update, the loss of a
-micro-batch, and the denominator of an optimizer batch.
+"""Objectives of rollouts: the rows that count, the columns measured before the first update, the
+loss of a micro-batch, and the denominator of an optimizer batch.
 
-The policy gradient serves every row of the algorithm table. Adding a surrogate is a function in
-``losses.py``; adding an objective is a record here that has what ``Objective`` asks for.
+The policy gradient serves every row of the algorithm table, and PPO's critic has one of its own.
+Those of the stages that learn from a set of rows are in ``stages``.
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from reason_llm.config import Algorithm, CriticSection
 from reason_llm.model import Datum
-from reason_llm.train import advantages, losses, values
+from reason_llm.train import advantages, losses
 
 Output = Literal["logprobs", "values", "scores"]
 """Log-probs; values by the role's head, read where log-probs are; or a score of the row, at its
@@ -39,15 +40,6 @@ class Counts:
     """Tokens below it are not trained."""
     baseline: float = 0.0
     """KTO's reference point: the KL over the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Outputs of a row beside the batch, for its trained tokens, without a gradient."""
-
-    role: Tensor
-    """Of the role that learns."""
-    reference: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,97 +77,60 @@ class Loss:
     """(U,) by metric, one for each row or pair: their means are told."""
 
 
-class Objective(Protocol):
-    """Interface of an objective."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective(ABC):
+    """What makes a loss of rows. Unless an objective says otherwise every row counts and nothing is
+    measured before the first update."""
 
-    @property
-    def output(self) -> Output:
-        """What is asked of the model for each token."""
-        ...
-
-    @property
-    def unit(self) -> Unit:
-        """Unit that a micro-batch may not split. The sides of a pair follow each other."""
-        ...
+    output: Output = "logprobs"
+    """What is asked of the model for each token."""
+    unit: Unit = "sequence"
+    """Unit that a micro-batch may not split. The sides of a pair follow each other."""
 
     @property
     def entropy_gradient(self) -> bool:
         """Whether the loss has a gradient in the entropies."""
-        ...
+        return False
 
     def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
         """Rows and columns that are measured before the first of ``updates`` updates."""
-        ...
-
-    def prepared(self, data: Sequence[Datum]) -> list[Datum]:
-        """Rows with the columns that follow from the measured ones."""
-        ...
-
-    def counted(self, data: Sequence[Datum]) -> list[int]:
-        """The rows that count, in order."""
-        ...
-
-    def trained(self, data: Sequence[Datum]) -> list[int]:
-        """The counted rows that have a gradient; the others need no pass."""
-        ...
-
-    def beside(self, data: Sequence[Datum]) -> list[Datum]:
-        """Further rows whose output is measured, without a gradient, before each update on
-        these."""
-        ...
-
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
-        """Over the counted rows of an optimizer batch, trained or not.
-
-        Args:
-            beside: of the rows that ``beside`` names.
-        """
-        ...
-
-    def loss(self, batch: Batch, counts: Counts) -> Loss:
-        """Masked sum of a micro-batch, with its metrics."""
-        ...
-
-    def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
-        """Metrics of a step's rows, of which some are counted."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllRows:
-    """Base of objectives in which every row counts and nothing is measured before."""
-
-    output: Output = "logprobs"
-    unit: Unit = "sequence"
-    entropy_gradient: bool = False
-
-    def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
-        """Nothing."""
         return [], ()
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
-        """The rows as they are."""
+        """Rows with the columns that follow from the measured ones."""
         return list(data)
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
-        """All."""
+        """The rows that count, in order."""
         return list(range(len(data)))
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
-        """All."""
-        return list(range(len(data)))
+        """The counted rows that have a gradient; the others need no pass."""
+        return self.counted(data)
 
     def beside(self, data: Sequence[Datum]) -> list[Datum]:
-        """None."""
+        """Further rows, whose log-probs by the policy and by the reference ``count`` is given."""
         return []
 
+    @abstractmethod
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+        """Over the counted rows of an optimizer batch, trained or not.
+
+        Args:
+            beside: of the rows that ``beside`` names, for their trained tokens, without gradient.
+        """
+
+    @abstractmethod
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """Masked sum of a micro-batch, with its metrics."""
+
     def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
-        """Nothing."""
+        """Metrics of a step's rows, of which some are counted."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyGradient:
+class PolicyGradient(Objective):
     """Objective of an algorithm's row."""
 
     row: Algorithm
@@ -187,8 +142,6 @@ class PolicyGradient:
     """Of PPO's row: how values become advantages."""
     teacher_coefficient: float = 1.0
     """Of the row opd."""
-    output: Output = "logprobs"
-    unit: Unit = "sequence"
 
     @property
     def entropy_gradient(self) -> bool:
@@ -250,11 +203,7 @@ class PolicyGradient:
             return counted
         return [i for i in counted if bool(data[i].columns["advantages"].any())]
 
-    def beside(self, data: Sequence[Datum]) -> list[Datum]:
-        """None."""
-        return []
-
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """The row's denominator, and the entropy from which on a token is trained."""
         row = self.row
         lengths = [datum.num_trained for datum in data]
@@ -273,8 +222,14 @@ class PolicyGradient:
         if row.top_entropy_fraction < 1:
             # Those from before the step: as the policy moves, the part stays the same.
             kept_BT = kept_BT & (batch.columns["entropies"] >= counts.min_entropy)
+        weights_BT = None
+        if row.correction not in ("auto", "none"):
+            weights_BT = losses.importance_weights(
+                batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
+                row.correction_cap, row.correction_floor, self.rounding_nats,
+            )  # fmt: skip
         terms = losses.Terms(
-            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, self._weights(batch)
+            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT
         )
         loss_BT, clipped_BT = losses.policy_loss(row, terms)
         loss_BT = loss_BT * kept_BT
@@ -283,8 +238,8 @@ class PolicyGradient:
             measured["kl"] = losses.kl_penalty(logprobs_BT, batch.columns["ref_logprobs"], row.kl)
             if row.kl_place == "loss":
                 loss_BT = loss_BT + row.kl_coefficient * measured["kl"]
-        if terms.weights_BT is not None:
-            measured["correction"] = terms.weights_BT
+        if weights_BT is not None:
+            measured["importance_weight"] = weights_BT
         total = losses.masked_sum(loss_BT, mask_BT, row.aggregation)
         if row.entropy_coefficient > 0:  # a mean over the trained tokens, whatever the sums
             bonus = (batch.entropies_BT * kept_BT).sum() / counts.tokens
@@ -305,19 +260,6 @@ class PolicyGradient:
             described["train/teacher_kl"] = float(ratios.mean())
         return described
 
-    def with_kl_coefficient(self, coefficient: float) -> Self:
-        """The objective with another weight of the KL."""
-        return replace(self, row=replace(self.row, kl_coefficient=coefficient))
-
-    def _weights(self, batch: Batch) -> Tensor | None:
-        row = self.row
-        if row.correction in ("auto", "none"):
-            return None
-        return losses.importance_weights(
-            batch.old_BT, batch.columns["sampler_logprobs"], batch.mask_BT, row.correction,
-            row.correction_cap, row.correction_floor, self.rounding_nats,
-        )  # fmt: skip
-
     def _kept(self, batch: Batch) -> Tensor:
         """Mask of the tokens that are near enough to the policy; the others still count in the
         denominator."""
@@ -332,6 +274,32 @@ class PolicyGradient:
             largest_B1 = log_ratio_BT.amax(dim=1, keepdim=True)
             kept_BT = kept_BT & (largest_B1 <= math.log(row.max_ratio))
         return kept_BT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values(Objective):
+    """The critic's objective: the clipped squared error of its values."""
+
+    clip: float = 0.2
+    leaves_out_truncated: bool = False
+    output: Output = "values"
+
+    def counted(self, data: Sequence[Datum]) -> list[int]:
+        """All, or those that the token limit did not cut off."""
+        return [i for i, d in enumerate(data) if not (self.leaves_out_truncated and d.is_truncated)]
+
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+        """All trained tokens."""
+        tokens = max(1, sum(datum.num_trained for datum in data))
+        return Counts(float(tokens), tokens)
+
+    def loss(self, batch: Batch, counts: Counts) -> Loss:
+        """The error of each token's value."""
+        loss_BT, clipped_BT = advantages.value_loss(
+            batch.logprobs_BT, batch.columns["old_values"], batch.columns["returns"], self.clip
+        )
+        loss_BT = loss_BT * batch.mask_BT
+        return Loss(loss_BT.sum(), {"clip_fraction": clipped_BT, "value": batch.logprobs_BT})
 
 
 def mean_advantage(datum: Datum) -> float:
@@ -369,7 +337,7 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
     scores_N = torch.tensor(scores, dtype=torch.float64, device=values_NT.device)
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
-    rewards_NT = values.kl_in_reward(
+    rewards_NT = advantages.kl_in_reward(
         policy_NT,
         padded("ref_logprobs") if off_reward else policy_NT,
         mask_NT,
@@ -377,7 +345,7 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
         row.kl_coefficient if off_reward else 0.0,
         row.kl if off_reward else "k1",
     )
-    advantages_NT, returns_NT = values.gae(
+    advantages_NT, returns_NT = advantages.gae(
         rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
     )
     taught_NT = mask_NT & _teaches(data, row, mask_NT)

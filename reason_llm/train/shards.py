@@ -10,15 +10,22 @@ the same total.
 Not here: how peers reach each other.
 """
 
+import base64
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from reason_llm.model import Datum
+from reason_llm.errors import TrainingError
+from reason_llm.model import Datum, Model, Role
+from reason_llm.train.learner import Learner, Learners, LearningSettings, Progress
+from reason_llm.train.objectives import Counts
+from reason_llm.train.step_metrics import Tally
 
 
 class Peers(Protocol):
@@ -93,11 +100,6 @@ class Shards:
         return [sorted(rows) for rows in dealt]
 
 
-def shard_seed(seed: str, shard: int) -> int:
-    """Seed of one shard's randomness."""
-    return random.Random(f"{seed}/shard/{shard}").getrandbits(63)
-
-
 class GradientSum:
     """Sum of the gradients of an optimizer batch over its shards, in the parameters' ``grad``.
 
@@ -111,24 +113,16 @@ class GradientSum:
         self._spare: list[Tensor] = []
         self._sums: list[tuple[int, Tensor]] = []
         """Sums that wait for their sibling in the tree, with their level; the highest first."""
-        self._current: Tensor | None = None
-        if shards.count == 1:
-            for parameter in parameters:
-                parameter.grad = torch.zeros_like(parameter)
+        self._current = self._empty()
+        self._spare.append(self._current)
 
     def begin(self) -> None:
         """Set the gradients to zero for the next shard of this process."""
-        if self._shards.count > 1:
-            self._current = self._spare.pop() if self._spare else self._empty()
-            self._show(self._current)
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        self._current = self._spare.pop() if self._spare else self._empty()
+        self._show(self._current.zero_())
 
     def end(self) -> None:
         """Take the gradients as the shard's, and add the sums whose sibling is there."""
-        if self._current is None:
-            return
         level, total = 0, self._current
         while self._sums and self._sums[-1][0] == level:
             _, before = self._sums.pop()
@@ -136,13 +130,10 @@ class GradientSum:
             self._spare.append(total)
             level, total = level + 1, before
         self._sums.append((level, total))
-        self._current = None
 
     def finish(self) -> None:
         """Add the peers' sums; the gradients are the total afterwards, with the same bits
         everywhere."""
-        if self._shards.count == 1:
-            return
         ((_, total),) = self._sums
         self._sums.clear()
         self._shards.peers.add(total)
@@ -158,3 +149,163 @@ class GradientSum:
         sizes = [each.numel() for each in self._parameters]
         for parameter, part in zip(self._parameters, flat.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
+
+
+class ShardedLearner(Learner):
+    """A learner that takes each step in shards, alone or together with its peers."""
+
+    def __init__(self, model: Model, settings: LearningSettings, shards: Shards) -> None:
+        super().__init__(model, settings)
+        self.shards = shards
+
+    def measure_step(self, data: Sequence[Datum], role: Role) -> tuple[list[Tensor], list[Tensor]]:
+        """See ``Learner``: this process's shards are measured here, the others by the peers."""
+        dealt = self.shards.deal(data)
+        outputs: list[Tensor] = [torch.empty(0)] * len(data)
+        entropies = list(outputs)
+        for shard in self.shards.own:
+            measured = self.measure([data[i] for i in dealt[shard]], role)
+            for i, output, entropy in zip(dealt[shard], *measured, strict=True):
+                outputs[i], entropies[i] = output, entropy
+        if self.shards.peers.size > 1:
+            self._exchange(data, dealt, outputs)
+            self._exchange(data, dealt, entropies)
+        return outputs, entropies
+
+    def judge(self, data: Sequence[Datum]) -> dict[str, float]:
+        """See ``Learner``: by this process alone."""
+        held, self.shards = self.shards, Shards()
+        try:
+            return super().judge(data)
+        finally:
+            self.shards = held
+
+    def _exchange(
+        self, data: Sequence[Datum], dealt: list[list[int]], values: list[Tensor]
+    ) -> None:
+        """Fill in what the peers measured of their shards' rows, to the last bit."""
+        shards = self.shards
+        own = [values[i].float().cpu() for shard in shards.own for i in dealt[shard]]
+        content = torch.cat([torch.empty(0), *own]).numpy().tobytes()
+        each = shards.count // shards.peers.size
+        for rank, given in enumerate(shards.peers.gather(content)):
+            if rank == shards.peers.rank or not given:
+                continue
+            rows = [i for shard in dealt[rank * each : (rank + 1) * each] for i in shard]
+            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32).to(self.model.device)
+            parts = numbers.split([data[i].num_trained for i in rows])
+            for i, part in zip(rows, parts, strict=True):
+                values[i] = part
+
+    def _make_gradients(self) -> None:
+        self._gradient = GradientSum(self.parameters, self.shards)
+
+    def _accumulate(
+        self,
+        step: int,
+        data: Sequence[Datum],
+        passed: Sequence[int],
+        counts: Counts,
+        progress: Progress,
+    ) -> list[Tally]:
+        """The gradient shard by shard, summed over the peers; the tallies of this process's."""
+        tallies = []
+        dealt = self.shards.deal([data[i] for i in passed])
+        seed = f"{self.settings.seed}/dropout/{step}/{self.updates_in_step}"
+        for shard in self.shards.own:
+            rows = [passed[i] for i in dealt[shard]]
+            torch.manual_seed(random.Random(f"{seed}/shard/{shard}").getrandbits(63))
+            self._gradient.begin()
+            tallies.append(self._accumulate_rows(step, data, rows, counts, progress))
+            self._gradient.end()
+        self._gradient.finish()
+        progress(len(passed) - sum(len(dealt[shard]) for shard in self.shards.own))
+        return tallies
+
+    def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
+        """The tallies of all shards in order, whoever learned from them.
+
+        The peers compare their adapters here, and tell what only one of them has seen.
+
+        Raises:
+            TrainingError: a peer has another adapter.
+        """
+        has_peers = self.shards.peers.size > 1
+        content = {
+            "updates": [[_to_json(tally) for tally in of_update] for of_update in tallies],
+            "micro_batch_tokens": self.micro_batches.tokens,
+            "replays": self.micro_batches.take_replays(),
+            "digest": self._digest() if has_peers else "",
+            "logprobs_at_start": {
+                i: _to_text(values)
+                for i, values in enumerate(self.logprobs_at_start)
+                if has_peers and values is not None
+            },
+        }
+        told: list[dict[str, Any]] = [
+            json.loads(given) for given in self.shards.peers.gather(json.dumps(content).encode())
+        ]
+        digests = [each["digest"] for each in told]
+        if len(set(digests)) > 1:
+            shown = ", ".join(f"{rank}: {digest[:12]}" for rank, digest in enumerate(digests))
+            raise TrainingError(
+                f"step {step}: the replicas learned different adapters ({shown}); use the same "
+                "kind of machine and the same packages for all of them, and call the same command "
+                "again to go on from the last checkpoint"
+            )
+        # What memory left to one of them goes for all, and into the checkpoint.
+        self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
+        for each in told:
+            for i, text in each["logprobs_at_start"].items():
+                self.logprobs_at_start[int(i)] = _from_text(text)
+        of_all = [
+            [_from_json(tally) for each in told for tally in each["updates"][update]]
+            for update in range(len(tallies))
+        ]
+        return of_all, sum(each["replays"] for each in told)
+
+    def _digest(self) -> str:
+        """SHA-256 of what this learner moves."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def deal(learners: Learners, shards: Shards) -> None:
+    """Have the learners, which are sharded ones, take their steps in these shards from here on."""
+    for learner in learners.by_role.values():
+        if isinstance(learner, ShardedLearner):
+            learner.shards = shards
+
+
+def _to_json(tally: Tally) -> dict[str, Any]:
+    """What ``_from_json`` makes a tally of, ready for JSON; Infinity and NaN may be in it."""
+    return {
+        "counts": [tally.tokens, tally.passed, tally.padding, tally.left_out],
+        "sums": {name: float(value) for name, value in tally.sums.items()},
+        "unit_sums": {name: float(value) for name, value in tally.unit_sums.items()},
+        "units": tally.units,
+        "mismatch_max": tally.mismatch_max,
+        "log_ratios": _to_text(torch.cat([torch.empty(0), *tally.log_ratios])),
+    }
+
+
+def _from_json(value: Any) -> Tally:
+    tokens, passed, padding, left_out = value["counts"]
+    ratios = _from_text(value["log_ratios"])
+    return Tally(
+        tokens=tokens, passed=passed, padding=padding, left_out=left_out,
+        sums=value["sums"], unit_sums=value["unit_sums"], units=value["units"],
+        mismatch_max=value["mismatch_max"], log_ratios=[ratios] if len(ratios) else [],
+    )  # fmt: skip
+
+
+def _to_text(values: Tensor) -> str:
+    """The bits of float32 numbers (N,) as text."""
+    return base64.b64encode(values.detach().cpu().contiguous().numpy().tobytes()).decode()
+
+
+def _from_text(text: str) -> Tensor:
+    content = bytearray(base64.b64decode(text))
+    return torch.frombuffer(content, dtype=torch.float32) if content else torch.empty(0)

@@ -14,16 +14,16 @@ from torch import Tensor
 from reason_llm.config import PreferenceRow
 from reason_llm.model import Datum
 from reason_llm.train import losses, preferences, rewards
-from reason_llm.train.objectives import AllRows, Batch, Beside, Counts, Loss, Output, Unit
+from reason_llm.train.objectives import Batch, Counts, Loss, Objective, Output, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supervised(AllRows):
+class Supervised(Objective):
     """Negative log-likelihood of the trained tokens."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
 
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All trained tokens, or all rows."""
         lengths = [datum.num_trained for datum in data]
         return Counts(losses.denominator(lengths, self.aggregation, 0), max(1, sum(lengths)))
@@ -36,7 +36,7 @@ class Supervised(AllRows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairLoss(AllRows):
+class PairLoss(Objective):
     """A row of the preference table over pairs; ``Labels`` is KTO's, which has none."""
 
     row: PreferenceRow
@@ -46,7 +46,7 @@ class PairLoss(AllRows):
         """The reference's log-probs, where the loss compares with them."""
         return list(range(len(data))), ("ref_logprobs",) if self.row.needs_reference else ()
 
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All pairs, and the trained tokens of their chosen sides."""
         chosen = sum(datum.num_trained for datum in data[::2])
         return Counts(float(max(1, len(data) // 2)), max(1, chosen))
@@ -96,7 +96,7 @@ class PairLoss(AllRows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels(AllRows):
+class Labels(Objective):
     """KTO: single completions with a label, against the KL of the optimizer batch."""
 
     row: PreferenceRow
@@ -112,10 +112,10 @@ class Labels(AllRows):
             for datum, other in zip(data, preferences.mismatched(len(data)), strict=True)
         ]
 
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All rows, and the batch's KL by the rows beside."""
-        policy_N = torch.stack([each.role.sum() for each in beside])
-        ref_N = torch.stack([each.reference.sum() for each in beside])
+        policy_N = torch.stack([policy.sum() for policy, _ in beside])
+        ref_N = torch.stack([reference.sum() for _, reference in beside])
         baseline = float(preferences.kto_baseline(policy_N, ref_N))
         return Counts(float(max(1, len(data))), 1, baseline=baseline)
 
@@ -143,7 +143,7 @@ class Labels(AllRows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardModel(AllRows):
+class RewardModel(Objective):
     """Bradley-Terry over pairs."""
 
     centering: float = 0.01
@@ -151,7 +151,7 @@ class RewardModel(AllRows):
     output: Output = "scores"
     unit: Unit = "pair"
 
-    def count(self, data: Sequence[Datum], beside: Sequence[Beside] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All pairs."""
         return Counts(float(max(1, len(data) // 2)), 1)
 

@@ -1,16 +1,12 @@
 """Metrics of a step: sums over micro-batches, kept as tensors until read."""
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
-SHOWN_AS = {"correction": "importance_weight"}
-"""Names of means in the metrics, where they are not the sum's."""
 
 
 @dataclass(slots=True)
@@ -18,7 +14,7 @@ class Tally:
     """Sums over micro-batches; ``merge`` adds whole tallies."""
 
     tokens: int = 0
-    """Trained ones."""
+    """That are trained."""
     passed: int = 0
     """All that went through the model, prompts and padding included."""
     padding: int = 0
@@ -95,29 +91,6 @@ class Tally:
         for name, value in other.sums.items():
             self._add(name, value)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready values that ``from_json`` makes a tally of; Infinity and NaN may be among
-        them."""
-        return {
-            "counts": [self.tokens, self.passed, self.padding, self.left_out],
-            "sums": {name: float(value) for name, value in self.sums.items()},
-            "unit_sums": {name: float(value) for name, value in self.unit_sums.items()},
-            "units": self.units,
-            "mismatch_max": self.mismatch_max,
-            "log_ratios": floats_to_text(torch.cat([torch.empty(0), *self.log_ratios])),
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """The tally that ``to_json`` told of."""
-        tokens, passed, padding, left_out = value["counts"]
-        ratios = floats_from_text(value["log_ratios"])
-        return cls(
-            tokens=tokens, passed=passed, padding=padding, left_out=left_out,
-            sums=value["sums"], unit_sums=value["unit_sums"], units=value["units"],
-            mismatch_max=value["mismatch_max"], log_ratios=[ratios] if len(ratios) else [],
-        )  # fmt: skip
-
     @property
     def largest_log_ratio(self) -> float:
         """Largest log-ratio by absolute value; 0 if no token was passed."""
@@ -141,7 +114,7 @@ class Tally:
             found["sampler_kl"] = sampler_kl / compared
             found["sampler_mismatch_max"] = self.mismatch_max
         if self.tokens:
-            found |= {SHOWN_AS.get(n, n): value / self.tokens for n, value in sums.items()}
+            found |= {name: value / self.tokens for name, value in sums.items()}
         found |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}
         if self.tokens and self.log_ratios:
             ratios = torch.cat(self.log_ratios).exp()
@@ -159,14 +132,3 @@ class Tally:
 
     def _add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
-
-
-def floats_to_text(values: Tensor) -> str:
-    """The bits of float32 numbers (N,) as text."""
-    return base64.b64encode(values.detach().cpu().contiguous().numpy().tobytes()).decode()
-
-
-def floats_from_text(text: str) -> Tensor:
-    """Float32 numbers (N,) from ``floats_to_text``."""
-    content = bytearray(base64.b64decode(text))
-    return torch.frombuffer(content, dtype=torch.float32) if content else torch.empty(0)

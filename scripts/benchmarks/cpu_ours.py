@@ -24,7 +24,14 @@ from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import RolloutBuffer, RunIdentity
 from reason_llm.sample import SamplingParams, TransformersSampler, sampling
 from reason_llm.score import Scorer
-from reason_llm.train import Learner, LearningSettings, PolicyGradient, learning, with_advantages
+from reason_llm.train import (
+    Learner,
+    Learners,
+    LearningSettings,
+    PolicyGradient,
+    learning,
+    with_advantages,
+)
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
@@ -139,7 +146,7 @@ def _step(
         groups = with_advantages(groups, algorithm)
     ready = time.perf_counter()
     with learning(learner):
-        learner.learn(step, to_data(groups), lambda rows: None)
+        Learners(learner).learn(step, to_data(groups), lambda rows: None)
     ended = time.perf_counter()
     lengths = [len(c.token_ids) for group in groups for c in group.completions]
     check_lengths(workload, lengths)

@@ -15,7 +15,7 @@ from reason_llm.config import Config
 from reason_llm.files import read_object
 from reason_llm.model import Datum, Model, base
 from reason_llm.model.plan import Machine, Plan, Shape, memory
-from reason_llm.train import Learner, LearningSettings, PairLoss, Supervised, learning
+from reason_llm.train import Learner, Learners, LearningSettings, PairLoss, Supervised, learning
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
             turns.wait()
             started = time.perf_counter()
             with learning(learner):
-                learner.learn(step, data, lambda rows: None)
+                Learners(learner).learn(step, data, lambda rows: None)
             seconds = time.perf_counter() - started
             tokens = workload.tokens(step)
             turns.answer({"sampling": 0.0, "learning": seconds, "total": seconds, "tokens": tokens})

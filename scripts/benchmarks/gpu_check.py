@@ -25,7 +25,7 @@ from reason_llm.model import Model, default_device, load_tokenizer, to_data
 from reason_llm.model.plan import Meter, Plan
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train import Learner, LearningSettings, PolicyGradient, learning
+from reason_llm.train import Learner, Learners, LearningSettings, PolicyGradient, learning
 
 ROUNDS = 3
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 200, 64
@@ -217,7 +217,7 @@ class _Rounds:
     def _learn(self, step: int) -> str:
         scored = to_data(ours.rewarded(self.groups))
         with learning(self.learner), self.meter.phase() as peak:
-            metrics = self.learner.learn(step, scored, lambda items: None)
+            metrics = Learners(self.learner).learn(step, scored, lambda items: None)
         norm = metrics["train/grad_norm"]
         if not norm > 0:
             raise AssertionError(f"the gradient's norm is {norm}")

@@ -14,7 +14,14 @@ from reason_llm.model import Model, default_device, meta_model, to_data
 from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import SamplingParams, VllmSampler, sampling
-from reason_llm.train import Learner, LearningSettings, PolicyGradient, learning, with_advantages
+from reason_llm.train import (
+    Learner,
+    Learners,
+    LearningSettings,
+    PolicyGradient,
+    learning,
+    with_advantages,
+)
 
 ALGORITHM = {"name": "grpo", "kl": "none"}
 ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM
@@ -132,7 +139,9 @@ class _Stage:
         scored = to_data(rewarded(groups))
         found["release_seconds"] = _seconds(model.engine.release)
         with learning(self.learner), self.meter.phase() as learned:
-            learning_seconds = _seconds(lambda: self.learner.learn(step, scored, lambda n: None))
+            learning_seconds = _seconds(
+                lambda: Learners(self.learner).learn(step, scored, lambda n: None)
+            )
         sampled_tokens = sum(len(c.token_ids) for g in groups for c in g.completions)
         switch = sum(found.values())
         return found | {

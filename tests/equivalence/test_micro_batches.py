@@ -20,7 +20,7 @@ from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -68,7 +68,7 @@ def gradient(model: Model, row: Algorithm, budget: int, data: list[Group], **tra
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
     with learning(made):
-        metrics = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
+        metrics = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
     return seen[-1], metrics
 
 
@@ -171,7 +171,7 @@ def second_gradient(model: Model, row: Algorithm, budget: int, data: list[Group]
     )
     before = [p.detach().clone() for p in made.parameters]
     with learning(made):
-        metrics = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
+        metrics = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
     for parameter, old in zip(made.parameters, before, strict=True):
         parameter.data.copy_(old)
     assert len(seen) == 2
@@ -232,7 +232,7 @@ def test_gradient_points_to_the_better_answer(model: Model) -> None:
     before = likelihoods()
     with learning(made):
         for step in range(3):
-            made.learn(step, to_data(data), lambda items: None)
+            Learners(made).learn(step, to_data(data), lambda items: None)
     after = likelihoods()
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
@@ -247,9 +247,11 @@ def test_kl_holds_the_policy_to_the_base(model: Model) -> None:
     ]
     made = learner(model, row)
     with learning(made):
-        first = made.learn(0, to_data(with_advantages(data, row)), lambda items: None)
+        first = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
         for step in range(1, 6):
-            last = made.learn(step, to_data(with_advantages(data, row)), lambda items: None)
+            last = Learners(made).learn(
+                step, to_data(with_advantages(data, row)), lambda items: None
+            )
     assert 0 < last["train/kl"] < 0.7 * first["train/kl"]
 
 
@@ -264,7 +266,7 @@ def test_several_optimizer_steps_use_each_rollout_once_an_epoch(model: Model) ->
     made.optimizer.register_step_pre_hook(count)
     told: list[int] = []
     with learning(made):
-        made.learn(0, to_data(with_advantages(groups(), ALGORITHMS["dapo"])), told.append)
+        Learners(made).learn(0, to_data(with_advantages(groups(), ALGORITHMS["dapo"])), told.append)
     assert steps == 6
     assert sum(told) == 2 * 16
 
@@ -278,6 +280,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(model: Model) -> Non
     made = learner(model, row, budget=60)
     before = [p.detach().clone() for p in made.parameters]
     with pytest.raises(TrainingError, match=r"step 4: the loss is nan on .*p2#1"), learning(made):
-        made.learn(4, to_data(data), lambda items: None)
+        Learners(made).learn(4, to_data(data), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     assert not model.policy.training

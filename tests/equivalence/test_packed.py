@@ -28,7 +28,7 @@ from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.canary import prove_packing
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 
 CPU = torch.device("cpu")
@@ -232,7 +232,7 @@ def test_a_prompt_goes_through_once(model: Model) -> None:
     ]  # fmt: skip
     seen.clear()
     with learning(learner):
-        learner.learn(0, to_data(scored), lambda items: None)
+        Learners(learner).learn(0, to_data(scored), lambda items: None)
     hook.remove()
     once = sum(len(g.prompt.token_ids) + sum(len(c.token_ids) for c in g.completions) for g in data)
     assert seen == [once]

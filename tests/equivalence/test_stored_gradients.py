@@ -22,7 +22,7 @@ from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -121,7 +121,7 @@ def gradient(model: Model, row: Algorithm) -> Tensor:
 
     learner.optimizer.register_step_pre_hook(move)
     with learning(learner):
-        learner.learn(0, to_data(with_advantages(groups(), row)), lambda items: None)
+        Learners(learner).learn(0, to_data(with_advantages(groups(), row)), lambda items: None)
     assert len(seen) == 2
     return seen[-1]
 

@@ -54,6 +54,7 @@ from reason_llm.model import Datum, Model
 from reason_llm.train import (
     Labels,
     Learner,
+    Learners,
     LearningSettings,
     Objective,
     PairLoss,
@@ -162,7 +163,7 @@ def ours(model: Model, objective: Objective, data: list[Datum], layout: tuple[st
         lambda *_: seen.append({names[id(p)]: p.grad.clone() for p in made.parameters})
     )
     with learning(made):
-        metrics = made.learn(0, data, lambda rows: None)
+        metrics = Learners(made).learn(0, data, lambda rows: None)
     assert len(seen) == 1
     return metrics["train/loss"], seen[0]
 

@@ -19,7 +19,7 @@ from reason_llm.model.datum import to_data
 from reason_llm.model.vllm import shared_weights
 from reason_llm.model.vllm.engine import on_default_stream
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train.learner import Learner, learning
+from reason_llm.train.learner import Learner, Learners, learning
 
 pytestmark = NEEDS_GPU
 
@@ -71,7 +71,7 @@ def test_the_canary_passes_and_learning_leaves_the_base_alone(run: Stage) -> Non
         with learning(run.learner):
             stream = torch.cuda.current_stream()
             assert stream == torch.cuda.default_stream()
-            metrics = run.learner.learn(step, to_data(scored(groups)), lambda items: None)
+            metrics = Learners(run.learner).learn(step, to_data(scored(groups)), lambda items: None)
         assert metrics["train/grad_norm"] > 0
     frozen = [p for p in run.model.policy.parameters() if not p.requires_grad]
     assert all(torch.equal(a, b.data.cpu()) for a, b in zip(base, frozen, strict=True))
@@ -95,7 +95,7 @@ def test_micro_batches_change_no_gradient(run: Stage) -> None:
         )
         values = [p.detach().clone() for p in learner.parameters]
         with learning(learner):
-            learner.learn(0, to_data(groups), lambda items: None)
+            Learners(learner).learn(0, to_data(groups), lambda items: None)
         for parameter, value in zip(learner.parameters, values, strict=True):
             parameter.data.copy_(value)
     for other in gradients[1:]:

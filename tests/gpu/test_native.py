@@ -23,7 +23,7 @@ from reason_llm.model.canary import CANARY_TOLERANCE, prove_packing
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.vllm.engine import free_gpu_bytes
 from reason_llm.sample import SamplingParams, VllmSampler, prove_sampler_is_policy, sampling
-from reason_llm.train.learner import Learner, learning
+from reason_llm.train.learner import Learner, Learners, learning
 
 pytestmark = NEEDS_GPU
 
@@ -140,7 +140,7 @@ def test_learning_moves_the_adapter_in_float32_and_nothing_else(run: Stage) -> N
         with sampling(run.model, 0) as sampler:
             groups = sampler.sample(run.prompts, SamplingParams(4, 64), step, quiet)
         with learning(run.learner):
-            metrics = run.learner.learn(step, to_data(scored(groups)), lambda items: None)
+            metrics = Learners(run.learner).learn(step, to_data(scored(groups)), lambda items: None)
     assert {p.dtype for p in run.learner.parameters} == {torch.float32}
     assert [kinds for kinds, _ in seen] == [{torch.float32}] * 2
     assert all(smallest > 0 for _, smallest in seen)
@@ -201,7 +201,7 @@ def test_rows_end_to_end_give_the_gradient_of_padded_ones(run: Stage) -> None:
         with learning(learner):
             free_gpu_bytes()  # waits for the GPU
             started = time.perf_counter()
-            learner.learn(0, to_data(groups), lambda items: None)
+            Learners(learner).learn(0, to_data(groups), lambda items: None)
             free_gpu_bytes()
             seconds[name].append(time.perf_counter() - started)
         found[name] = seen[0]
@@ -216,7 +216,7 @@ def test_the_plan_is_what_is_measured(run: Stage) -> None:
     with sampling(run.model, 0) as sampler, run.meter.phase() as sampled:
         groups = sampler.sample(run.prompts, run.params, 0, quiet)
     with learning(run.learner), run.meter.phase() as learned:
-        run.learner.learn(0, to_data(scored(groups)), lambda items: None)
+        Learners(run.learner).learn(0, to_data(scored(groups)), lambda items: None)
     planned = (run.plan.sampling_bytes / 2**30, run.plan.learning_bytes / 2**30)
     for line in run.plan.table():
         print(line)

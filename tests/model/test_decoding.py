@@ -25,7 +25,10 @@ from reason_llm.sample import SamplingParams, TransformersSampler
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 40])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.usefixtures("mkl")
-def test_product_is_linear(shape: tuple[int, int], rows: int, has_bias: bool) -> None:
+def test_product_is_linear(
+    shape: tuple[int, int], rows: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "is_amd", lambda: True)
     generator = torch.Generator().manual_seed(rows)
     weight, inputs = (torch.randn(n, shape[1], generator=generator) for n in (shape[0], rows))
     bias = torch.randn(shape[0], generator=generator) if has_bias else None
@@ -111,5 +114,6 @@ def test_large_head_gives_the_same_tokens(
     expected = tokens()
     monkeypatch.setattr(decoding, "LARGE_WEIGHT", 1)
     monkeypatch.setattr(decoding, "BLOCK_LINES", 50)
+    monkeypatch.setattr(decoding, "is_amd", lambda: True)
     assert tokens() == expected
     assert len({len(each) for each in expected}) > 1

@@ -33,7 +33,7 @@ from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -121,7 +121,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
     with Model(section, tokenizer, 0, NF4_SIZES) as model:
         randomize(model, 1)
-        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
+        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 6))
         trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
         assert all("lora_" in name for name in trained)
         assert len(trained) == 2 * 7 * model.text_config.num_hidden_layers
@@ -129,7 +129,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
             n: p.detach().clone() for n, p in model.policy.named_parameters() if n not in trained
         }
         before = [p.detach().clone() for p in learner.parameters]
-        for step in range(20):
+        for step in range(6):
             with sampling(model, 0) as sampler:
                 prove_sampler_is_policy(sampler, model, prompts)
                 groups = sampler.sample(prompts, SamplingParams(4, 16), step, quiet)
@@ -143,7 +143,9 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
                 for g in groups
             ]
             with learning(learner):
-                learner.learn(step, to_data(with_advantages(scored, row)), lambda items: None)
+                Learners(learner).learn(
+                    step, to_data(with_advantages(scored, row)), lambda items: None
+                )
         assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
         after = dict(model.policy.named_parameters())
         assert all(torch.equal(tensor, after[name]) for name, tensor in base.items())
@@ -183,7 +185,9 @@ def test_without_vllm_it_samples_then_learns(tokenizer: Any) -> None:
             ]
             with learning(learner):
                 losses.append(
-                    learner.learn(step, to_data(with_advantages(scored, row)), lambda n: None)
+                    Learners(learner).learn(
+                        step, to_data(with_advantages(scored, row)), lambda n: None
+                    )
                 )
         assert losses[0]["train/grad_norm"] > 0, losses
         assert losses[1]["train/sampler_mismatch_max"] < 1e-4, losses

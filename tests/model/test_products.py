@@ -98,6 +98,7 @@ def test_which_cpus_ask_onednn(
     monkeypatch.setattr(products, "CPU_INFO", tmp_path / "cpuinfo")
     if vendor is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    monkeypatch.setattr(products, "is_amd", products.is_amd.__wrapped__)
     assert products.prefers_onednn.__wrapped__() == is_preferred
 
 

@@ -102,7 +102,7 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [({}, 10**6), ({"top_k": 500}, 10**5), ({"top_p": 0.9}, 10**5), ({"min_p": 0.01}, 10**5)],
+    [({}, 200_000), ({"top_k": 500}, 50_000), ({"top_p": 0.9}, 50_000), ({"min_p": 0.01}, 50_000)],
 )
 def test_draws_from_a_large_vocabulary(options: dict[str, Any], count: int) -> None:
     """By a chi-squared test; ties and tokens of no probability among them."""
@@ -179,13 +179,13 @@ def test_prompts_that_are_kept_once_change_no_token(
     prompts = prompts_of(tokenizer, *(f"What is {'7 + ' * n}57 + 68?" for n in (30, 45, 60)))
     chosen = params(num_completions=8, max_new_tokens=24, stop=("a", "e", "1", " "))
     rows_at_once: list[int] = []
-    attend = kv_cache._Prompts.attend
+    attend = kv_cache.SharedPrompts.attend
 
     def counted(self: Any, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows_at_once.append(len(query))
         return attend(self, layer, query, *rest)
 
-    monkeypatch.setattr(kv_cache._Prompts, "attend", counted)
+    monkeypatch.setattr(kv_cache.SharedPrompts, "attend", counted)
     section = ModelSection(path=str(folder), dtype=dtype, adapter=AdapterSection(rank=4, alpha=8))
     with Model(section, tokenizer, seed=0) as model:
         families.randomize(model, 1)

@@ -18,7 +18,7 @@ from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
-from reason_llm.train.learner import learning, split
+from reason_llm.train.learner import Learners, learning, split
 from reason_llm.train.objectives import mean_advantage
 from reason_llm.train.scored import with_advantages
 
@@ -39,7 +39,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict
     made._update = update  # type: ignore[method-assign]
     with learning(made):
         for step in range(2):
-            made.learn(step, to_data(groups()), lambda items: None)
+            Learners(made).learn(step, to_data(groups()), lambda items: None)
     assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
 
 
@@ -51,7 +51,7 @@ def test_gradients_are_clipped_to_the_norm(model: Model) -> None:
         made.optimizer.param_groups[0]["lr"] = 0.0
         before = [p.detach().clone() for p in made.parameters]
         with learning(made):
-            metrics = made.learn(0, to_data(groups()), lambda items: None)
+            metrics = Learners(made).learn(0, to_data(groups()), lambda items: None)
         for parameter, old in zip(made.parameters, before, strict=True):
             parameter.data.copy_(old)
         norms.append((float(seen[0][1].norm()), metrics["train/grad_norm"]))
@@ -69,7 +69,7 @@ def test_weight_decay_shrinks_the_adapter(model: Model) -> None:
     made = learner(model, weight_decay=0.5, learning_rate=0.1)
     before = [p.detach().clone() for p in made.parameters]
     with learning(made):
-        made.learn(0, to_data(flat), lambda items: None)
+        Learners(made).learn(0, to_data(flat), lambda items: None)
     for parameter, old in zip(made.parameters, before, strict=True):
         assert torch.allclose(parameter.detach(), old * (1 - 0.1 * 0.5), atol=1e-7)
 
@@ -83,11 +83,11 @@ def test_each_optimizer_batch_divides_by_its_own_count(model: Model) -> None:
     parts, whole = [], learner(model, optimizer_steps=2, learning_rate=0.0, max_grad_norm=1e9)
     seen = watch(whole)
     with learning(whole):
-        whole.learn(0, to_data(data), lambda items: None)
+        Learners(whole).learn(0, to_data(data), lambda items: None)
     alone = learner(model, learning_rate=0.0, max_grad_norm=1e9)
     parts = watch(alone)
     with learning(alone):
-        alone.learn(0, to_data(halves), lambda items: None)
+        Learners(alone).learn(0, to_data(halves), lambda items: None)
     scale = len(halves) / len(rows)
     assert torch.allclose(seen[0][1], parts[0][1] * scale, rtol=1e-3, atol=1e-6)
 
@@ -96,9 +96,15 @@ def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
     """The second epoch's ratios are against the first's start: some are clipped."""
     once, twice = learner(model, learning_rate=0.02), learner(model, learning_rate=0.02, epochs=2)
     with learning(once):
-        assert once.learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"] == 0
+        assert (
+            Learners(once).learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"]
+            == 0
+        )
     with learning(twice):
-        assert twice.learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"] > 0.1
+        assert (
+            Learners(twice).learn(0, to_data(groups()), lambda items: None)["train/clip_fraction"]
+            > 0.1
+        )
 
 
 def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
@@ -114,7 +120,7 @@ def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> Non
     with learning(
         made
     ):  # at rate 0 nothing moves: with one temperature throughout, no ratio is off
-        metrics = made.learn(0, to_data(data), lambda items: None)
+        metrics = Learners(made).learn(0, to_data(data), lambda items: None)
     assert metrics["train/clip_fraction"] == 0
     assert metrics["train/loss"] == pytest.approx(0, abs=1e-6)
 
@@ -125,7 +131,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(model: Model) ->
     made.parameters[0].register_hook(lambda gradient: gradient * math.inf)
     expected = r"step 2: the gradient's norm is (nan|inf) over p0#0.* \(largest log ratio 0\)"
     with pytest.raises(TrainingError, match=expected), learning(made):
-        made.learn(2, to_data(groups()), lambda items: None)
+        Learners(made).learn(2, to_data(groups()), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     made.parameters[0]._backward_hooks.clear()  # type: ignore[union-attr]
 

@@ -217,7 +217,7 @@ def test_sequence_ratio_is_the_geometric_mean() -> None:
     mask = torch.tensor([[True, True, False]])
     by_hand = math.exp((0.2 - 0.4) / 2)
     for level in ("sequence", "sequence_token"):
-        ratio = losses.importance_ratio(logprobs, old, mask, level)
+        ratio = losses.importance_ratio(losses.Terms(logprobs, old, old, mask), level)
         assert ratio[0, :2].tolist() == pytest.approx([by_hand, by_hand])
 
 

@@ -15,7 +15,7 @@ from learners import groups, learner
 from reason_llm.errors import OutOfMemory
 from reason_llm.model.base import Model
 from reason_llm.model.datum import Datum, to_data
-from reason_llm.train import optim
+from reason_llm.train import Learners, optim
 from reason_llm.train.learner import learning
 from reason_llm.train.micro_batches import MicroBatches
 from small_memory import SmallMemory
@@ -31,7 +31,7 @@ def test_the_step_is_replayed_with_the_same_result(
     made = learner(model, epochs=epochs)
     limit = 25 * 384 * 4  # about 25 tokens of the widest layer
     with learning(made), SmallMemory(limit, error) as memory, caplog.at_level(logging.WARNING):
-        metrics = made.learn(0, to_data(groups()), lambda items: None)
+        metrics = Learners(made).learn(0, to_data(groups()), lambda items: None)
     replayed = [p.detach().clone() for p in parameters]
     assert metrics["train/out_of_memory"] == memory.refused > 1
     assert "again with micro-batches of" in caplog.text
@@ -43,7 +43,7 @@ def test_the_step_is_replayed_with_the_same_result(
     small = learner(model, epochs=epochs)
     small.micro_batches.tokens = made.micro_batches.tokens  # halved for good
     with learning(small):
-        plain = small.learn(0, to_data(groups()), lambda items: None)
+        plain = Learners(small).learn(0, to_data(groups()), lambda items: None)
     assert all(torch.equal(a, b) for a, b in zip(replayed, parameters, strict=True))
     changed = {"train/out_of_memory"}
     assert {k: v for k, v in metrics.items() if k not in changed} == {
@@ -59,7 +59,7 @@ def test_a_rollout_that_fits_no_budget_ends_with_the_adapter_untouched(model: Mo
         learning(made),
         SmallMemory(2000, torch.OutOfMemoryError),
     ):
-        made.learn(0, to_data(groups()), lambda items: None)
+        Learners(made).learn(0, to_data(groups()), lambda items: None)
     assert made.updates_in_step == 0
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
 
@@ -132,7 +132,7 @@ def test_memory_that_ends_outside_the_micro_batches_ends_with_one_line(
     least = max(p.nbytes for p in made.parameters) if operator == "zeros_like" else 0
     said = f"out of memory while {doing}"
     with pytest.raises(OutOfMemory, match=said), learning(made), Refusing(operator, least):
-        made.learn(0, to_data(groups()), lambda items: None)
+        Learners(made).learn(0, to_data(groups()), lambda items: None)
     assert made.updates_in_step == updates
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
 
@@ -144,7 +144,7 @@ def test_another_error_is_no_lack_of_memory(model: Model) -> None:
 
     made = learner(model)
     with pytest.raises(RuntimeError, match="something else"), learning(made), Other(0, OSError):
-        made.learn(0, to_data(groups()), lambda items: None)
+        Learners(made).learn(0, to_data(groups()), lambda items: None)
 
 
 def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:

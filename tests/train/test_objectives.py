@@ -13,8 +13,7 @@ from reason_llm.config import CriticSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.actor_critic import Values
-from reason_llm.train.objectives import PolicyGradient, shaped_advantages, with_critic
+from reason_llm.train.objectives import PolicyGradient, Values, shaped_advantages, with_critic
 from reason_llm.train.scored import with_advantages
 
 

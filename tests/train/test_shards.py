@@ -26,16 +26,17 @@ from reason_llm.model.datum import to_data
 from reason_llm.train import (
     Alone,
     Labels,
-    Learner,
     Learners,
     LearningSettings,
     Objective,
     PairLoss,
     Peers,
     PolicyGradient,
+    ShardedLearner,
     Shards,
     Supervised,
     Values,
+    deal,
     learning,
     with_advantages,
 )
@@ -218,18 +219,19 @@ def make(objective: Objective, dropout: float = 0.1) -> Learners:
         learning_rate=1e-3, gradient_checkpointing=False, optimizer_steps=2, max_grad_norm=0.5
     )
     settings = LearningSettings(objective, train, 1.0, 64, 0, 8)
-    policy = Learner(model, settings)
+    policy = ShardedLearner(model, settings, Shards())
     if not (isinstance(objective, PolicyGradient) and objective.row.critic):
         return Learners(policy)
     model.add_role("critic", head="value")
-    critic = settings.for_critic(Values(), train.model_copy(update={"optimizer_steps": 1}), 8)
-    return Learners(policy, Learner(model, critic))
+    of_critic = train.model_copy(update={"optimizer_steps": 1})
+    critic = replace(settings, objective=Values(), train=of_critic, role="critic")
+    return Learners(policy, ShardedLearner(model, critic, Shards()))
 
 
 def learned(case: str, learners: Learners, shards: Shards) -> dict[str, Any]:
     """The digest of all that was learned in a step, the metrics, and the log-probs."""
     _, data = CASES[case]
-    learners.deal(shards)
+    deal(learners, shards)
     passed: list[int] = []
     with learning(learners.policy):
         metrics = learners.learn(1, data, passed.append)
@@ -277,7 +279,7 @@ def test_another_adapter_in_one_process_ends_the_step() -> None:
     learners = make(objective)
 
     def work(peers: Peers) -> str:
-        learners.deal(Shards(COUNT, peers))
+        deal(learners, Shards(COUNT, peers))
         if peers.rank == 1:
             learners.policy.parameters[0].data[0, 0] += 1e-6
         try:

@@ -32,7 +32,7 @@ from reason_llm.train import (
     learning,
 )
 from reason_llm.train.learner import split
-from reason_llm.train.objectives import Batch, Beside, with_critic, with_teacher
+from reason_llm.train.objectives import Batch, with_critic, with_teacher
 
 CHOSEN, REJECTED = [[-1.0, -2.0], [-4.0]], [[-0.5, -0.5, -2.0], [-1.0, -1.0]]
 """Sums -3, -4 and -3, -2; means -1.5, -4 and -1, -1."""
@@ -180,9 +180,9 @@ def test_kto_by_hand() -> None:
     objective = Labels(row=resolve("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.5}))
     batch = made(rows, {"ref_logprobs": REF["ref_logprobs"][:3]}, labels)
     beside = [
-        Beside(torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -3.0])),  # 3
-        Beside(torch.tensor([-2.0]), torch.tensor([-1.0])),  # -1
-        Beside(torch.tensor([-0.5]), torch.tensor([-1.5])),  # 1
+        (torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -3.0])),  # 3
+        (torch.tensor([-2.0]), torch.tensor([-1.0])),  # -1
+        (torch.tensor([-0.5]), torch.tensor([-1.5])),  # 1
     ]
     counts = objective.count(data(rows, labels), beside)
     assert (counts.denominator, counts.baseline) == (3.0, pytest.approx(1.0))
@@ -197,7 +197,7 @@ def test_kto_by_hand() -> None:
     assert found.of_units["chosen_log_ratio"].tolist() == pytest.approx([0.5, -1.0])
     assert found.of_units["rejected_log_ratio"].tolist() == pytest.approx([-0.5])
     assert found.of_units["kl_baseline"].tolist() == pytest.approx([1.0] * 3)
-    below = [Beside(torch.tensor([-2.0]), torch.tensor([-1.0]))] * 3
+    below = [(torch.tensor([-2.0]), torch.tensor([-1.0]))] * 3
     assert objective.count(data(rows, labels), below).baseline == 0.0
     assert objective.measured(data(rows), 3) == ([0, 1, 2], ("ref_logprobs",))
 
@@ -480,7 +480,9 @@ def test_the_teacher_s_advantage_is_how_much_likelier_it_finds_a_token() -> None
 
 
 def test_a_teacher_s_prompt_stands_in_the_prompt_s_place(model: Model) -> None:
-    made = Learner(model, settings(PolicyGradient(ALGORITHMS["opd"], 32)).with_teacher("critic"))
+    made = Learner(
+        model, replace(settings(PolicyGradient(ALGORITHMS["opd"], 32)), teacher="critic")
+    )
     rows = rollouts(2)
     told = {rows[0].prompt_ids: (9, 8, 7), rows[1].prompt_ids: rows[1].prompt_ids}
     made.teacher_prompts = told
@@ -544,13 +546,13 @@ def learned(
     """Metrics, the gradients that the optimizer saw, and the learner; nothing moves."""
     objective, role, rows = case
     chosen = settings(objective, role, budget, learning_rate=0.0, **train)
-    made = Learner(model, chosen.with_teacher("critic"))
+    made = Learner(model, replace(chosen, teacher="critic"))
     seen: list[Tensor] = []
     made.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
     with learning(made):
-        metrics = made.learn(0, rows(), lambda count: None)
+        metrics = Learners(made).learn(0, rows(), lambda count: None)
     return metrics, seen, made
 
 

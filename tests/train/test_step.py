@@ -21,7 +21,7 @@ from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
-from reason_llm.train import losses, optim
+from reason_llm.train import Learners, losses, optim
 from reason_llm.train.learner import Learner, learning
 from reason_llm.train.losses import vespo_weights
 from reason_llm.train.objectives import Batch, PolicyGradient, mean_advantage
@@ -41,7 +41,7 @@ def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
     made = learner(model, learning_rate=0.0)
     with learning(made):
         first, second = (
-            made.learn(step, to_data(groups()), lambda items: None) for step in range(2)
+            Learners(made).learn(step, to_data(groups()), lambda items: None) for step in range(2)
         )
     assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
     assert all(parameter.grad is None for parameter in made.parameters)  # given back for sampling
@@ -102,7 +102,7 @@ def test_vespo_s_loss_with_a_correction_by_hand(model: Model) -> None:
     use(made, row)
     near = sampled_near(model, row, 0.02)
     with learning(made):
-        metrics = made.learn(0, to_data(near), lambda items: None)
+        metrics = Learners(made).learn(0, to_data(near), lambda items: None)
     total, tokens = 0.0, 0
     for datum in to_data(near):
         length, advantage = datum.num_trained, datum.on_trained("advantages")[0]
@@ -120,7 +120,7 @@ def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
     rollouts = to_data(with_advantages(groups(), SHAPED["rloo"]))
     with learning(made):
         rows = made.prepared(rollouts)
-        metrics = made.learn(
+        metrics = Learners(made).learn(
             0, to_data(with_advantages(groups(), SHAPED["rloo"])), lambda items: None
         )
     by_hand = -sum(mean_advantage(d) * float(d.columns["old_logprobs"].sum()) for d in rows) / 12
@@ -135,7 +135,9 @@ def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> 
         use(made, row)
         before = [p.detach().clone() for p in made.parameters]
         with learning(made):
-            metrics = made.learn(0, to_data(sampled_near(model, row, 0.0)), lambda items: None)
+            metrics = Learners(made).learn(
+                0, to_data(sampled_near(model, row, 0.0)), lambda items: None
+            )
         for parameter, old in zip(made.parameters, before, strict=True):
             parameter.data.copy_(old)
         masked.append(metrics["train/masked_out"])
@@ -165,7 +167,7 @@ def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> No
         row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)
         use(made, row)
         with learning(made):
-            metrics = made.learn(0, to_data(flat), lambda items: None)
+            metrics = Learners(made).learn(0, to_data(flat), lambda items: None)
         assert metrics["train/trained_fraction"] == 1
         assert metrics["train/grad_norm"] > 0
         # The mean of the tokens that are trained, and of no others.
@@ -204,7 +206,7 @@ def test_completions_without_signal_have_their_part_of_the_highest_entropies(mod
         use(made, each)
         found = watch(made)
         with learning(made):
-            made.learn(0, to_data(with_advantages(data, each)), lambda items: None)
+            Learners(made).learn(0, to_data(with_advantages(data, each)), lambda items: None)
         seen.append(found[0][1])
     assert seen[1].norm() > 0
     assert (seen[0] - seen[1]).norm() < 1e-5 * seen[1].norm()
@@ -229,7 +231,7 @@ def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
     )
     with learning(made):
-        made.learn(step, to_data(groups()), lambda items: None)
+        Learners(made).learn(step, to_data(groups()), lambda items: None)
     return seen
 
 
@@ -251,7 +253,7 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     made.micro_batches.tokens = 40
     limit = 25 * 384 * 4
     with learning(made), SmallMemory(limit, torch.OutOfMemoryError) as memory:
-        made.learn(0, to_data(groups()), told.append)
+        Learners(made).learn(0, to_data(groups()), told.append)
     assert memory.refused
     assert sum(told) == 12
     small = learner(dropping, learning_rate=0.0)
@@ -260,7 +262,7 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in small.parameters]).clone())
     )
     with learning(small):
-        small.learn(0, to_data(groups()), lambda items: None)
+        Learners(small).learn(0, to_data(groups()), lambda items: None)
     assert torch.equal(seen[0], seen[1])
 
 
@@ -289,7 +291,7 @@ def test_a_step_that_broke_off_is_learned_again_to_the_same_bits(
 
     whole = fresh()
     with learning(whole):
-        expected = whole.learn(3, to_data(groups()), lambda items: None)
+        expected = Learners(whole).learn(3, to_data(groups()), lambda items: None)
     wanted = after(whole)
     broken = fresh()
 
@@ -302,11 +304,11 @@ def test_a_step_that_broke_off_is_learned_again_to_the_same_bits(
 
     broken.optimizer.register_step_pre_hook(die)
     with pytest.raises(KilledError), learning(broken):
-        broken.learn(3, to_data(groups()), lambda items: None)
+        Learners(broken).learn(3, to_data(groups()), lambda items: None)
     torch.manual_seed(0)
     again = fresh()
     with learning(again):
-        found = again.learn(3, to_data(groups()), lambda items: None)
+        found = Learners(again).learn(3, to_data(groups()), lambda items: None)
     assert found == expected
     for mine, theirs in zip(after(again), wanted, strict=True):
         assert mine.keys() == theirs.keys()

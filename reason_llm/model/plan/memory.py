@@ -7,7 +7,7 @@ stay in both phases; sampling adds the KV cache, learning the gradients and acti
 all that the other leaves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from reason_llm.config import Config
@@ -51,6 +51,8 @@ CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
 ``CHUNK_FRACTION`` of its memory. Each chunk reads the head's weights from memory, which takes a GPU
 as long as some 200 tokens' products; on a CPU more gain nothing."""
 CHUNK_FRACTION = 1 / 50
+SHORTEST_CONTEXT = 256
+"""In tokens, that is recommended."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence."""
 
@@ -60,8 +62,8 @@ class Line:
     """One row of the ledger, in bytes."""
 
     name: str
-    sampling: int
-    learning: int
+    sampling: int = 0
+    learning: int = 0
     scoring: int = 0
     """While a reward model of its own is asked; 0 where there is none."""
 
@@ -89,44 +91,48 @@ class Plan:
     @property
     def sampling_bytes(self) -> int:
         """Planned peak of the sampling phase."""
-        return sum(line.sampling for line in self.lines)
+        return _total(self.lines).sampling
 
     @property
     def learning_bytes(self) -> int:
         """Planned peak of the learning phase."""
-        return sum(line.learning for line in self.lines)
+        return _total(self.lines).learning
 
     @property
     def scoring_bytes(self) -> int:
         """Planned peak of the scoring phase, where a reward model of its own is asked."""
-        return sum(line.scoring for line in self.lines)
+        return _total(self.lines).scoring
 
     def table(self) -> list[str]:
         """The ledger as lines of text."""
-        where = "GPU" if self.machine.kind == "cuda" else "CPU"
-        head = f"memory on a {where} of {self.machine.budget_bytes / GIB:.1f} GiB"
-        scores = self.scoring_bytes > 0
-        last = f"{'scoring':>12}" if scores else ""
-        rows = [f"{head:<52}{'sampling':>12}{'learning':>12}{last}"]
-        total = Line("total", self.sampling_bytes, self.learning_bytes, self.scoring_bytes)
-        for line in (*self.lines, total):
-            last = f"{_shown(line.scoring):>12}" if scores else ""
-            row = f"{line.name:<52}{_shown(line.sampling):>12}{_shown(line.learning):>12}{last}"
-            rows.append(row)
-        has_cache = any(line.name == "KV cache" and line.sampling for line in self.lines)
-        sizes = [f"context {self.context_tokens:,} tokens",
-                 *([f"KV cache {self.cache_tokens:,} tokens"] if has_cache else []),
-                 f"micro-batches of {self.micro_batch_tokens:,} tokens",
-                 f"checkpoints of {_shown(self.checkpoint_bytes)} on disk"]  # fmt: skip
+        is_gpu = self.machine.kind == "cuda"
+        head = f"memory on a {'GPU' if is_gpu else 'CPU'} of {_gib(self.machine.budget_bytes)} GiB"
+        phases = ("sampling", "learning", *(["scoring"] if self.scoring_bytes else []))
+        rows = [f"{head:<52}" + "".join(f"{phase:>12}" for phase in phases)]
+        for line in (*self.lines, _total(self.lines)):
+            sizes = (_shown(getattr(line, phase)) for phase in phases)
+            rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
+        chosen = [f"context {self.context_tokens:,} tokens"]
         if self.engine is not None:
-            sizes.insert(1, f"{self.engine.max_sequences} sequences at once")
-        rows.append(", ".join(sizes))
-        if self.machine.kind == "cuda":
-            rows.append(
-                f"host memory: {self.host_bytes / GIB:.1f} of {self.machine.host_bytes / GIB:.1f} "
-                "GiB"
-            )
+            chosen.append(f"{self.engine.max_sequences} sequences at once")
+        if any(line.name == "KV cache" and line.sampling for line in self.lines):
+            chosen.append(f"KV cache {self.cache_tokens:,} tokens")
+        chosen.append(f"micro-batches of {self.micro_batch_tokens:,} tokens")
+        chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
+        rows.append(", ".join(chosen))
+        if is_gpu:
+            there = _gib(self.machine.host_bytes)
+            rows.append(f"host memory: {_gib(self.host_bytes)} of {there} GiB")
         return rows
+
+
+def _total(lines: Sequence[Line]) -> Line:
+    return Line(
+        "total",
+        sum(line.sampling for line in lines),
+        sum(line.learning for line in lines),
+        sum(line.scoring for line in lines),
+    )
 
 
 def plan(
@@ -153,27 +159,32 @@ def plan(
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns)
-    least = draft.least()
-    if least > draft.usable:
+    if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
+
+    def outside_sampling(tokens: int) -> int:
+        total = draft.total(0, tokens)
+        return max(total.learning, total.scoring)
+
+    most = draft.most_micro_batch_tokens(longest_prompt)
+    micro_batch = draft.largest(draft.unit_tokens, most, outside_sampling)
     asked = config.train.micro_batch_tokens
-    most = draft.largest(
-        draft.unit_tokens, draft.most_micro_batch_tokens(longest_prompt),
-        lambda tokens: max(draft.learning_total(tokens), draft.scoring_total(tokens)),
-    )  # fmt: skip
-    if asked == "auto":
-        micro_batch = most
-    else:
-        micro_batch = asked
-        if draft.learning_total(max(asked, draft.unit_tokens)) > draft.usable:
+    if asked != "auto":
+        needed = draft.total(0, asked).learning
+        if needed > draft.usable:
             raise ConfigError(
-                f"train.micro_batch_tokens={asked} needs "
-                f"{draft.learning_total(asked) / GIB:.1f} GiB and {draft.usable / GIB:.1f} GiB is "
-                f"there; set it to {most} or to auto"
+                f"train.micro_batch_tokens={asked} needs {_gib(needed)} GiB and "
+                f"{_gib(draft.usable)} GiB is there; set it to {micro_batch} or to auto"
             )
-    _check_host(draft, micro_batch)
-    wanted = draft.sequences * (context + 2 * BLOCK_TOKENS)
-    cache = draft.largest(draft.least_cache, max(wanted, draft.least_cache), draft.sampling_total)
+        micro_batch = asked
+    needed, there = draft.host_bytes(micro_batch), machine.host_bytes
+    if needed > there:
+        raise ConfigError(
+            f"memory.host_gib={_gib(there)} is less than the {_gib(needed)} GiB of host memory "
+            "that are needed; raise it, or set train.gradient_checkpointing to true"
+        )
+    wanted = draft.sequences * draft.least_cache
+    cache = draft.largest(draft.least_cache, wanted, lambda tokens: draft.total(tokens, 1).sampling)
     return draft.plan(cache, micro_batch)
 
 
@@ -211,12 +222,8 @@ class _Draft:
         """Parameters of a role's adapter: by its file, where it has one and it is there already, as
         it is when a run begins; else as many as the policy's."""
         config = self.config
-        folders = {
-            "critic": config.critic.start,
-            "teacher": config.teacher.adapter,
-            **config.reward_adapters,
-        }
-        folder = folders.get(role)
+        own = {"critic": config.critic.start, "teacher": config.teacher.adapter}
+        folder = {**own, **config.reward_adapters}.get(role)
         if folder is None or not (folder / adapters.WEIGHTS).exists():
             return self.shape.adapter
         return adapters.num_parameters(folder)
@@ -298,76 +305,65 @@ class _Draft:
             return max(PREFILL_TOKENS, self.sequences)
         return min(self.context * self.sequences, 8192)
 
-    def resident(self) -> list[Line]:
-        """Bytes that stay in both phases."""
+    def resident(self) -> dict[str, int]:
+        """Bytes that stay in all phases."""
         model, shape = self.config.model, self.shape
-        kind = "NF4" if model.quantize == "nf4" else {2: "bfloat16", 4: "float32"}
-        name = kind if isinstance(kind, str) else kind[self.element_bytes]
+        is_gpu = self.machine.kind == "cuda"
+        kind = {2: "bfloat16", 4: "float32"}[self.element_bytes]
         runtime = RUNTIME_BYTES[self.machine.kind]
-        both = {
-            f"base weights ({name})": shape.weight_bytes(
+        found = {
+            f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": shape.weight_bytes(
                 self.element_bytes, model.quantize, self.under_vllm
             ),
             f"adapter, rank {model.adapter.rank}": self.learned["policy"] * 4,
             "optimizer state": self.optimizer_bytes,
-            **(self._other_roles() if self.learns else {}),
         }
+        if self.learns:
+            counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
+            for name in self.config.roles:
+                found[f"adapter of the role {name}"] = counts[name] * 4
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
-            both["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
+            found["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[self.machine.kind]
-            if self.machine.kind == "cuda":
+            if is_gpu:
                 runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
-        both["libraries, contexts, graphs"] = int(runtime)
-        if self.machine.kind == "cpu" and self.element_bytes == 2:
-            both["compiled kernels"] = KERNELS_BYTES
-        return [Line(name, size, size) for name, size in both.items()]
-
-    def _other_roles(self) -> dict[str, int]:
-        """Adapters beside the policy's, with their heads."""
-        counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
-        return {f"adapter of the role {name}": counts[name] * 4 for name in self.config.roles}
+        found["libraries, contexts, graphs"] = int(runtime)
+        if not is_gpu and self.element_bytes == 2:
+            found["compiled kernels"] = KERNELS_BYTES
+        return found
 
     def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
         """All lines of the ledger."""
-        shape, size = self.shape, self.element_bytes
+        config, shape, size = self.config, self.shape, self.element_bytes
         tokens = max(micro_batch_tokens, self.unit_tokens)  # a longer unit is a batch of its own
-        widest = max(shape.packable) * 2 * 2 if self.config.model.quantize == "nf4" else 0
+        widest = max(shape.packable) * 2 * 2 if config.model.quantize == "nf4" else 0
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
         passing = prefill + self.sequences * self._logit_bytes
-        train = self.config.train
-        is_packed = train.packing != "padded"
+        is_packed = config.train.packing != "padded"
         activations = shape.activation_bytes(
             tokens,
             self.context,
             size,
-            train.gradient_checkpointing,
+            config.train.gradient_checkpointing,
             is_packed,
             is_flash=is_packed and self.machine.kind == "cuda",
         )
-        chunk = 0 if self.config.stage == "reward" else self.chunk_tokens  # whose output is a score
-        both = [
-            *self.resident(),
-            Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
-            Line("prompts and logits in flight", passing + widest, 0),
-            Line("gradients", 0, max(self.learned.values()) * 4 * self._gradients),
-            Line("activations", 0, activations + widest),
-            Line("log-prob chunk", 0, self._chunk_bytes * chunk),
+        chunk = 0 if config.stage == "reward" else self.chunk_tokens  # whose output is a score
+        is_scored = self.learns and bool(config.outside_reward_models)
+        found = [
+            *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
+            Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
+            Line("prompts and logits in flight", sampling=passing + widest),
+            Line("gradients", learning=max(self.learned.values()) * 4 * self._gradients),
+            Line("activations", learning=activations + widest),
+            Line("log-prob chunk", learning=self._chunk_bytes * chunk),
+            *(self._outside_models(tokens) if is_scored else []),
         ]
-        if self.learns and self.config.outside_reward_models:
-            both = [*self._with_scoring(both), *self._outside_models(tokens)]
-        if not self.config.judges_answers:
-            both = [replace(line, sampling=0) for line in both]
-        return both if self.learns else [replace(line, learning=0) for line in both]
-
-    def _with_scoring(self, lines: list[Line]) -> list[Line]:
-        """The lines with what stays while a reward model of its own is asked: what is there in both
-        phases."""
-        names = {line.name for line in self.resident()}
-        return [
-            replace(line, scoring=line.learning) if line.name in names else line for line in lines
-        ]
+        if not config.judges_answers:
+            found = [replace(line, sampling=0) for line in found]
+        return found if self.learns else [replace(line, learning=0) for line in found]
 
     def _outside_models(self, tokens: int) -> list[Line]:
         """Reward models of their own: on a GPU one at a time, in the scoring phase alone; without
@@ -379,31 +375,22 @@ class _Draft:
         folders = self.config.outside_reward_models
         shapes = {key: sequence_classifier.look_at(path) for key, path in folders.items()}
         passing = max(shape.passing_bytes_per_token for shape in shapes.values()) * tokens
-        found = [
-            Line(f"reward model {key}", *(3 * (shape.weight_bytes,)))
-            for key, shape in shapes.items()
-        ]
+        sizes = {f"reward model {key}": shape.weight_bytes for key, shape in shapes.items()}
         if self.machine.kind == "cuda":
-            largest = max(found, key=lambda line: line.scoring)
-            found = [replace(largest, sampling=0, learning=0)]
-        return [*found, Line("the reward model's activations", 0, 0, passing)]
+            largest = max(sizes, key=lambda name: sizes[name])
+            found = [Line(largest, scoring=sizes[largest])]
+        else:
+            found = [Line(name, size, size, size) for name, size in sizes.items()]
+        return [*found, Line("the reward model's activations", scoring=passing)]
 
-    def sampling_total(self, cache_tokens: int) -> int:
-        return sum(line.sampling for line in self.lines(cache_tokens, 1))
-
-    def learning_total(self, micro_batch_tokens: int) -> int:
-        return sum(line.learning for line in self.lines(0, micro_batch_tokens))
-
-    def scoring_total(self, micro_batch_tokens: int) -> int:
-        return sum(line.scoring for line in self.lines(0, micro_batch_tokens))
+    def total(self, cache_tokens: int, micro_batch_tokens: int) -> Line:
+        """Bytes of each phase."""
+        return _total(self.lines(cache_tokens, micro_batch_tokens))
 
     def least(self) -> int:
         """The smallest sizes: one sequence at a time in every phase."""
-        return max(
-            self.sampling_total(self.least_cache),
-            self.learning_total(self.unit_tokens),
-            self.scoring_total(self.unit_tokens),
-        )
+        total = self.total(self.least_cache, self.unit_tokens)
+        return max(total.sampling, total.learning, total.scoring)
 
     def largest(self, least: int, most: int, total: Callable[[int], int]) -> int:
         """The largest number from ``least`` to ``most`` whose total is usable."""
@@ -469,6 +456,10 @@ def _shown(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
 
 
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"
+
+
 def _context_tokens(
     config: Config, limit: int, longest_prompt: int | None, longest_row: int
 ) -> int:
@@ -478,60 +469,39 @@ def _context_tokens(
     return config.model.context_tokens or min(limit, ASSUMED_PROMPT_TOKENS + completion)
 
 
-def _check_host(draft: _Draft, micro_batch_tokens: int) -> None:
-    needed, there = draft.host_bytes(micro_batch_tokens), draft.machine.host_bytes
-    if needed > there:
-        raise ConfigError(
-            f"memory.host_gib={there / GIB:.1f} is less than the {needed / GIB:.1f} GiB of host "
-            "memory that are needed; raise it, or set train.gradient_checkpointing to true"
-        )
-
-
 def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row: int) -> str:
     """Error with what does not fit and the nearest settings that do, each tried alone."""
     config, machine = draft.config, draft.machine
-    totals = {
-        "learning": draft.learning_total(draft.unit_tokens),
-        "sampling": draft.sampling_total(draft.least_cache),
-        "scoring": draft.scoring_total(draft.unit_tokens),
-    }
-    phase = max(totals, key=lambda name: totals[name])
     lines = draft.lines(draft.least_cache, draft.unit_tokens)
+    total = _total(lines)
+    phase = max(("learning", "sampling", "scoring"), key=lambda name: getattr(total, name))
     largest = sorted(lines, key=lambda line: -getattr(line, phase))[:2]
-    parts = ", ".join(f"{line.name} {getattr(line, phase) / GIB:.1f}" for line in largest)
+    parts = ", ".join(f"{line.name} {_gib(getattr(line, phase))}" for line in largest)
 
-    def fits(other: Config) -> bool:
+    def fits(section: str, option: str, value: object) -> bool:
+        changed = getattr(config, section).model_copy(update={option: value})
+        other = config.model_copy(update={section: changed})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
         return replace(draft, config=other, context=context).least() <= draft.usable
 
     fixes = []
-    if not config.train.gradient_checkpointing:
-        checkpointed = config.train.model_copy(update={"gradient_checkpointing": True})
-        if fits(config.model_copy(update={"train": checkpointed})):
-            fixes.append("train.gradient_checkpointing to true")
-    if config.model.quantize == "none" and machine.kind == "cuda":
-        packed = config.model.model_copy(update={"quantize": "nf4"})
-        if fits(config.model_copy(update={"model": packed})):
-            fixes.append("model.quantize to nf4")
-    if (tokens := _shorter(draft)) is not None:
-        fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
-    needed = totals[phase] / USABLE_FRACTION[machine.kind] / GIB
-    fixes.append(f"memory.budget_gib to {needed:.1f} or more, where there is as much")
-    return (
-        f"memory.budget_gib={machine.budget_bytes / GIB:.1f} is too little for "
-        f"{config.model.path}: {phase} needs {totals[phase] / GIB:.1f} GiB of the "
-        f"{draft.usable / GIB:.1f} GiB usable ({parts}) for one sequence of {draft.context} "
-        "tokens; "
-        f"set {', or '.join(fixes)}"
-    )
+    if not config.train.gradient_checkpointing and fits("train", "gradient_checkpointing", True):
+        fixes.append("train.gradient_checkpointing to true")
+    can_pack = config.model.quantize == "none" and machine.kind == "cuda"
+    if can_pack and fits("model", "quantize", "nf4"):
+        fixes.append("model.quantize to nf4")
 
-
-def _shorter(draft: _Draft) -> int | None:
-    """Largest context that fits, if 256 tokens do."""
-
-    def total(context: int) -> int:
+    def least_of(context: int) -> int:
         return replace(draft, context=context).least()
 
-    if total(256) > draft.usable:
-        return None
-    return draft.largest(256, draft.context, total)
+    if least_of(SHORTEST_CONTEXT) <= draft.usable:
+        tokens = draft.largest(SHORTEST_CONTEXT, draft.context, least_of)
+        fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
+    needed = getattr(total, phase)
+    budget = needed / USABLE_FRACTION[machine.kind] / GIB
+    fixes.append(f"memory.budget_gib to {budget:.1f} or more, where there is as much")
+    return (
+        f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}: "
+        f"{phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "
+        f"one sequence of {draft.context} tokens; set {', or '.join(fixes)}"
+    )

@@ -18,7 +18,6 @@ from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, write_config
-from reason_llm.model.quiet import quiet_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def look_at(config: Config) -> Subject:
         ModelError: tokenizer, config or the weights' headers cannot be used.
         ConfigError: an option contradicts the model or the machine.
     """
-    quiet_libraries()
+    base.quiet_libraries()
     device, trusted = base.default_device(), config.model.trust_remote_code
     tokenizer = base.load_tokenizer(config.model.path, trusted)
     base.end_token_ids(config.model.path, tokenizer)  # which sampling needs
@@ -117,7 +116,7 @@ def plan_only(config: Config) -> Plan:
 
 
 def _plan_only(config: Config) -> Plan:
-    quiet_libraries()
+    base.quiet_libraries()
     if config.model.start is not None and config.model.start.exists():
         config = with_start(config, config.model.start)
     device = base.default_device()

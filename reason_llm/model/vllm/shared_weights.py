@@ -26,7 +26,7 @@ from transformers import (
 
 from reason_llm.errors import ModelError
 from reason_llm.files import regular
-from reason_llm.model import decode_attention, nf4
+from reason_llm.model import attention, nf4
 from reason_llm.model.vllm.engine import Engine, on_default_stream
 
 VERIFIED_ROWS = 8192
@@ -83,7 +83,7 @@ def attention_for(config: PretrainedConfig) -> str:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
     if known is None or known._supports_attention_backend:
-        return decode_attention.register()
+        return attention.register()
     return "sdpa" if known._supports_sdpa else "eager"
 
 

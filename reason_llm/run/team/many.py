@@ -41,7 +41,7 @@ from reason_llm.run.team.protocol import SamplingBy
 from reason_llm.run.team.replica import Seat, Work, completions, costs
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, ShardedSampler
-from reason_llm.train import Learners, Shards
+from reason_llm.train import Learners, Shards, deal
 
 MOST_STARTS = 8
 """Processes that a run starts in the places of lost replicas."""
@@ -127,7 +127,7 @@ class Many:
             connected.call(member, "warm")
 
     def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
-        """Have the replicas load their models, and deal what the head's learners learn.
+        """Have the replicas load their models.
 
         Args:
             earlier: adapters of versions before the head's.
@@ -136,7 +136,6 @@ class Many:
         self._version = self._job.state.step
         self._adapters = dict(earlier)
         self._keep_adapter()
-        learners.deal(Shards(self._shards))
         if self._cluster is None:
             return
         for member in self._cluster.members:
@@ -404,7 +403,7 @@ class Many:
                     self._secret,
                 )  # fmt: skip
                 self._group = members
-                self._own.deal(Shards(self._shards, self._peers))
+                deal(self._own, Shards(self._shards, self._peers))
             with self.timed(0, "learning"), costs(self._peers) as own_costs:
                 found = self._own.learn(step, data, progress)
         except PeersLost:
@@ -430,7 +429,7 @@ class Many:
 
     def _leave(self) -> None:
         """Leave the group of peers, if there is one."""
-        self._own.deal(Shards(self._shards))
+        deal(self._own, Shards(self._shards))
         if self._peers is not None:
             self._peers.close()
         self._peers, self._group = None, []

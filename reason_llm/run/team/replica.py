@@ -21,7 +21,7 @@ from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.team.peers import GroupPeers, connect, in_file
 from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train import Learners, Shards, learning
+from reason_llm.train import Learners, Shards, deal, learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Replica:
             self._made = made
         self._work = work
         self._seat: Seat | None = None
+        self._peers: GroupPeers | None = None
         self._proven = False
         self._held: tuple[int | None, Mapping[str, Tensor]] = None, {}
 
@@ -163,13 +164,12 @@ class Replica:
                     store, seat.name, seat.rank, seat.size, seat.address,
                     self._model.device, self._work.config.run.sum == "exact", seat.secret,
                 )  # fmt: skip
-                self._learners.deal(Shards(count, peers))
-                self._seat = seat
+                self._peers, self._seat = peers, seat
+                deal(self._learners, Shards(count, peers))
             if kl_coefficient is not None:
                 self._learners.set_kl_coefficient(kl_coefficient)
-            group = self._learners.policy.shards.peers
-            assert isinstance(group, GroupPeers)
-            with learning(self._learners.policy), costs(group) as found:
+            assert self._peers is not None
+            with learning(self._learners.policy), costs(self._peers) as found:
                 self._learners.learn(step, data, lambda rows: None)
             return found | {"learning_seconds": time.perf_counter() - started}
         except BaseException:
@@ -178,11 +178,10 @@ class Replica:
 
     def _leave(self) -> None:
         """Leave the group, so that whoever waits for this replica waits no longer."""
-        peers = self._learners.policy.shards.peers
-        self._learners.deal(Shards(self._work.config.run.shards))
-        self._seat = None
-        if isinstance(peers, GroupPeers):
-            peers.close()
+        deal(self._learners, Shards(self._work.config.run.shards))
+        if self._peers is not None:
+            self._peers.close()
+        self._peers = self._seat = None
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from reason_llm.sample import (
     sampling,
 )
 from reason_llm.sample.transformers_sampler import filtered_logprobs
-from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -274,7 +274,7 @@ def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
             for g in groups
         ]
         with learning(learner):
-            learner.learn(step, to_data(with_advantages(scored, row)), lambda items: None)
+            Learners(learner).learn(step, to_data(with_advantages(scored, row)), lambda items: None)
     assert with_gradient == trained
     assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
     ordinary = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)

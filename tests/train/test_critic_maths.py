@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from reason_llm.train import values
+from reason_llm.train import advantages as values
 from reason_llm.train.advantages import returns_to_go
 
 NAN = math.nan

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from reason_llm.model.attention import NAME, _attention
 from reason_llm.model.base import Model
-from reason_llm.model.decode_attention import NAME, _attention
 
 
 class Layer(torch.nn.Module):
