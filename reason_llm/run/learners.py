@@ -7,7 +7,7 @@ from reason_llm.model import Model, score_head
 from reason_llm.model.plan import Plan
 from reason_llm.run import reward_models
 from reason_llm.run.start import saved_rollouts
-from reason_llm.run.start.prepare import START
+from reason_llm.run.start.resolve import START
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (
     Labels,

@@ -24,7 +24,7 @@ from reason_llm.model.datum import Datum
 from reason_llm.model.plan import GIB, Machine, Plan, memory, plan_only, with_start
 from reason_llm.model.plan.shape import Shape
 from reason_llm.run import learners
-from reason_llm.run.start.prepare import START
+from reason_llm.run.start.resolve import START
 from reason_llm.run.store import checkpoint
 from reason_llm.train.step_metrics import Tally
 from shapes import write_config
