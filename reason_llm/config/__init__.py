@@ -49,7 +49,7 @@ from reason_llm.config.sections import (
     ModelSection,
     TrainSection,
 )
-from reason_llm.config.stages import CriticSection, Stage, SupervisedSection
+from reason_llm.config.stages import STAGES, CriticSection, Stage, StageName, SupervisedSection
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
 
@@ -61,6 +61,7 @@ __all__ = [
     "REWARD_MODEL",
     "RIGHTNESS",
     "SHARED_BUFFER",
+    "STAGES",
     "SURROGATES",
     "AdapterSection",
     "Aggregation",
@@ -91,6 +92,7 @@ __all__ = [
     "ScoreSection",
     "Section",
     "Stage",
+    "StageName",
     "SupervisedSection",
     "Surrogate",
     "TrainSection",

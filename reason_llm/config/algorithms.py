@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.rows import changeable, row_of_table, with_columns
-from reason_llm.config.types import Count, Fraction, NonNegative, Section
+from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Section, Whole
 from reason_llm.config.wrong_values import none_of
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
@@ -58,7 +58,7 @@ class Algorithm:
     keep: Keep = "all"
     """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
     each group with the highest rewards."""
-    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    top_k: Whole = 0
     """Completions kept of each group, for keep: top_k."""
     ratio: Ratio = "token"
     """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
@@ -73,9 +73,9 @@ class Algorithm:
     """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
     dual_clip: NonNegative = 0.0
     """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
-    temperature_positive: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature_positive: Positive = 1.0
     """SAPO's gate for positive advantages."""
-    temperature_negative: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.05
+    temperature_negative: Positive = 1.05
     """SAPO's gate for negative advantages."""
     aggregation: Aggregation = "token_mean"
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
@@ -115,7 +115,7 @@ class Algorithm:
     sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm token_truncate, or
     sequence_truncate where ratio is the completion's (gspo, luspo); else none, as the log-probs of
     transformers are the learner's."""
-    correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    correction_cap: Positive = 2.0
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative = 0.0
     """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""

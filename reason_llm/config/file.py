@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import other_names, yaml_text
-from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
+from reason_llm.config.sections import CHANGES, Config
+from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
@@ -293,21 +294,16 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
-    if not dashes and "." not in key:
+    section = key.partition(".")[0]
+    if not dashes and key == section:
         keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
-    # By the last part alone, and only what is nearly the same: whoever has another trainer's name
-    # in mind is led astray by a far guess. The key's own section first; those of other stages last,
-    # and not for a key that names another section.
-    section = key.partition(".")[0] if "." in key else None
+    # By the last part alone, and only what is nearly the same. Options of the key's own section
+    # count first, those of single stages last.
+    keys.sort(key=lambda name: (name.split(".")[0] != section, name.split(".")[0] in READ_BY))
     by_name: dict[str, str] = {}
-    for candidate in sorted(keys, key=lambda name: name.partition(".")[0] != section):
-        of_a_stage = candidate.partition(".")[0] in STAGE_SECTIONS
-        if of_a_stage and section not in (None, candidate.partition(".")[0]):
-            continue
-        by_name.setdefault(_last_part(candidate), candidate)
-    close = difflib.get_close_matches(_last_part(key), by_name, n=5, cutoff=0.7)
-    words = set(_last_part(key).split("_"))
-    close.sort(key=lambda name: not words.issuperset(name.split("_")))  # max_steps: steps
+    for name in keys:
+        by_name.setdefault(_last_part(name), name)
+    close = difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.rows import changeable, row_of_table, with_columns
-from reason_llm.config.types import NonNegative, Section
+from reason_llm.config.types import NonNegative, Positive, Section
 from reason_llm.config.wrong_values import none_of
 
 PreferenceLoss = Literal["sigmoid", "robust", "ipo", "kto", "orpo", "simpo"]
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @row_of_table

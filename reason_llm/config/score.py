@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from reason_llm.config.functions import name_of, source_digest
-from reason_llm.config.types import Section
+from reason_llm.config.types import Positive, Section
 from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset(
@@ -152,7 +152,7 @@ class ScoreSection(Section):
     evaluation."""
     on_error: Literal["stop", "zero"] = "stop"
     """When a reward raises: stop with the rollout's id, or count 0 for it and warn."""
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_seconds: Positive | None = None
     """Of one comparison of answers, of the CPU time of one test, of one call of a custom reward.
     null: 5, 6 and 60."""
     sandbox: Literal["auto", "limits_only"] = "auto"

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=0, strict=True)]
+ONE_IS_A_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 class Section(BaseModel):

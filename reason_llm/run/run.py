@@ -474,7 +474,7 @@ class Run:
             self.config, found.step, f"Its evaluation was the best: {found}."
         )
         others = {adapter_readme.NAME: readme}
-        if self.config.stage == "reward":
+        if self.config.of_stage.scores:
             records = [each for each in self.log.records() if each["step"] <= found.step]
             described = reward_models.describe(records, *self.job.run.digests)
             others[reward_models.SCALE] = described

@@ -25,7 +25,7 @@ from reason_llm.app.report.stage_alarms import (
     difference_error,
 )
 from reason_llm.app.report.trends import Change, change, series
-from reason_llm.config import RIGHTNESS
+from reason_llm.config import RIGHTNESS, STAGES
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
@@ -343,8 +343,9 @@ CHECKS: dict[str, Check] = OF_ROLLOUTS | STAGE_CHECKS | dead_runs.OF_LEARNING
 
 def judge(seen: Evidence) -> dict[str, Finding]:
     """Finding of every check that means something for the run, by its title."""
-    checks = (OF_ROLLOUTS if seen.stage in ("rl", "sample") else {}) | checks_of(seen)
-    if seen.stage != "sample":
+    stage = STAGES[seen.stage]
+    checks = (OF_ROLLOUTS if stage.samples else {}) | checks_of(seen)
+    if stage.learns:
         checks |= dead_runs.OF_LEARNING
     return {title: check(seen) for title, check in checks.items()}
 

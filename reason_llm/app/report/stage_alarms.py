@@ -7,6 +7,7 @@ from statistics import fmean
 
 from reason_llm.app.report.evidence import MOST_GROUPS, RECENT_STEPS, Check, Evidence, Finding
 from reason_llm.app.report.trends import change, series
+from reason_llm.config import STAGES
 
 LOST_NATS = -1.0
 """Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
@@ -228,11 +229,15 @@ CHECKS: dict[str, Check] = {
 
 def checks_of(seen: Evidence) -> dict[str, Check]:
     """Those that mean something for the run's stage."""
+    stage = STAGES[seen.stage]
+    of_others = {title for each in STAGES.values() for title in each.alarms} - {*stage.alarms}
     left_out: dict[Check, bool] = {
-        ordered_and_broken: seen.stage != "preference",
         critic_explains_nothing: not any("critic/loss" in record for record in seen.records),
-        overfits: seen.stage in ("rl", "sample"),
-        no_end_token: seen.stage == "reward",
-        goes_by_length: seen.stage != "reward",
+        overfits: stage.samples,
+        no_end_token: stage.scores,
     }
-    return {title: check for title, check in CHECKS.items() if not left_out.get(check)}
+    return {
+        title: check
+        for title, check in CHECKS.items()
+        if title not in of_others and not left_out.get(check)
+    }

@@ -201,7 +201,7 @@ class _Draft:
     @property
     def learned(self) -> dict[str, int]:
         """Trained parameters by role: its adapter's and its head's."""
-        has_score = self.config.stage == "reward"
+        has_score = self.config.of_stage.scores
         found = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
         if "critic" in self.config.roles:
             found["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
@@ -346,7 +346,7 @@ class _Draft:
             is_packed,
             is_flash=is_packed and self.machine.kind == "cuda",
         )
-        chunk = 0 if self.config.stage == "reward" else self.chunk_tokens  # whose output is a score
+        chunk = 0 if self.config.of_stage.scores else self.chunk_tokens  # whose output is a score
         both = [
             *self.resident(),
             Line("KV cache", cache_tokens * shape.kv_bytes_per_token(size), 0),
@@ -505,14 +505,12 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
         return replace(draft, config=other, context=context).least() <= draft.usable
 
     fixes = []
-    if not config.train.gradient_checkpointing:
-        checkpointed = config.train.model_copy(update={"gradient_checkpointing": True})
-        if fits(config.model_copy(update={"train": checkpointed})):
-            fixes.append("train.gradient_checkpointing to true")
-    if config.model.quantize == "none" and machine.kind == "cuda":
-        packed = config.model.model_copy(update={"quantize": "nf4"})
-        if fits(config.model_copy(update={"model": packed})):
-            fixes.append("model.quantize to nf4")
+    with_checkpoints = config.with_options({"train.gradient_checkpointing": True})
+    if not config.train.gradient_checkpointing and fits(with_checkpoints):
+        fixes.append("train.gradient_checkpointing to true")
+    packed = config.with_options({"model.quantize": "nf4"})
+    if config.model.quantize == "none" and machine.kind == "cuda" and fits(packed):
+        fixes.append("model.quantize to nf4")
     if (tokens := _shorter(draft)) is not None:
         fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
     needed = totals[phase] / USABLE_FRACTION[machine.kind] / GIB
