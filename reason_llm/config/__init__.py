@@ -13,7 +13,6 @@ from reason_llm.config.algorithms import (
     resolve,
 )
 from reason_llm.config.command_line import (
-    CONSOLE_SCRIPT,
     CommandLine,
     Parser,
     Value,
@@ -43,7 +42,6 @@ from reason_llm.config.score import (
     ScoreSection,
 )
 from reason_llm.config.sections import (
-    SHARED_BUFFER,
     AdapterSection,
     Config,
     ModelSection,
@@ -54,13 +52,11 @@ from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
 
 __all__ = [
-    "CONSOLE_SCRIPT",
     "MOST_CONFIG_BYTES",
     "PAIR_FORMS",
     "PYTHON",
     "REWARD_MODEL",
     "RIGHTNESS",
-    "SHARED_BUFFER",
     "STAGES",
     "SURROGATES",
     "AdapterSection",

@@ -15,13 +15,12 @@ ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from reason_llm.config.rows import changeable, row_of_table, with_columns
-from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Section, Whole
-from reason_llm.config.wrong_values import none_of
+from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Whole
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "whiten", "none"]
@@ -281,11 +280,6 @@ FIXED = {"idea", "source", "critic", "teacher"}
 """Columns that a config may not change."""
 
 
-def columns() -> list[str]:
-    """The names of all columns that a config may change."""
-    return changeable(Algorithm, FIXED)
-
-
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     """The row called ``name`` with the columns in ``overrides`` replaced.
 
@@ -416,34 +410,18 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
 """(whether this row contradicts itself, what the user is told)."""
 
 
-class _ChosenRow(Section):
+class _ChosenRow(ChosenRow):
     """A row of the algorithm table and what to change in it. null: the row's own value."""
 
+    TABLE = ALGORITHMS
     name: str = "grpo"
     """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
     gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
 
-    @field_validator("name")
-    @classmethod
-    def _is_a_row(cls, name: str) -> str:
-        if name not in ALGORITHMS:
-            raise ValueError(none_of(name, ALGORITHMS))
-        return name
-
     def row(self) -> Algorithm:
-        """The table's row with this section's overrides; ValueError if one of them would be
+        """The table's row with this section's changes; ValueError if one of them would be
         ignored."""
         return resolve(self.name, self.changes)
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The columns that this section names."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-    @model_validator(mode="after")
-    def _row_uses_every_override(self) -> Self:
-        self.row()
-        return self
 
 
 if TYPE_CHECKING:

@@ -144,14 +144,13 @@ def read_command_line(
             named = line.what or ("this command" if line.overrides else "the quick start")
             description += f"\nOptions show their default and, where {named} differs, its value."
     options = " [--section.key value ...]" if with_config else ""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program,
         usage=f"%(prog)s [{what[0]}] [--option value ...]{options}"
         if values
         else f"%(prog)s [{what[0]}]{options}",
         description=description,
         allow_abbrev=False,
-        exit_on_error=False,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 30, 110),
     )
     parser.add_argument("what", nargs="?", metavar=what[0], help=what[1])
@@ -181,10 +180,7 @@ def read_command_line(
                 metavar=shown_type(option),
                 default=argparse.SUPPRESS,
             )
-    try:
-        known, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}; see --help") from error
+    known, unknown = parser.parse_known_args(arguments)
     if unknown:
         problem = f"unknown argument {unknown[0]!r}"
         if not with_config:

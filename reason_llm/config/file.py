@@ -20,7 +20,6 @@ from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
-SOURCE = "source_sha256"
 COMMAND_LINE = "command line"
 """What is to blame for an option that was given there, in place of a file."""
 MOST_SHOWN_CHARACTERS = 200
@@ -86,8 +85,6 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
-    sources = _reward_sources(old), _reward_sources(new)
-    old, new = _without_reward_sources(old), _without_reward_sources(new)
     before, after = dict(flatten(old)), dict(flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
     for key in sorted(before | after):
@@ -97,30 +94,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
         found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
-    found["warn"] += [
-        f"another source of the reward {name}"
-        for name, digest in sources[0].items()
-        if sources[1].get(name, digest) != digest
-    ]
     return Changes(found["never"], found["warn"])
-
-
-def _reward_sources(config: dict[str, Any]) -> dict[str, str]:
-    """Digests of the rewards that were given in Python, by name."""
-    return {str(r["custom"]): r[SOURCE] for r in _rewards(config) if SOURCE in r}
-
-
-def _without_reward_sources(config: dict[str, Any]) -> dict[str, Any]:
-    rewards = [{k: v for k, v in r.items() if k != SOURCE} for r in _rewards(config)]
-    return {**config, "score": {**config["score"], "rewards": rewards}} if rewards else config
-
-
-def _rewards(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a dumped config, as far as it is one."""
-    score = config.get("score")
-    rewards = score.get("rewards") if isinstance(score, dict) else None
-    is_list = isinstance(rewards, list) and all(isinstance(each, dict) for each in rewards)
-    return rewards if is_list and rewards else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

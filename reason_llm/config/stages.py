@@ -135,29 +135,18 @@ class SupervisedSection(Section):
 
     @model_validator(mode="after")
     def _condition_reads_every_option(self) -> Self:
-        fields, needed = type(self).model_fields, {"condition_bins": "bins"}
-        for name in ("condition_bins", "condition_text"):
-            value, is_on = getattr(self, name), self.condition != "none"
-            is_read = self.condition == needed[name] if name in needed else is_on
-            if value != fields[name].default and not is_read:
+        bins, target = self.condition_bins, self.condition_target
+        both = ("reward", "bins")
+        read_by = {"condition_bins": both[1:], "condition_text": both, "condition_target": both}
+        for name, conditions in read_by.items():
+            value = getattr(self, name)
+            is_set = value != type(self).model_fields[name].default
+            if is_set and self.condition not in conditions:
                 raise ValueError(
                     f"sft.{name}={value!r:.60} would be ignored because sft.condition is "
                     f"{self.condition}; leave it out, or set condition to bins"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _target_is_used(self) -> Self:
-        target, bins = self.condition_target, self.condition_bins
-        if target is None:
-            return self
-        if self.condition == "none":
-            raise ValueError(
-                f"sft.condition_target={target} would be ignored because sft.condition is none; "
-                "leave it out"
-            )
-        is_bin = target.isdecimal() and target.isascii() and len(target) < 4 and int(target) < bins
-        if self.condition == "bins" and not is_bin:
+        if self.condition == "bins" and target not in (None, *map(str, range(bins))):
             raise ValueError(
                 f"sft.condition_target={target!r:.60} is no bin; set it to 0 .. {bins - 1}"
             )

@@ -11,7 +11,7 @@ import yaml
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.file import changes, leaves, load, to_yaml
-from reason_llm.config.other_names import EQUIVALENTS, Equivalent
+from reason_llm.config.other_names import Equivalent, equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
 
@@ -387,10 +387,10 @@ def test_a_name_alone_is_a_reward(tmp_path: Path) -> None:
 
 def test_names_of_others_lead_to_options_that_exist() -> None:
     options = {name for name, _ in leaves(Config)}
-    named = {option for each in EQUIVALENTS.values() for option in each.options}
+    named = {option for each in equivalents().values() for option in each.options}
     assert named <= options
     last = {name.rpartition(".")[2] for name in options}
-    assert last & EQUIVALENTS.keys() == {"beta"}  # preference.beta
+    assert last & equivalents().keys() == {"beta"}  # preference.beta
 
 
 def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
@@ -401,4 +401,4 @@ def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
     assert len(rows) == len(found)
     for whose in ("TRL", "Unsloth", "verl"):
         assert whose in text
-    assert found == {name: replace(each, whose="") for name, each in EQUIVALENTS.items()}
+    assert found == {name: replace(each, whose="") for name, each in equivalents().items()}

@@ -4,20 +4,14 @@ from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
-from reason_llm.app.cli.command import run_command
-
 DESCRIPTION = """\
 Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
 preference or reward), labels (for preference.name kto) or demonstrations (for stage sft, which is
 rejection sampling). Rows hold the sampled token ids beside the texts."""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _pairs(program, arguments))
-
-
-def _pairs(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from pydantic import ValidationError
 
     from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, wrong, yaml_text

@@ -8,19 +8,13 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
-from reason_llm.app.cli.command import run_command
-
 DESCRIPTION = """\
 Give the rollouts of a saved buffer the rewards and the advantages of a config, in a new file.
 Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _rescore(program, arguments))
-
-
-def _rescore(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.app.console import Console
     from reason_llm.config import parse_command_line
 

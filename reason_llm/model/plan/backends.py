@@ -33,7 +33,8 @@ def choose(
     """
     engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
-    backend, lines = config.model.backend, [why]
+    backend: str = config.model.backend
+    lines = [why]
     if engine == "vllm":
         backend, why = unsloth.choose(config.model, text_config, device)
         lines.append(why)

@@ -83,7 +83,8 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     digests = base_digest(subject.policy), renderer_of(config, subject.tokenizer).digest
     models = reward_models.check(config, *digests)
-    of_adapters = _check_adapters(subject, start, folder)
+    read: dict[str, Any] = _check_adapters(subject, start, folder)
+    read["score.custom_sha256"] = _custom_sources(config)  # with functions given in Python
     data = _load(subject, scorer, watch)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
     subject, saved_run = replace(subject, config=config), None
@@ -103,7 +104,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         digests=digests,
         saved_buffers=saved,
         saved_run=saved_run,
-        identity=_identity(config, data, models, of_adapters, saved),
+        identity=_identity(config, data, models, saved, read),
     ), data
 
 
@@ -225,8 +226,8 @@ def _identity(
     config: Config,
     data: Data,
     models: Sequence[RewardModelFolder],
-    of_adapters: Mapping[str, str],
     saved: Sequence[Path],
+    read: Mapping[str, Any],
 ) -> dict[str, Any]:
     prompts = [
         [
@@ -237,10 +238,9 @@ def _identity(
     ]
     digests: dict[str, Any] = {
         "model.weights_sha256": run_folder.weights_digest(config.model.path),
-        "score.custom_sha256": _custom_sources(config),
+        **read,
         "data.prompts_sha256": _sha256(prompts),
         "score.reward_models_sha256": {each.key: each.digest for each in models},
-        **of_adapters,
     }
     if any(prompt.extra for prompt in data.prompts):
         columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
@@ -256,13 +256,16 @@ def _identity(
 
 
 def _custom_sources(config: Config) -> dict[str, str]:
-    """Digests of the files of custom rewards, by the reward's name."""
-    places = {each.key: str(each.custom).rpartition(":")[0] for each in config.score.rewards}
-    return {
-        key: sha256(Path(place), MIB)[:16]
-        for key, place in places.items()
-        if place.endswith(".py") and Path(place).is_file()
-    }
+    """Digests of the files of custom rewards and of the sources of functions that were given in
+    Python, by the reward's name."""
+    digests = {}
+    for each in config.score.rewards:
+        place = Path(str(each.custom).rpartition(":")[0])
+        if place.suffix == ".py" and place.is_file():
+            digests[each.key] = sha256(place, MIB)[:16]
+        elif each.source_sha256 is not None:
+            digests[each.key] = each.source_sha256
+    return digests
 
 
 def _sha256(content: Any) -> str:
