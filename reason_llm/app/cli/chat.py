@@ -2,7 +2,7 @@
 pipe."""
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,12 +49,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
 def _parser(program: str) -> ArgumentParser:
     from reason_llm.config import Parser
 
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION.format(program=program),
-        allow_abbrev=False,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    parser = Parser(program, DESCRIPTION.format(program=program))
     parser.add_argument(
         "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )

@@ -30,7 +30,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
             "SET",
             "what to ask: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or another "
             "set of the config by its name, a file, or NAME=FILE (default: the config's sets)",
-            many=True,
+            nargs="+",
         ),
         "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
         "model": Value(

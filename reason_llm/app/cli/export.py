@@ -34,7 +34,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
         "gguf": Value(
             "CONVERTER",
             "convert to GGUF, too, with llama.cpp's convert_hf_to_gguf.py on PATH or at this path",
-            if_bare="convert_hf_to_gguf.py",
+            nargs="?",
+            const="convert_hf_to_gguf.py",
         ),
     }
     line = read_command_line(

@@ -1,6 +1,6 @@
 """Pairs: ``reason-llm pairs BUFFERS --out FILE``: rows to learn from, out of saved rollouts."""
 
-from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +17,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, wrong, yaml_text
     from reason_llm.errors import ConfigError
 
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION,
-        usage="%(prog)s BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]",
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]"
+    parser = Parser(program, DESCRIPTION, usage)
     parser.add_argument(
         "buffers", nargs="+", type=Path, metavar="BUFFERS",
         help="a folder such as runs/x/buffers, or a saved buffer",

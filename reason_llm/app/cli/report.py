@@ -13,7 +13,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.config import Parser
     from reason_llm.errors import ConfigError
 
-    parser = Parser(prog=program, description=DESCRIPTION)
+    parser = Parser(program, DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a folder such as runs/quickstart"
     )

@@ -4,7 +4,7 @@ Saved rollouts get the rewards and advantages of a config. With ``--accept-edite
 was edited on purpose gets a new digest.
 """
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,15 +41,9 @@ def _parser(program: str) -> ArgumentParser:
     from reason_llm.config import Parser, command
 
     train = command("train")
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION.format(train=train),
-        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] "
-        "[--section.key value ...]",
-        epilog=f"All options of {train} can be given too; score and algorithm count.",
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
+    parser = Parser(program, DESCRIPTION.format(train=train), usage)
+    parser.epilog = f"All options of {train} can be given too; score and algorithm count."
     parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
     parser.add_argument(
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
