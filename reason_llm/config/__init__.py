@@ -21,7 +21,7 @@ from reason_llm.config.command_line import (
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, load_quick_start
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
@@ -33,7 +33,6 @@ from reason_llm.config.pipeline import (
     parse_training_line,
 )
 from reason_llm.config.preferences import PreferenceRow
-from reason_llm.config.quick_start import load_quick_start
 from reason_llm.config.score import (
     REWARD_MODEL,
     RIGHTNESS,

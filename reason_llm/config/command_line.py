@@ -13,8 +13,16 @@ from pydantic.fields import FieldInfo
 
 from reason_llm.config import yaml_text
 from reason_llm.config.data import WeightedSource
-from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
-from reason_llm.config.quick_start import CHECKOUT, QUICK_START, load_quick_start
+from reason_llm.config.file import (
+    CHECKOUT,
+    QUICK_START,
+    docstring,
+    leaves,
+    load,
+    load_quick_start,
+    shown_type,
+    unknown_key,
+)
 from reason_llm.config.score import RewardSpec
 from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line

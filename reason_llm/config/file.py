@@ -22,6 +22,12 @@ from reason_llm.files import read_bounded
 MOST_CONFIG_BYTES = 1 << 18
 COMMAND_LINE = "command line"
 """What is to blame for an option that was given there, in place of a file."""
+OWN_NAME = "my_run"
+"""Name of a run without a config file that is not the quick start."""
+QUICK_START = Path("configs/quickstart.yaml")
+_PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT = _PACKAGE.parent
+"""The repository's folder, unless the package was installed from a wheel."""
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
@@ -62,6 +68,28 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_first_problem(error, str(path), overrides)) from error
+
+
+def load_quick_start(overrides: dict[str, Any]) -> Config:
+    """The quick start with dotted ``overrides``; with a model or a training set among them a run of
+    their own, in which every other option has its default.
+
+    Outside of a folder that has a ``configs/quickstart.yaml`` its model and data are those of the
+    installation, and what it writes goes into the working folder as ever.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    if overrides.keys() & {"model.path", "data.train"}:
+        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides)
+    bundled = _PACKAGE / "quickstart"  # in a wheel, made by setup.py; laid out as the repository
+    home = bundled if bundled.is_dir() else CHECKOUT
+    if QUICK_START.exists() or not (home / QUICK_START).is_file():
+        return load(QUICK_START, overrides)
+    tree = read_yaml(home / QUICK_START)
+    for section, name in (("model", "path"), ("data", "train"), ("data", "eval")):
+        tree[section][name] = str(home / tree[section][name])
+    return build(tree, home / QUICK_START, overrides)
 
 
 def to_yaml(config: Config) -> str:

@@ -53,7 +53,8 @@ class _PlainValues(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """As SafeLoader's, without dates, bytes and sets."""
         if node.tag not in _KINDS:
-            raise _problem(node, f"{node.value!r:.60} is read as {_kind(node)}; quote it")
+            value = f"{node.value!r:.60}" if isinstance(node, yaml.ScalarNode) else "a value"
+            raise _problem(node, f"{value} is read as {_kind(node)}; quote it")
         return super().construct_object(node, deep)
 
     def construct_scalar(self, node: Any) -> Any:
@@ -94,7 +95,7 @@ class _PlainValues(yaml.SafeLoader):
 
 
 def _kind(node: Any) -> str:
-    return str(node.tag).rpartition(":")[2][:60]
+    return str(node.tag).removeprefix("tag:yaml.org,2002:")[:60]
 
 
 def _problem(node: Any, text: str) -> yaml.YAMLError:

@@ -11,7 +11,7 @@ from conftest import ROOT, TINY
 from reason_llm.app.cli import COMMANDS, main
 from reason_llm.app.cli.command import run_command
 from reason_llm.config import command
-from reason_llm.config.quick_start import load_quick_start
+from reason_llm.config.file import load_quick_start
 from reason_llm.errors import DataError, Stopped
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "

@@ -212,7 +212,6 @@ def prepare(config: Config, watch: Watch) -> Job:
     if run.config.stage == "preference" and not run.config.learns_pairs:
         _check_labels(run.config, data)
     check_schedule(run.config.train, run.config.policy_optimizer_steps)
-    check_writable(run.folder)
     state = _state(run)
     if run.config.samples:
         _check_buffer(run, state)
@@ -310,8 +309,9 @@ def _check_buffer(run: ResolvedRun, state: RunState) -> None:
     if found is not None and found.run.id == state.run.id:
         own.append((path, found))
     for place, document in own:
-        saved_rollouts.check_context(place, document, run.subject.context_tokens)
-        saved_rollouts.check_vocabulary(place, document, run.subject.vocabulary)
+        saved_rollouts.check_fits(
+            place, document, run.subject.context_tokens, run.subject.vocabulary
+        )
 
 
 def _state(run: ResolvedRun) -> RunState:

@@ -15,7 +15,7 @@ import orjson
 from reason_llm.config import Config, file as config_file
 from reason_llm.data import Data, check_ends, load_data, renderer_of
 from reason_llm.errors import CheckpointError, ModelError, RolloutBufferError, one_line
-from reason_llm.files import MIB, sha256
+from reason_llm.files import MIB, check_writable, sha256
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.run import reward_models
@@ -71,9 +71,8 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     """
     folder = config.run.directory / str(config.run.name)
     replicas = replica_count.count_of(config)
-    checkpoints = checkpoint.listing(folder)
     start = config.model.start
-    if start is not None and checkpoints and config.run.resume != "never":
+    if start is not None and config.run.resume != "never" and checkpoint.listing(folder):
         start = folder / START  # the copy that the run made as it began
     if start is not None:
         with _reading_start(start, folder):
@@ -95,10 +94,11 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
             f"the run {saved_run}"
         )
+    check_writable(folder)
     return ResolvedRun(
         subject=subject,
         folder=folder,
-        checkpoints=checkpoints,
+        checkpoints=checkpoint.listing(folder),
         replicas=replicas,
         reward_models=models,
         digests=digests,

@@ -54,12 +54,13 @@ def buffer_files(source: Path, option: str = "") -> list[Path]:
     Args:
         option: what stands before the path in an error.
     """
-    if source.is_dir():
-        found = _steps(source) or _steps(source / "buffers")
+    if not os.path.lexists(source):
+        found, holds = list[Path](), "does not exist"
+    elif source.is_dir():
+        found, holds = _steps(source) or _steps(source / "buffers"), f"holds no {FILES}"
     else:
-        found = [source] if os.path.lexists(source) else []
+        return [source]
     if not found:
-        holds = f"holds no {FILES}" if source.is_dir() else "does not exist"
         raise RolloutBufferError(
             f"{option}{source} {holds}; name a run's folder 'buffers', or a saved buffer"
         )
@@ -154,8 +155,7 @@ def read(path: Path, subject: "Subject") -> Document:
                     f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
                     f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
                 )
-    check_context(path, document, subject.context_tokens)
-    check_vocabulary(path, document, subject.vocabulary)
+    check_fits(path, document, subject.context_tokens, subject.vocabulary)
     names = [reward.key for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
@@ -174,45 +174,34 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
     Args:
         name: of the run whose rollouts come first; None: it is not known.
     """
-    step = _step_of(path)
-    if step is not None and step != document.step:
-        logger.warning(
-            "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
-            "learned from in the order of their names", path, document.step, step,
-        )  # fmt: skip
-    if name is not None and document.run.name != name:
-        logger.warning(
-            "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
-            "from", path, document.run.name, name,
-        )  # fmt: skip
+    step, name = _step_of(path), name or document.run.name
+    if (step in (None, document.step)) and document.run.name == name:
+        return
+    logger.warning(
+        "%s holds step %d of the run %r: files of %r were renamed, swapped or mixed, and are "
+        "learned from in the order of their names", path, document.step, document.run.name, name,
+    )  # fmt: skip
 
 
-def check_context(path: Path, document: Document, context_tokens: int) -> None:
-    """Whether each prompt and its completion fit into the context; they were read from ``path``.
+def check_fits(path: Path, document: Document, context: int | None, vocabulary: int) -> None:
+    """Check that the model can read each prompt with its completion; they were read from ``path``.
+
+    Args:
+        context: the longest prompt plus completion in tokens; None: there is no limit.
+        vocabulary: how many token ids the model has.
 
     Raises:
-        RolloutBufferError: they do not.
+        RolloutBufferError: they are too long, or were sampled by another model.
     """
     for group in document.groups:
-        longest = max(len(completion.token_ids) for completion in group.completions)
-        tokens = len(group.prompt.token_ids) + longest
-        if tokens > context_tokens:
+        prompt, completions = group.prompt.token_ids, [c.token_ids for c in group.completions]
+        tokens = len(prompt) + max(map(len, completions))
+        largest = max(max(ids) for ids in (prompt, *completions))
+        if context is not None and tokens > context:
             raise RolloutBufferError(
                 f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
-                f"{context_tokens}; raise model.context_tokens, or name another buffer"
+                f"{context}; raise model.context_tokens, or name another buffer"
             )
-
-
-def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
-    """Check that the model has all token ids of the document, which was read from ``path``.
-
-    Raises:
-        RolloutBufferError: it was sampled by another model.
-    """
-    for group in document.groups:
-        largest = max(
-            max(ids) for ids in (group.prompt.token_ids, *(c.token_ids for c in group.completions))
-        )
         if largest >= vocabulary:
             raise RolloutBufferError(
                 f"{path}: {group.prompt.id!r} has the token id {largest} and the model "
