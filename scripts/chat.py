@@ -2,7 +2,7 @@
 
 import sys
 
-from reason_llm.app.cli.chat import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/chat.py", sys.argv[1:]))
+    sys.exit(call("chat", "python scripts/chat.py", sys.argv[1:]))

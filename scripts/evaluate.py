@@ -3,7 +3,7 @@ base]``; the same command resumes."""
 
 import sys
 
-from reason_llm.app.cli.evaluate import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/evaluate.py", sys.argv[1:]))
+    sys.exit(call("evaluate", "python scripts/evaluate.py", sys.argv[1:]))

@@ -3,7 +3,7 @@ rollouts."""
 
 import sys
 
-from reason_llm.app.cli.pairs import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/pairs.py", sys.argv[1:]))
+    sys.exit(call("pairs", "python scripts/pairs.py", sys.argv[1:]))

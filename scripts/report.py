@@ -2,7 +2,7 @@
 
 import sys
 
-from reason_llm.app.cli.report import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/report.py", sys.argv[1:]))
+    sys.exit(call("report", "python scripts/report.py", sys.argv[1:]))

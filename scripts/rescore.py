@@ -3,7 +3,7 @@ rewards."""
 
 import sys
 
-from reason_llm.app.cli.rescore import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/rescore.py", sys.argv[1:]))
+    sys.exit(call("rescore", "python scripts/rescore.py", sys.argv[1:]))

@@ -3,7 +3,7 @@ resumes."""
 
 import sys
 
-from reason_llm.app.cli.train import main
+from reason_llm.app.cli import call
 
 if __name__ == "__main__":
-    sys.exit(main("python scripts/train.py", sys.argv[1:]))
+    sys.exit(call("train", "python scripts/train.py", sys.argv[1:]))

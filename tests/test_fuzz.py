@@ -28,8 +28,7 @@ from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, TrainSection
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
-from reason_llm.config.file import changes, leaves, load, to_yaml
-from reason_llm.config.quick_start import QUICK_START
+from reason_llm.config.file import QUICK_START, changes, leaves, load, to_yaml
 from reason_llm.data import check_ends, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError

@@ -6,7 +6,7 @@ from typing import get_args
 from conftest import ROOT
 from house import PACKAGE
 from reason_llm.app.report.alarms import ALARMS
-from reason_llm.config import Stage
+from reason_llm.config import StageName
 from reason_llm.config.algorithms import ALGORITHMS, SURROGATES
 from reason_llm.config.preferences import PREFERENCES
 from reason_llm.config.sections import CHANGES
@@ -71,7 +71,7 @@ def test_every_preference_loss_has_its_row() -> None:
 
 
 def test_every_stage_is_explained() -> None:
-    assert all(f"| `{stage}`" in page("rlhf.md") for stage in get_args(Stage))
+    assert all(f"| `{stage}`" in page("rlhf.md") for stage in get_args(StageName))
 
 
 def test_every_reward_is_named() -> None:

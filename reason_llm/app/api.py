@@ -108,7 +108,7 @@ def train(
         Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call goes on.
     """
     made = _config(config, _overrides(rewards, rows, eval_rows))
-    made = made.model_copy(update={"data": made.data.with_rows(_given(config, rows, eval_rows))})
+    made = made.with_options({"data": made.data.with_rows(_given(config, rows, eval_rows))})
     with _restored():
         from reason_llm.app.console import Console
 
@@ -277,7 +277,7 @@ def _config(
         tree["score"]["rewards"] = list(given.score.rewards)  # with functions given in Python
         return config_file.build(tree, unnamed, overrides)
     if given.run.name is None:
-        return given.model_copy(update={"run": given.run.model_copy(update={"name": unnamed.name})})
+        return given.with_options({"run.name": unnamed.name})
     return given
 
 

@@ -147,7 +147,7 @@ class Chat:
         )
         if self.adapter is not None:
             adapter_section = adapters.section_of(self.adapter)
-            section = section.model_copy(update={"adapter": adapter_section})
+            section = section.with_options({"adapter": adapter_section})
         base.check_model(section)
         self.context_tokens = base.context_limit(section)
         self.model = Model(section, tokenizer, seed=0, checkpointing=False)

@@ -92,20 +92,18 @@ def planned(pipeline: Pipeline, stage: PipelineStage) -> Config:
     if stage.start is None:
         return stage.config
     source = pipeline.stage(stage.start)
-    changed: dict[str, Any] = {"adapter": planned(pipeline, source).model.adapter}
+    decided: dict[str, Any] = {"model.adapter": planned(pipeline, source).model.adapter}
     if source.begins_anew and pipeline.only is None:  # the adapter there will be moved aside
-        changed["start"] = source.folder / "adapter to come"
-    model = stage.config.model.model_copy(update=changed)
-    return stage.config.model_copy(update={"model": model})
+        decided["model.start"] = source.folder / "adapter to come"
+    return stage.config.with_options(decided)
 
 
 def without_what_is_made(pipeline: Pipeline, stage: PipelineStage) -> Config:
     """The stage's config without the rewards whose models earlier stages make."""
     adapters = {str(pipeline.stage(name).folder / "adapter") for name in stage.adapters}
-    score = stage.config.score
-    kept = [each for each in score.rewards if adapters.isdisjoint(map(str, each.options.values()))]
-    changed = score.model_copy(update={"rewards": kept or score.rewards})
-    return stage.config.model_copy(update={"score": changed})
+    rewards = stage.config.score.rewards
+    kept = [each for each in rewards if adapters.isdisjoint(map(str, each.options.values()))]
+    return stage.config.with_options({"score.rewards": kept or rewards})
 
 
 def _check(pipeline: Pipeline) -> None:

@@ -13,7 +13,6 @@ from reason_llm.config.algorithms import (
     resolve,
 )
 from reason_llm.config.command_line import (
-    CONSOLE_SCRIPT,
     CommandLine,
     Parser,
     Value,
@@ -22,7 +21,7 @@ from reason_llm.config.command_line import (
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, load_quick_start
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
@@ -34,7 +33,6 @@ from reason_llm.config.pipeline import (
     parse_training_line,
 )
 from reason_llm.config.preferences import PreferenceRow
-from reason_llm.config.quick_start import load_quick_start
 from reason_llm.config.score import (
     REWARD_MODEL,
     RIGHTNESS,
@@ -43,24 +41,22 @@ from reason_llm.config.score import (
     ScoreSection,
 )
 from reason_llm.config.sections import (
-    SHARED_BUFFER,
     AdapterSection,
     Config,
     ModelSection,
     TrainSection,
 )
-from reason_llm.config.stages import CriticSection, Stage, SupervisedSection
+from reason_llm.config.stages import STAGES, CriticSection, Stage, StageName, SupervisedSection
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
 
 __all__ = [
-    "CONSOLE_SCRIPT",
     "MOST_CONFIG_BYTES",
     "PAIR_FORMS",
     "PYTHON",
     "REWARD_MODEL",
     "RIGHTNESS",
-    "SHARED_BUFFER",
+    "STAGES",
     "SURROGATES",
     "AdapterSection",
     "Aggregation",
@@ -91,6 +87,7 @@ __all__ = [
     "ScoreSection",
     "Section",
     "Stage",
+    "StageName",
     "SupervisedSection",
     "Surrogate",
     "TrainSection",

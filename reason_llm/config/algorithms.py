@@ -15,13 +15,12 @@ ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from reason_llm.config.rows import changeable, row_of_table, with_columns
-from reason_llm.config.types import Count, Fraction, NonNegative, Section
-from reason_llm.config.wrong_values import none_of
+from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Whole
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "whiten", "none"]
@@ -58,7 +57,7 @@ class Algorithm:
     keep: Keep = "all"
     """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
     each group with the highest rewards."""
-    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    top_k: Whole = 0
     """Completions kept of each group, for keep: top_k."""
     ratio: Ratio = "token"
     """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
@@ -73,9 +72,9 @@ class Algorithm:
     """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
     dual_clip: NonNegative = 0.0
     """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
-    temperature_positive: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature_positive: Positive = 1.0
     """SAPO's gate for positive advantages."""
-    temperature_negative: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.05
+    temperature_negative: Positive = 1.05
     """SAPO's gate for negative advantages."""
     aggregation: Aggregation = "token_mean"
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
@@ -115,7 +114,7 @@ class Algorithm:
     sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm token_truncate, or
     sequence_truncate where ratio is the completion's (gspo, luspo); else none, as the log-probs of
     transformers are the learner's."""
-    correction_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    correction_cap: Positive = 2.0
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative = 0.0
     """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""
@@ -281,11 +280,6 @@ FIXED = {"idea", "source", "critic", "teacher"}
 """Columns that a config may not change."""
 
 
-def columns() -> list[str]:
-    """The names of all columns that a config may change."""
-    return changeable(Algorithm, FIXED)
-
-
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
     """The row called ``name`` with the columns in ``overrides`` replaced.
 
@@ -416,34 +410,18 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
 """(whether this row contradicts itself, what the user is told)."""
 
 
-class _ChosenRow(Section):
+class _ChosenRow(ChosenRow):
     """A row of the algorithm table and what to change in it. null: the row's own value."""
 
+    TABLE = ALGORITHMS
     name: str = "grpo"
     """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
     gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
 
-    @field_validator("name")
-    @classmethod
-    def _is_a_row(cls, name: str) -> str:
-        if name not in ALGORITHMS:
-            raise ValueError(none_of(name, ALGORITHMS))
-        return name
-
     def row(self) -> Algorithm:
-        """The table's row with this section's overrides; ValueError if one of them would be
+        """The table's row with this section's changes; ValueError if one of them would be
         ignored."""
         return resolve(self.name, self.changes)
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The columns that this section names."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-    @model_validator(mode="after")
-    def _row_uses_every_override(self) -> Self:
-        self.row()
-        return self
 
 
 if TYPE_CHECKING:

@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import yaml_text
 from reason_llm.config.data import WeightedSource
-from reason_llm.config.file import docstring, leaves, load, shown_type, unknown_key
-from reason_llm.config.quick_start import CHECKOUT, QUICK_START, load_quick_start
+from reason_llm.config.file import (
+    CHECKOUT,
+    QUICK_START,
+    docstring,
+    leaves,
+    load,
+    load_quick_start,
+    shown_type,
+    unknown_key,
+)
 from reason_llm.config.score import RewardSpec
 from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line
@@ -41,24 +49,34 @@ def command(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, printed by the caller."""
+    """An argument parser whose errors are one line, printed by the caller.
+
+    Args:
+        usage: what stands after the program's name.
+    """
+
+    def __init__(self, program: str, description: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=program,
+            usage=None if usage is None else f"%(prog)s {usage}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 30, 110),
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise a usage error."""
         raise ConfigError(f"{message}; see --help")
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An option of a script, beside those of the config."""
+class Value(NamedTuple):
+    """An option of a command, beside those of the config, as ``add_argument`` takes it."""
 
     metavar: str
-    text: str
-    """Its help."""
-    many: bool = False
-    """It takes one value or more."""
-    if_bare: str | None = None
-    """What it is when given without a value; None: it needs one."""
+    help: str
+    nargs: str | None = None
+    const: str | None = None
+    """What it is when given without a value, with nargs ``?``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,7 @@ class CommandLine:
     given: set[str]
     """The switches."""
     values: dict[str, list[str]]
-    """What was given to each ``Value``; those not given are left out."""
+    """What was given to each option of the command's own; those not given are left out."""
 
     def one(self, name: str) -> str | None:
         """The only value of an option; None if it was not given."""
@@ -128,6 +146,7 @@ def read_command_line(
 
     Args:
         what: name and help of the positional argument, which may be left out.
+        values: the command's own options.
         with_config: whether options of the config are taken.
         in_force: the config that a command line comes to, whose values ``--help`` shows where they
             differ from the defaults.
@@ -143,27 +162,14 @@ def read_command_line(
             here = _values(in_force(line))
             named = line.what or ("this command" if line.overrides else "the quick start")
             description += f"\nOptions show their default and, where {named} differs, its value."
-    options = " [--section.key value ...]" if with_config else ""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        usage=f"%(prog)s [{what[0]}] [--option value ...]{options}"
-        if values
-        else f"%(prog)s [{what[0]}]{options}",
-        description=description,
-        allow_abbrev=False,
-        exit_on_error=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 30, 110),
-    )
+    usage = f"[{what[0]}]"
+    usage += " [--option value ...]" if values else ""
+    usage += " [--section.key value ...]" if with_config else ""
+    parser = Parser(program, description, usage)
     parser.add_argument("what", nargs="?", metavar=what[0], help=what[1])
     for name, value in (values or {}).items():
         parser.add_argument(
-            f"--{name}",
-            dest=f"={name}",
-            metavar=value.metavar,
-            default=argparse.SUPPRESS,
-            help=value.text.replace("%", "%%"),
-            const=value.if_bare,
-            nargs="+" if value.many else None if value.if_bare is None else "?",
+            f"--{name}", dest=f"={name}", default=argparse.SUPPRESS, **value._asdict()
         )
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
@@ -181,10 +187,7 @@ def read_command_line(
                 metavar=shown_type(option),
                 default=argparse.SUPPRESS,
             )
-    try:
-        known, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}; see --help") from error
+    known, unknown = parser.parse_known_args(arguments)
     if unknown:
         problem = f"unknown argument {unknown[0]!r}"
         if not with_config:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
 
-from reason_llm.config.types import Count, Section
+from reason_llm.config.types import Count, Positive, Section
 
 RESERVED_ARGUMENTS = frozenset(
     {
@@ -70,7 +70,7 @@ class WeightedSource(Section):
 
     source: str
     """A file or a Hub id."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Positive = 1.0
     """Its share of the prompts is this over the sum of all weights, whatever its size."""
 
     @model_validator(mode="before")

@@ -13,15 +13,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import other_names, yaml_text
-from reason_llm.config.sections import CHANGES, STAGE_SECTIONS, Config
+from reason_llm.config.sections import CHANGES, Config
+from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_bounded
 
 MOST_CONFIG_BYTES = 1 << 18
-SOURCE = "source_sha256"
 COMMAND_LINE = "command line"
 """What is to blame for an option that was given there, in place of a file."""
+OWN_NAME = "my_run"
+"""Name of a run without a config file that is not the quick start."""
+QUICK_START = Path("configs/quickstart.yaml")
+_PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT = _PACKAGE.parent
+"""The repository's folder, unless the package was installed from a wheel."""
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
@@ -64,6 +70,28 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
         raise ConfigError(_first_problem(error, str(path), overrides)) from error
 
 
+def load_quick_start(overrides: dict[str, Any]) -> Config:
+    """The quick start with dotted ``overrides``; with a model or a training set among them a run of
+    their own, in which every other option has its default.
+
+    Outside of a folder that has a ``configs/quickstart.yaml`` its model and data are those of the
+    installation, and what it writes goes into the working folder as ever.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    if overrides.keys() & {"model.path", "data.train"}:
+        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides)
+    bundled = _PACKAGE / "quickstart"  # in a wheel, made by setup.py; laid out as the repository
+    home = bundled if bundled.is_dir() else CHECKOUT
+    if QUICK_START.exists() or not (home / QUICK_START).is_file():
+        return load(QUICK_START, overrides)
+    tree = read_yaml(home / QUICK_START)
+    for section, name in (("model", "path"), ("data", "train"), ("data", "eval")):
+        tree[section][name] = str(home / tree[section][name])
+    return build(tree, home / QUICK_START, overrides)
+
+
 def to_yaml(config: Config) -> str:
     """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -85,8 +113,6 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
     ``run.steps`` is among the warned where a schedule depends on it.
     """
-    sources = _reward_sources(old), _reward_sources(new)
-    old, new = _without_reward_sources(old), _without_reward_sources(new)
     before, after = dict(flatten(old)), dict(flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
     for key in sorted(before | after):
@@ -96,30 +122,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
         found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
-    found["warn"] += [
-        f"another source of the reward {name}"
-        for name, digest in sources[0].items()
-        if sources[1].get(name, digest) != digest
-    ]
     return Changes(found["never"], found["warn"])
-
-
-def _reward_sources(config: dict[str, Any]) -> dict[str, str]:
-    """Digests of the rewards that were given in Python, by name."""
-    return {str(r["custom"]): r[SOURCE] for r in _rewards(config) if SOURCE in r}
-
-
-def _without_reward_sources(config: dict[str, Any]) -> dict[str, Any]:
-    rewards = [{k: v for k, v in r.items() if k != SOURCE} for r in _rewards(config)]
-    return {**config, "score": {**config["score"], "rewards": rewards}} if rewards else config
-
-
-def _rewards(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a dumped config, as far as it is one."""
-    score = config.get("score")
-    rewards = score.get("rewards") if isinstance(score, dict) else None
-    is_list = isinstance(rewards, list) and all(isinstance(each, dict) for each in rewards)
-    return rewards if is_list and rewards else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -293,21 +296,16 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
-    if not dashes and "." not in key:
+    section = key.partition(".")[0]
+    if not dashes and key == section:
         keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
-    # By the last part alone, and only what is nearly the same: whoever has another trainer's name
-    # in mind is led astray by a far guess. The key's own section first; those of other stages last,
-    # and not for a key that names another section.
-    section = key.partition(".")[0] if "." in key else None
+    # By the last part alone, and only what is nearly the same. Options of the key's own section
+    # count first, those of single stages last.
+    keys.sort(key=lambda name: (name.split(".")[0] != section, name.split(".")[0] in READ_BY))
     by_name: dict[str, str] = {}
-    for candidate in sorted(keys, key=lambda name: name.partition(".")[0] != section):
-        of_a_stage = candidate.partition(".")[0] in STAGE_SECTIONS
-        if of_a_stage and section not in (None, candidate.partition(".")[0]):
-            continue
-        by_name.setdefault(_last_part(candidate), candidate)
-    close = difflib.get_close_matches(_last_part(key), by_name, n=5, cutoff=0.7)
-    words = set(_last_part(key).split("_"))
-    close.sort(key=lambda name: not words.issuperset(name.split("_")))  # max_steps: steps
+    for name in keys:
+        by_name.setdefault(_last_part(name), name)
+    close = difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"

@@ -19,21 +19,16 @@ def name_of(function: Callable[..., Any]) -> str:
     Raises:
         ValueError: it cannot be told from another one later.
     """
-    if not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         raise ValueError(
             f"is {_shown(function)} and no function made with def, so a run that goes on could not "
             "tell it from another; call it in a function of a module or a notebook's cell"
         )
-    if function.__name__ == "<lambda>":
-        raise ValueError(
-            "is a lambda, which has no name to be called by in metrics; write it with def"
-        )
     if function.__closure__:
-        names = ", ".join(function.__code__.co_freevars)
         raise ValueError(
-            f"is the function {function.__name__}, which takes {names} from the function around "
-            "it, so a run that goes on could not tell it from another; make them constants of the "
-            "module, or defaults of its parameters"
+            f"is the function {function.__name__}, which takes "
+            f"{', '.join(function.__code__.co_freevars)} from the function around it, so a run "
+            "that goes on could not tell it from another; make them defaults of its parameters"
         )
     path = Path(function.__code__.co_filename)
     is_of_a_module = function.__module__ != "__main__" and function.__qualname__.isidentifier()

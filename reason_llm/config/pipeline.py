@@ -14,8 +14,7 @@ that run, and ``{stage: rm}`` stands for the folder of its adapter wherever an o
 from the rollouts of that stage. The runs live in <run.directory>/<pipeline>/<stage>/.
 """
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,15 @@ from pydantic import ValidationError
 
 from reason_llm.config.command_line import WITHOUT_CONFIG, config_of_line, read_command_line
 from reason_llm.config.file import build, read_yaml
-from reason_llm.config.pairs import PairForm, PairsSection
-from reason_llm.config.sections import READ_BY, SAMPLING, Config
-from reason_llm.config.wrong_values import wrong
+from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
+from reason_llm.config.sections import Config
+from reason_llm.config.stages import READ_BY, STAGES, usual_form
+from reason_llm.config.wrong_values import nearest, wrong
 from reason_llm.errors import ConfigError
 
 Tree = dict[str, Any]
-STAGES, FROM, PAIRS_OF, STAGE = "stages", "from", "pairs_of", "stage"
+FROM, PAIRS_OF, STAGE = "from", "pairs_of", "stage"
+SAMPLING = [name for name, stage in STAGES.items() if stage.samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +105,11 @@ def parse_training_line(
     Returns:
         The config or pipeline, and the switches that were given.
     """
+    what = ("CONFIG.yaml", WITHOUT_CONFIG)
     line = read_command_line(
-        program, description, ("CONFIG.yaml", WITHOUT_CONFIG), arguments, switches,
-        in_force=config_of_line,
-    )  # fmt: skip
-    if line.what is not None and STAGES in read_yaml(Path(line.what)):
+        program, description, what, arguments, switches, in_force=config_of_line
+    )
+    if line.what is not None and "stages" in read_yaml(Path(line.what)):
         return load_pipeline(Path(line.what), line.overrides), line.given
     return config_of_line(line), line.given
 
@@ -125,8 +126,8 @@ def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
         ConfigError: one line with stage, key, value, fix.
     """
     shared, options = read_yaml(path), dict(overrides)
-    trees = shared.pop(STAGES)
-    if not isinstance(trees, dict) or not trees or not all(map(_is_tree, trees.values())):
+    trees = shared.pop("stages")
+    if not isinstance(trees, dict) or not trees or {*map(type, trees.values())} != {dict}:
         raise ConfigError(
             f"{path}: stages={trees!r:.100} are no stages; write stages: {{name: {{sections}}}}"
         )
@@ -177,11 +178,6 @@ class _Builder:
     overrides: Tree
     """Options of the command line for this stage."""
 
-    @property
-    def place(self) -> Path:
-        """What an error calls the stage."""
-        return Path(f"{self.path}, stage {self.name}")
-
     def build(self, shared: Tree, own: Tree) -> PipelineStage:
         """The stage whose sections are ``own``, over the ``shared`` ones.
 
@@ -189,107 +185,89 @@ class _Builder:
             ConfigError: as ``load_pipeline``.
         """
         own = dict(own)
-        self._check_run(own.get("run"))
-        kind = own.get(STAGE, "rl")
-        start = own.pop(FROM, None)
-        base = {k: v for k, v in deepcopy(shared).items() if kind in READ_BY.get(k, (kind,))}
+        for key in ("name", "directory"):
+            value = own["run"].get(key) if isinstance(own.get("run"), dict) else None
+            if value is not None:
+                raise self._error(
+                    f"run.{key}={value!s:.60} contradicts the stage, whose run is in "
+                    f"{self.folder / self.name}; set run.{key} beside the stages, for all of them"
+                )
+        kind, start = own.get(STAGE, "rl"), own.pop(FROM, None)
+        ignored = [key for key, readers in READ_BY.items() if kind not in readers]
         if start is not None:
             self._check_from(start, own)
-            _section(base, "model").pop("adapter", None)
+            ignored.append("model.adapter")
         if kind in SAMPLING:
-            _section(base, "train").pop("rows_per_step", None)
-        tree = _merged(base, own)
+            ignored.append("train.rows_per_step")
+        tree = _merged(_without(shared, ignored), own)
         run, model = _section(tree, "run"), _section(tree, "model")
         if start is not None:
             model["start"] = {STAGE: start}
-        needs = [*self._resolved(tree)]
+        adapters = tuple(dict.fromkeys(self._resolved(tree)))
         rows = self._rows(tree)
         run |= {"name": self.name, "directory": str(self.folder)}
         run.setdefault("buffer", str(self.folder / self.name / "buffer.json"))
-        config = build(tree, self.place, self._options(tree, kind, start is not None))
-        self._check_reward_models(config)
-        return PipelineStage(self.name, config, start, tuple(dict.fromkeys(needs)), rows)
+        overrides = self.overrides
+        if self.only is None:
+            if not self._is_evaluated(tree):
+                ignored.append("eval")
+            overrides = {
+                key: value
+                for key, value in overrides.items()
+                if not any(f"{key}.".startswith(f"{name}.") for name in ignored)
+            }
+        config = build(tree, Path(self._place), overrides)
+        if self.only is None:  # a stage that is run alone finds the files of earlier ones
+            self._check_reward_models(config)
+        return PipelineStage(self.name, config, start, adapters, rows)
 
-    def _options(self, tree: Tree, kind: str, has_start: bool) -> Tree:
-        """The overrides that this stage reads; all of them, if they are for it alone."""
-        if self.only is not None:
-            return self.overrides
-        section, data = _section(tree, "eval"), _section(tree, "data")
-        judged_by = (data.get("eval"), section.get("sets"), section.get("rows"))
-        sets_one = {"data.eval", "eval.sets", "eval.rows"} & self.overrides.keys()
-        dropped = []
-        if has_start:
-            dropped.append("model.adapter")
-        if not any(judged_by) and not sets_one:
-            dropped.append("eval")
-        if kind in SAMPLING:
-            dropped.append("train.rows_per_step")
-        return {
-            key: value
-            for key, value in self.overrides.items()
-            if kind in READ_BY.get(key.partition(".")[0], (kind,))
-            and not any(f"{key}.".startswith(f"{name}.") for name in dropped)
-        }
+    @property
+    def _place(self) -> str:
+        """What an error calls the stage."""
+        return f"{self.path}, stage {self.name}"
 
-    def _check_run(self, run: Any) -> None:
-        """Whether the stage's own section ``run`` leaves its folder to the pipeline."""
-        for key in ("name", "directory"):
-            value = run.get(key) if isinstance(run, dict) else None
-            if value is not None:
-                raise ConfigError(
-                    f"{self.place}: run.{key}={value!s:.60} contradicts the stage, whose run is in "
-                    f"{self.folder / self.name}; set run.{key} beside the stages, for all of them"
-                )
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self._place}: {problem}")
+
+    def _is_evaluated(self, tree: Tree) -> bool:
+        """Whether the stage or the command line names something held out."""
+        sources = (("data", "eval"), ("eval", "sets"), ("eval", "rows"))
+        return any(
+            _section(tree, section).get(name) or f"{section}.{name}" in self.overrides
+            for section, name in sources
+        )
 
     def _check_reward_models(self, config: Config) -> None:
-        """Whether reward models of earlier stages will have what their rewards need. A stage that
-        is run alone finds their files."""
+        """Check that reward models of earlier stages will have what their rewards need."""
         made = {stage.folder / "adapter": stage for stage in self.earlier.values()}
         for key, options in config.reward_models.items():
             stage = made.get(options.path)
-            if stage is None or self.only is not None:
-                continue
-            if stage.config.stage != "reward":
-                raise ConfigError(
-                    f"{self.place}: the reward {key} names stage {stage.name}, which is no reward "
-                    "model; name one with stage: reward"
+            if stage is not None and not stage.config.of_stage.scores:
+                raise self._error(
+                    f"the reward {key} names stage {stage.name}, which is no reward model; name "
+                    "one with stage: reward"
                 )
-            if options.normalize == "fixed" and stage.config.eval.rows is None:
-                raise ConfigError(
-                    f"{self.place}: normalize=fixed of the reward {key} needs the mean and std of "
-                    f"held-out rewards, and stage {stage.name} has no eval.rows; set its "
-                    "eval.rows, or the reward's option normalize to none"
+            if stage and options.normalize == "fixed" and stage.config.eval.rows is None:
+                raise self._error(
+                    f"normalize=fixed of the reward {key} needs the mean and std of held-out "
+                    f"rewards, and stage {stage.name} has no eval.rows; set its eval.rows, or the "
+                    "reward's option normalize to none"
                 )
-
-    def _check_kept(self, source: str) -> None:
-        """Whether a stage keeps the rollouts of all its steps. One that has ended says so by its
-        files."""
-        run = self.earlier[source].config.run
-        kept = 1 if run.keep_buffers == "all" else run.keep_buffers
-        has_one_step = run.steps == 1 and run.epochs is None and run.from_buffer is None
-        if self.only is None and kept != 1 and (kept == "none" or not has_one_step):
-            raise ConfigError(
-                f"{self.place}: data.train.{PAIRS_OF}={source} reads the rollouts of all steps, "
-                f"and stage {source} has run.keep_buffers={run.keep_buffers}; set it to all there"
-            )
 
     def _check_from(self, start: Any, own: Tree) -> None:
         self._check_stage(FROM, start)
         if _section(dict(own), "model").get("start") is not None:
-            raise ConfigError(
-                f"{self.place}: from={start} contradicts model.start, which it sets; leave one out"
-            )
-        if self.earlier[start].config.stage == "reward" and own.get(STAGE) != "reward":
-            raise ConfigError(
-                f"{self.place}: from={start} is a reward model, which writes no answers; name it "
-                f"as {{stage: {start}}} in critic.start or in a reward's options.path"
+            raise self._error(f"from={start} contradicts model.start, which it sets; leave one out")
+        if self.earlier[start].config.of_stage.scores and own.get(STAGE) != "reward":
+            raise self._error(
+                f"from={start} is a reward model, which writes no answers; name it as "
+                f"{{stage: {start}}} in critic.start or in a reward's options.path"
             )
 
     def _check_stage(self, key: str, name: Any) -> None:
         if not isinstance(name, str) or name not in self.earlier:
-            raise ConfigError(
-                f"{self.place}: {key}={name!r:.60} is no earlier stage; "
-                f"{_nearest(str(name), self.earlier)}"
+            raise self._error(
+                f"{key}={name!r:.60} is no earlier stage; {_nearest(str(name), self.earlier)}"
             )
 
     def _resolved(self, tree: Tree) -> Iterator[str]:
@@ -312,46 +290,48 @@ class _Builder:
         named = options.pop(PAIRS_OF)
         sources = named if isinstance(named, list) else [named]
         for source in sources or [None]:
-            self._check_stage(f"data.train.{PAIRS_OF}", source)
-            if not self.earlier[source].config.samples:
-                raise ConfigError(
-                    f"{self.place}: data.train.{PAIRS_OF}={source} is a stage without rollouts; "
-                    "name one of the kind rl or sample"
-                )
-            self._check_kept(source)
-        form = self._form(tree)
+            self._check_source(source)
+        kind = tree.get(STAGE, "rl")
+        form = usual_form(kind, tree.get("preference"))
+        if form not in PAIR_FORMS:
+            raise self._error(
+                f"data.train.{PAIRS_OF} contradicts stage={kind}, which learns from no rows of "
+                "rollouts; set stage to sft, reward or preference"
+            )
         try:
             section = PairsSection.model_validate(options)
             section.way(form)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
-            known = ", ".join(PairsSection.model_fields)
-            raise ConfigError(
-                f"{self.place}: data.train.{key}={first['input']!r:.60} {wrong(first)}; beside "
-                f"{PAIRS_OF} there may be {known}"
+            raise self._error(
+                f"data.train.{key}={first['input']!r:.60} {wrong(first)}; beside {PAIRS_OF} there "
+                f"may be {', '.join(PairsSection.model_fields)}"
             ) from error
         except ConfigError as error:
-            raise ConfigError(f"{self.place}: data.train: {error}") from error
+            raise self._error(f"data.train: {error}") from error
         path = self.folder / f"{self.name}.jsonl"
         data["train"] = str(path)
         return RowsOfRollouts(tuple(sources), form, section, path)
 
-    def _form(self, tree: Tree) -> PairForm:
-        kind = tree.get(STAGE, "rl")
-        preference = tree.get("preference")
-        row = preference.get("name") if isinstance(preference, dict) else None
-        match kind:
-            case "sft":
-                return "demonstrations"
-            case "reward":
-                return "preferences"
-            case "preference":
-                return "labels" if row == "kto" else "preferences"
-        raise ConfigError(
-            f"{self.place}: data.train.{PAIRS_OF} contradicts stage={kind}, which learns from no "
-            "rows; set stage to sft, reward or preference"
-        )
+    def _check_source(self, source: Any) -> None:
+        """Check that a stage keeps the rollouts of all its steps. One that has ended says so by
+        its files."""
+        self._check_stage(f"data.train.{PAIRS_OF}", source)
+        config = self.earlier[source].config
+        if not config.samples:
+            raise self._error(
+                f"data.train.{PAIRS_OF}={source} is a stage without rollouts; name one of the kind "
+                f"{' or '.join(SAMPLING)}"
+            )
+        run = config.run
+        has_one_step = run.steps == 1 and run.epochs is None and run.from_buffer is None
+        keeps_all = run.keep_buffers in ("all", 1) or (run.keep_buffers != "none" and has_one_step)
+        if self.only is None and not keeps_all:
+            raise self._error(
+                f"data.train.{PAIRS_OF}={source} reads the rollouts of all steps, and stage "
+                f"{source} has run.keep_buffers={run.keep_buffers}; set it to all there"
+            )
 
 
 def _mappings(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -361,6 +341,15 @@ def _mappings(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict | list):
             yield f"{prefix}{name}.", value
             yield from _mappings(value, f"{prefix}{name}.")
+
+
+def _without(tree: Tree, keys: Collection[str]) -> Tree:
+    """A copy of a tree without these keys, which are dotted."""
+    found = deepcopy(tree)
+    for key in keys:
+        section, _, option = key.partition(".")
+        _section(found, section).pop(option, None) if option else found.pop(section, None)
+    return found
 
 
 def _merged(shared: Tree, own: Tree) -> Tree:
@@ -382,12 +371,7 @@ def _section(tree: Tree, name: str) -> Tree:
     return section if isinstance(section, dict) else {}
 
 
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _nearest(name: str, names: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
+    if near := nearest(name, names):
+        return f"did you mean {near}?"
     return f"name one of {', '.join(names)}" if names else "it is the first; leave it out"

@@ -9,18 +9,14 @@ its paper divides each completion's by its own length. A run is one of the paper
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from reason_llm.config.rows import changeable, row_of_table, with_columns
-from reason_llm.config.types import NonNegative, Section
-from reason_llm.config.wrong_values import none_of
+from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.types import NonNegative, Positive
 
 PreferenceLoss = Literal["sigmoid", "robust", "ipo", "kto", "orpo", "simpo"]
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @row_of_table
@@ -116,11 +112,6 @@ FIXED = {"idea", "source", "loss"}
 """Columns that a config may not change."""
 
 
-def columns() -> list[str]:
-    """The names of all columns that a config may change."""
-    return changeable(PreferenceRow, FIXED)
-
-
 def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
     """The row called ``name`` with the columns in ``overrides`` replaced.
 
@@ -142,34 +133,26 @@ def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
     return row
 
 
-class _ChosenLoss(Section):
+class _ChosenLoss(ChosenRow):
     """A row of the table of preference losses and what to change in it. null: the row's own."""
 
+    TABLE = PREFERENCES
+    OTHERS = {"name", "reference"}  # noqa: RUF012
     name: str = "irpo"
     """The row: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
     reference: Literal["auto", "base", "start"] = "auto"
     """Who the policy is compared with. base: the base model; start: a frozen copy of the adapter in
     model.start; auto: start where there is one, else base. orpo and simpo have no reference."""
 
-    @field_validator("name")
-    @classmethod
-    def _is_a_row(cls, name: str) -> str:
-        if name not in PREFERENCES:
-            raise ValueError(none_of(name, PREFERENCES))
-        return name
-
     def row(self) -> PreferenceRow:
-        """The table's row with this section's overrides; ValueError if one would be ignored."""
-        return resolve(self.name, self.model_dump(exclude={"name", "reference"}, exclude_none=True))
-
-    @model_validator(mode="after")
-    def _row_uses_every_override(self) -> Self:
-        if self.reference != "auto" and not self.row().needs_reference:
+        """The table's row with this section's changes; ValueError if one would be ignored."""
+        row = resolve(self.name, self.changes)
+        if self.reference != "auto" and not row.needs_reference:
             raise ValueError(
                 f"preference.reference={self.reference} would be ignored because preference.name "
                 f"is {self.name}, which has no reference; leave it out"
             )
-        return self
+        return row
 
 
 if TYPE_CHECKING:

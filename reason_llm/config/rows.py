@@ -2,14 +2,14 @@
 from one class, whose annotations bound the values and whose docstrings are the options' help."""
 
 from collections.abc import Collection
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from reason_llm.config.types import Section
+from reason_llm.config.wrong_values import none_of
 
-T = TypeVar("T", bound=Section)
 Row = TypeVar("Row")
 
 
@@ -21,12 +21,43 @@ def row_of_table(row: type[Row]) -> type[Row]:
     return made  # type: ignore[no-any-return]
 
 
-def changeable(row: Any, fixed: Collection[str]) -> list[str]:
-    """The names of the row's columns but for the fixed ones."""
-    return [name for name in row.__pydantic_fields__ if name not in fixed]
+class ChosenRow(Section):
+    """A section that names a row of a table and what to change in it."""
+
+    TABLE: ClassVar[dict[str, Any]]
+    OTHERS: ClassVar[set[str]] = {"name"}
+    """Options that are no columns."""
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_row(cls, name: str) -> str:
+        if name not in cls.TABLE:
+            raise ValueError(none_of(name, cls.TABLE))
+        return name
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The columns that this section names."""
+        return self.model_dump(exclude=self.OTHERS, exclude_none=True)
+
+    def row(self) -> Any:
+        """The table's row with this section's changes; ValueError if one of them would be
+        ignored."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _row_uses_every_change(self) -> Self:
+        self.row()
+        return self
 
 
-def with_columns(name: str, section: type[T], row: Any, fixed: Collection[str]) -> type[T]:
+Chosen = TypeVar("Chosen", bound=ChosenRow)
+
+
+def with_columns(
+    name: str, section: type[Chosen], row: Any, fixed: Collection[str]
+) -> type[Chosen]:
     """The section with an option for each column that may be changed; null is the row's own."""
     types = get_type_hints(row, include_extras=True)
     options: dict[str, Any] = {

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from reason_llm.config.functions import name_of, source_digest
-from reason_llm.config.types import Section
+from reason_llm.config.types import Positive, Section
 from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset(
@@ -63,19 +63,22 @@ class RewardSpec(Section):
     custom: str | None = None
     """A function of your own in the name's place: path/to/file.py:function. One that was given in
     Python and is in no module's file is called python:module.function."""
-    source_sha256: str | None = Field(default=None, exclude_if=lambda digest: digest is None)
-    """Digest of the source of a function that was given in Python. null: it is named by its
-    file."""
     weight: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     options: dict[str, Any] = {}  # noqa: RUF012
     """What the reward of that name takes."""
     _function: Callable[..., Any] | None = PrivateAttr(default=None)
+    _source_sha256: str | None = PrivateAttr(default=None)
 
     @property
     def function(self) -> Callable[..., Any] | None:
         """The function that was given in Python; None for one that ``custom`` names."""
         return self._function
+
+    @property
+    def source_sha256(self) -> str | None:
+        """Digest of that function's source."""
+        return self._source_sha256
 
     @property
     def key(self) -> str:
@@ -109,11 +112,11 @@ class RewardSpec(Section):
             return handler(value)
         given = value if isinstance(value, dict) else {}
         try:
-            named = {"custom": name_of(function), "source_sha256": source_digest(function)}
+            name, digest = name_of(function), source_digest(function)
         except ValueError as error:
             raise ValueError(f"score.rewards: one of them {error}") from error
-        spec = handler({**given, **named})
-        spec._function = function
+        spec = handler({**given, "custom": name})
+        spec._function, spec._source_sha256 = function, digest
         return spec
 
     @field_validator("label")
@@ -151,7 +154,7 @@ class ScoreSection(Section):
     evaluation."""
     on_error: Literal["stop", "zero"] = "stop"
     """When a reward raises: stop with the rollout's id, or count 0 for it and warn."""
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_seconds: Positive | None = None
     """Of one comparison of answers, of the CPU time of one test, of one call of a custom reward.
     null: 5, 6 and 60."""
     sandbox: Literal["auto", "limits_only"] = "auto"

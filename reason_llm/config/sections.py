@@ -5,6 +5,7 @@ turns that into one line. Reward names are checked in ``score``, templates in ``
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -17,15 +18,25 @@ from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
 from reason_llm.config.stages import (
-    METHODS,
+    READ_BY,
+    STAGES,
     CriticSection,
     Method,
     RewardSection,
     Stage,
+    StageName,
     SupervisedSection,
     TeacherSection,
+    usual_form,
 )
-from reason_llm.config.types import Count, NonNegative, Section
+from reason_llm.config.types import (
+    ONE_IS_A_LIST,
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    Whole,
+)
 
 SHARED_BUFFER = Path("data/buffer.json")
 """Buffer of the quick start."""
@@ -71,7 +82,7 @@ class RunSection(Section):
     eval.rows."""
     keep_buffers: Literal["none", "all"] | Count = "all"
     """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
-    keep_buffers_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    keep_buffers_gib: Positive = 4.0
     """What they may take together; the oldest go first, but for those since the checkpoint before
     the newest, which a run may go on from."""
     replicas: Literal["auto"] | Count = 1
@@ -114,16 +125,12 @@ class RunSection(Section):
 
     @model_validator(mode="after")
     def _replicas_share_the_shards(self) -> Self:
-        if self.replicas != "auto" and self.replicas > self.shards:
-            raise ValueError(
-                f"run.replicas={self.replicas} contradicts run.shards={self.shards}: a replica "
-                f"without a shard has nothing to do; set run.shards to {self.replicas} or more"
-            )
-        if self.samplers > self.shards:
-            raise ValueError(
-                f"run.samplers={self.samplers} contradicts run.shards={self.shards}: a sampler "
-                f"without a shard has nothing to do; set run.samplers to {self.shards} or less"
-            )
+        for name, count in (("replicas", self.replicas), ("samplers", self.samplers)):
+            if count != "auto" and count > self.shards:
+                raise ValueError(
+                    f"run.{name}={count} contradicts run.shards={self.shards}: one without a shard "
+                    f"has nothing to do; set run.shards to {count} or more, or lower run.{name}"
+                )
         if self.replicas == 1 and not self.samplers and self.ray is not None:
             raise ValueError(
                 f"run.ray={self.ray} contradicts run.replicas=1, which needs no cluster; set "
@@ -134,12 +141,10 @@ class RunSection(Section):
     @field_validator("name")
     @classmethod
     def _is_one_folder(cls, name: str | None) -> str | None:
-        if name is not None and (
-            name in {"", ".", ".."}
-            or Path(name).name != name
-            or not name.isprintable()
-            or len(name.encode()) > 100
-        ):
+        if name is None:
+            return None
+        is_one = Path(name).name == name and name not in ("", ".", "..")
+        if not is_one or not name.isprintable() or len(name.encode()) > 100:
             raise ValueError("must be one plain folder name of at most 100 bytes")
         return name
 
@@ -161,7 +166,7 @@ class AdapterSection(Section):
 
     rank: Annotated[int, Field(ge=1, le=4096, strict=True)] = 32
     """Rank r of the two factors."""
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64
+    alpha: Positive = 64
     """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor while learning."""
@@ -229,20 +234,22 @@ class SampleSection(Section):
     """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens with at least this probability. 1: all."""
-    top_k: Annotated[int, Field(ge=0, strict=True)] = 0
+    top_k: Whole = 0
     """Keep the k likeliest tokens. 0: all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=8)
+        list[Annotated[str, Field(min_length=1, max_length=100)]],
+        Field(max_length=8),
+        ONE_IS_A_LIST,
     ] = []  # noqa: RUF012
     """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
     list, such as [</answer>]. They hold in evaluation and in the chat, too."""
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some tokens cannot be sampled, so that log-probs are of another distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def rollouts_per_step(self) -> int:
@@ -268,7 +275,7 @@ class TrainSection(Section):
     schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
     """What Transformers' schedule of that name takes, such as {num_cycles: 3}, {min_lr_rate: 0.1}
     or {num_decay_steps: 20}."""
-    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
+    warmup_steps: Whole = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """AdamW with moments in float32, in 8 bits (bitsandbytes), or in 8 bits and paged to host
@@ -291,7 +298,7 @@ class TrainSection(Section):
     """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
     end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
     It changes memory and speed, never the gradient."""
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool | Literal["offload"] = True
     """Recompute activations in the backward pass: much less memory, about a third more time.
@@ -301,7 +308,7 @@ class TrainSection(Section):
 class EvalSection(Section):
     """Evaluation on the held-out set: greedy decoding, scored by the first reward."""
 
-    every: Annotated[int, Field(ge=0, strict=True)] = 10
+    every: Whole = 10
     """Steps between evaluations, besides the first and the last. 0: only those two."""
     sets: dict[str, str] = {}  # noqa: RUF012
     """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
@@ -311,7 +318,7 @@ class EvalSection(Section):
     of pairs), in the stages that learn from a set of rows. null: none."""
     limit: Count | None = None
     """Take only this many rows from the start of each set. null: all."""
-    patience: Annotated[int, Field(ge=0, strict=True)] = 0
+    patience: Whole = 0
     """End the run early after this many evaluations in a row that are no better than the best one
     (run.keep_best says by what). 0: never."""
     max_new_tokens: Count | None = None
@@ -334,10 +341,10 @@ class EvalSection(Section):
 class MemorySection(Section):
     """Memory limits."""
 
-    budget_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    budget_gib: Literal["auto"] | Positive = "auto"
     """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
     machine has, on a GPU less what other programs hold as the run starts."""
-    host_gib: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    host_gib: Literal["auto"] | Positive = "auto"
     """Host memory that may be used beside a GPU. auto: all that the machine has."""
 
 
@@ -350,14 +357,9 @@ class LogSection(Section):
     project: str | None = None
     """Project of the run in wandb and trackio. null: WANDB_PROJECT of the environment for wandb,
     else reason_llm."""
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []  # noqa: RUF012
+    trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. Each runs in a process of its own; one that fails is a warning."""
-
-    @field_validator("trackers", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
 
     @field_validator("trackers")
     @classmethod
@@ -370,7 +372,7 @@ class LogSection(Section):
 class Config(Section):
     """A whole run."""
 
-    stage: Stage = "rl"
+    stage: StageName = "rl"
     """What the run learns from. rl: rewards of its own rollouts. sample: nothing, it samples and
     scores rollouts for the command pairs. sft: demonstrations. pretrain: texts. reward:
     preferences, for a reward model. preference: preferences, for the policy."""
@@ -434,35 +436,39 @@ class Config(Section):
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
-        filtered = sample.top_p < 1 or sample.top_k > 0 or sample.min_p > 0
-        if not self.is_off_policy and (sample.engine != "vllm" or filtered):
+        if not self.is_off_policy and (sample.engine != "vllm" or sample.is_filtered):
             return replace(row, correction="none")
         of_sequences = row.ratio != "token"
         return replace(row, correction="sequence_truncate" if of_sequences else "token_truncate")
 
     @property
+    def of_stage(self) -> Stage:
+        """What is known of the run's stage."""
+        return STAGES[self.stage]
+
+    @property
     def method(self) -> Method:
         """The algorithm's row, the preference loss's, or the stage."""
-        if self.stage == "rl":
-            row, usual = self.algorithm.row(), ALGORITHMS[self.algorithm.name]
-            idea = row.idea
-            if row.kl == "none" and usual.kl != "none":
-                idea = f"{idea.replace(', KL to the base', '')}; here with no KL"
-            return Method(self.algorithm.name, idea, row.source)
+        if (method := self.of_stage.method) is not None:
+            return method
         if self.stage == "preference":
             loss = self.preference.row()
             return Method(self.preference.name, loss.idea, loss.source)
-        return METHODS[self.stage]
+        row, usual = self.algorithm.row(), ALGORITHMS[self.algorithm.name]
+        idea = row.idea
+        if row.kl == "none" and usual.kl != "none":
+            idea = f"{idea.replace(', KL to the base', '')}; here with no KL"
+        return Method(self.algorithm.name, idea, row.source)
 
     @property
     def samples(self) -> bool:
         """Whether the stage draws rollouts."""
-        return self.stage in SAMPLING
+        return self.of_stage.samples
 
     @property
     def learns(self) -> bool:
         """Whether the stage changes the adapter."""
-        return self.stage != "sample"
+        return self.of_stage.learns
 
     @property
     def judges_answers(self) -> bool:
@@ -539,257 +545,171 @@ class Config(Section):
         """Rollouts, rows or pairs that a step learns from."""
         return self.sample.rollouts_per_step if self.samples else self.train.rows_per_step
 
+    @property
+    def units(self) -> str:
+        """``units_per_step`` and what makes them, for a reader."""
+        if self.samples:
+            return (
+                f"sample.prompts_per_step * completions_per_prompt = {self.units_per_step} rollouts"
+            )
+        return f"train.rows_per_step = {self.units_per_step} rows"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether run.steps says how long the run is; with run.epochs it is decided later."""
+        return self.run.epochs is None
+
+    @property
+    def allowed_forms(self) -> tuple[str, ...]:
+        """What the training rows may be, the usual first."""
+        if self.stage == "preference":
+            return ("preferences",) if self.learns_pairs else ("labels",)
+        return self.of_stage.forms
+
     @model_validator(mode="before")
     @classmethod
     def _form_follows_from_the_stage(cls, values: Any) -> Any:
         """A data section that names no form has the stage's."""
         if not isinstance(values, dict):
             return values
-        data, stage = values.get("data"), values.get("stage", "rl")
-        preference = values.get("preference")
-        row = preference.get("name") if isinstance(preference, dict) else None
-        if isinstance(data, dict) and "form" not in data and stage in [*FORMS]:  # may be a list
-            form = "labels" if (stage, row) == ("preference", "kto") else FORMS[stage][0]
+        data, form = (
+            values.get("data"),
+            usual_form(values.get("stage", "rl"), values.get("preference")),
+        )
+        if isinstance(data, dict) and "form" not in data and form is not None:
             return {**values, "data": {**data, "form": form}}
         return values
 
     @model_validator(mode="after")
-    def _rows_are_of_the_stage_s_form(self) -> Self:
-        form, allowed = self.data.form, FORMS[self.stage]
-        if self.stage == "preference":
-            allowed = ("preferences",) if self.learns_pairs else ("labels",)
-        if form not in allowed:
-            learner = self.preference.name if self.stage == "preference" else f"stage={self.stage}"
-            raise ValueError(
-                f"data.form={form} contradicts {learner}, which learns from "
-                f"{' or '.join(allowed)}; leave it out, or set stage"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _stage_reads_every_section(self) -> Self:
+    def _every_section_is_read(self) -> Self:
+        row = self.algorithm.row()
         for name, stages in READ_BY.items():
             section = getattr(self, name)
-            if self.stage not in stages and section != type(section)():
+            if section == type(section)():
+                continue
+            if self.stage not in stages:
                 raise ValueError(
                     f"the {name} section contradicts stage={self.stage}, which does not read it; "
                     f"leave it out, or set stage to {stages[0]}"
                 )
-        if self.samples and self.eval.rows is not None:
-            raise ValueError(
-                f"eval.rows={self.eval.rows} contradicts stage=rl, which has no rows; use data.eval"
-            )
-        if self.samples and not self.learns and self.run.from_buffer is not None:
-            raise ValueError(
-                f"run.from_buffer={self.run.from_buffer} contradicts stage=sample, which draws "
-                "rollouts of its own; give the buffers to the command pairs"
-            )
-        if not self.samples and self.run.from_buffer is not None:
-            raise ValueError(
-                f"run.from_buffer={self.run.from_buffer} contradicts stage={self.stage}; set "
-                "data.train to the file that the command pairs wrote from it"
-            )
-        for option in ("max_staleness", "samplers"):
-            value, is_replay = getattr(self.run, option), self.run.from_buffer is not None
-            if value and (not self.samples or is_replay):
-                cause = "run.from_buffer" if is_replay else f"stage={self.stage}"
-                raise ValueError(
-                    f"run.{option}={value} contradicts {cause}, which samples no rollouts; "
-                    "leave it out"
-                )
-        if self.run.max_staleness and not self.learns:
-            raise ValueError(
-                f"run.max_staleness={self.run.max_staleness} contradicts stage=sample, whose "
-                "policy does not change; leave it out"
-            )
-        if self.stage == "reward" and self.evaluation_sets:
-            raise ValueError(
-                "data.eval contradicts stage=reward, whose model writes no answers; give held-out "
-                "preferences as eval.rows"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _start_is_there(self) -> Self:
-        asked = (
-            ("preference.reference", self.preference.reference),
-            ("algorithm.kl_reference", self.algorithm.changes.get("kl_reference")),
-        )
-        for option, value in asked:
-            if value == "start" and self.model.start is None:
-                raise ValueError(
-                    f"{option}=start contradicts model.start=null: there is no adapter that the "
-                    "run begins from; set model.start to one, or leave the option out for the base"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _critic_and_teacher_are_used(self) -> Self:
-        row = self.algorithm.row()
-        for name, is_used in (("critic", row.critic), ("teacher", row.teacher)):
-            section = getattr(self, name)
-            if not is_used and section != type(section)():
+            if name in ("critic", "teacher") and not getattr(row, name):
                 raise ValueError(
                     f"the {name} section contradicts algorithm.name={self.algorithm.name}, which "
                     f"has no {name}; leave it out"
                 )
-        if row.teacher and self.teacher.adapter is None and self.teacher.prompt is None:
-            raise ValueError(
-                f"algorithm.name={self.algorithm.name} needs a teacher: set teacher.adapter to "
-                "a folder, or teacher.prompt to what the base is told and the student is not"
-            )
-        if self.run.epochs is not None:
-            return self  # looked at again when the steps are known
-        if row.critic and self.critic.warmup_steps >= self.run.steps:
-            raise ValueError(
-                f"critic.warmup_steps={self.critic.warmup_steps} contradicts run.steps="
-                f"{self.run.steps}: the policy would never learn; set it below"
-            )
         return self
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        if self.stage == "rl":
-            self._check_sampling()
-        train, context = self.train, self.model.context_tokens
-        rows = self.units_per_step
-        if train.optimizer_steps > rows:
-            option = (
-                "sample.prompts_per_step * completions_per_prompt"
-                if self.samples
-                else "train.rows_per_step"
-            )
-            what = "rollouts" if self.samples else "rows"
-            raise ValueError(
-                f"train.optimizer_steps={train.optimizer_steps} contradicts {option} = {rows} "
-                f"{what}; set it to {rows} or less"
-            )
-        usual = TrainSection.model_fields["rows_per_step"].default
-        if self.samples and train.rows_per_step != usual:
-            raise ValueError(
-                f"train.rows_per_step={train.rows_per_step} contradicts stage={self.stage}, which "
-                "learns from rollouts; set sample.prompts_per_step and "
-                "sample.completions_per_prompt"
-            )
-        has_completions = self.samples or bool(self.evaluation_sets)
-        if has_completions and context is not None and self.sample.max_new_tokens >= context:
-            raise ValueError(
-                f"sample.max_new_tokens={self.sample.max_new_tokens} contradicts "
-                f"model.context_tokens={context}: "
-                f"no prompt would fit; set it below {context}"
-            )
-        if (
-            self.stage == "preference"
-            and not self.learns_pairs
-            and rows < 2 * train.optimizer_steps
-        ):
-            raise ValueError(
-                f"train.rows_per_step={rows} with train.optimizer_steps={train.optimizer_steps} "
-                f"leaves one row to an optimizer batch, and {self.preference.name} compares each "
-                f"row with another one; set rows_per_step to {2 * train.optimizer_steps} or more"
-            )
-        total = self.policy_optimizer_steps
-        if self.run.epochs is None and 0 < total <= train.warmup_steps:
-            raise ValueError(
-                f"train.warmup_steps={train.warmup_steps} contradicts the policy's {total} "
-                f"optimizer steps: "
-                f"the learning rate would never be reached; set it below {total}"
-            )
-        if not self.evaluation_sets and self.eval.rows is None and self.eval != EvalSection():
-            raise ValueError(
-                "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval "
-                "or eval.sets"
-            )
+        row = self.algorithm.row()
+        for contradicts, message in CONTRADICTIONS:
+            if contradicts(self, row):
+                raise ValueError(message.format(c=self, row=row))
         return self
 
-    def _check_sampling(self) -> None:
-        """Raises ValueError: options of sampling, scoring and the algorithm contradict."""
-        sample, train = self.sample, self.train
-        row = self.algorithm.row()
-        if sample.completions_per_prompt < 2 and row.needs_group:
-            raise ValueError(
-                f"sample.completions_per_prompt={sample.completions_per_prompt} contradicts "
-                f"algorithm.name={self.algorithm.name}, which compares the completions of a group; "
-                "set it to 2 or more, or algorithm.name to pg or reinforce_pp"
-            )
-        if sample.rollouts_per_step < 2 and row.scale != "none" and row.kl_place != "token_reward":
-            raise ValueError(
-                f"sample.prompts_per_step * completions_per_prompt = 1 contradicts algorithm.scale="
-                f"{row.scale}: one reward has no deviation; raise one of the two, or set scale to "
-                "none"
-            )
-        if row.max_ratio and train.epochs * train.optimizer_steps == 1:
-            raise ValueError(
-                f"algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
-                "train.epochs=1: before the first update every ratio is 1; raise one of the two, "
-                "or leave max_ratio out"
-            )
-        if row.top_k > sample.completions_per_prompt:
-            raise ValueError(
-                f"algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
-                f"{sample.completions_per_prompt}; set it to that or less"
-            )
-        if row.dynamic_sampling > 1 and self.score.reward_models:
-            raise ValueError(
-                f"algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model "
-                f"{next(iter(self.score.reward_models))}, which scores when all is sampled; set "
-                "dynamic_sampling to 1, or leave the reward model out"
-            )
-        filters = [
-            f"sample.{name}={value}"
-            for name, value, off in (
-                ("top_p", sample.top_p, 1), ("top_k", sample.top_k, 0), ("min_p", sample.min_p, 0)
-            )
-            if value != off
-        ]  # fmt: skip
-        if filters and (row.correction not in ("auto", "none") or row.off_policy_threshold):
-            option = "off_policy_threshold" if row.off_policy_threshold else "correction"
-            raise ValueError(
-                f"algorithm.{option}={getattr(row, option)} contradicts {filters[0]}: the "
-                "sampler's log-probs are then of another distribution than the policy's, so their "
-                "ratio is biased; leave one of the two out"
-            )
 
-
-SAMPLING = ("rl", "sample")
-"""Stages that draw rollouts; the others learn from a set of rows."""
-FORMS: dict[str, tuple[str, ...]] = {
-    "rl": ("problems", "prompts"),
-    "sample": ("problems", "prompts"),
-    "sft": ("demonstrations",),
-    "pretrain": ("texts",),
-    "reward": ("preferences",),
-    "preference": ("preferences", "labels"),
-}
-"""What the training rows of a stage may be, the usual first."""
-
-STAGE_SECTIONS: dict[str, tuple[Stage, ...]] = {
-    "critic": ("rl",),
-    "teacher": ("rl",),
-    "sft": ("sft", "pretrain"),
-    "reward": ("reward",),
-    "preference": ("preference",),
-}
-"""Sections of single stages."""
-
-READ_BY: dict[str, tuple[Stage, ...]] = {"algorithm": ("rl",), **STAGE_SECTIONS}
-"""Sections that only some stages read."""
+CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
+    (lambda c, row: c.data.form not in c.allowed_forms,
+     "data.form={c.data.form} contradicts stage={c.stage} ({c.method.name}), which learns from "
+     "{c.allowed_forms[0]}; leave it out, or set stage"),
+    (lambda c, row: c.samples and c.eval.rows is not None,
+     "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
+    (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
+     "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which learns from no saved "
+     "rollouts; give them to the command pairs, and set data.train to the file that it writes"),
+    (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and c.run.from_buffer is not None,
+     "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
+     "run.from_buffer, which samples no rollouts; leave them out"),
+    (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and not c.samples,
+     "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
+     "stage={c.stage}, which samples no rollouts; leave them out"),
+    (lambda c, row: c.run.max_staleness > 0 and not c.learns,
+     "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
+     "change; leave it out"),
+    (lambda c, row: c.of_stage.scores and bool(c.evaluation_sets),
+     "data.eval contradicts stage={c.stage}, whose model writes no answers; give held-out "
+     "preferences as eval.rows"),
+    (lambda c, row: c.preference.reference == "start" and c.model.start is None,
+     "preference.reference=start contradicts model.start=null: there is no adapter that the run "
+     "begins from; set model.start to one, or leave the option out for the base"),
+    (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
+     "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
+     "begins from; set model.start to one, or leave the option out for the base"),
+    (lambda c, row: row.teacher and c.teacher.adapter is None and c.teacher.prompt is None,
+     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, or "
+     "teacher.prompt to what the base is told and the student is not"),
+    (lambda c, row: row.critic and c.has_steps and c.critic.warmup_steps >= c.run.steps,
+     "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
+     "would never learn; set it below"),
+    (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
+     "sample.completions_per_prompt={c.sample.completions_per_prompt} contradicts algorithm.name="
+     "{c.algorithm.name}, which compares the completions of a group; set it to 2 or more, or "
+     "algorithm.name to pg or reinforce_pp"),
+    (lambda c, row: (
+        c.stage == "rl" and c.sample.rollouts_per_step < 2
+        and row.scale != "none" and row.kl_place != "token_reward"
+     ),
+     "sample.prompts_per_step * completions_per_prompt = 1 contradicts algorithm.scale="
+     "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
+    (lambda c, row: row.max_ratio > 0 and c.train.epochs * c.train.optimizer_steps == 1,
+     "algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
+     "train.epochs=1: before the first update every ratio is 1; raise one of the two, or leave "
+     "max_ratio out"),
+    (lambda c, row: row.top_k > c.sample.completions_per_prompt,
+     "algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
+     "{c.sample.completions_per_prompt}; set it to that or less"),
+    (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
+     "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
+     "score.rewards, which scores when all is sampled; set dynamic_sampling to 1, or leave the "
+     "reward model out"),
+    (lambda c, row: c.sample.is_filtered and row.correction not in ("auto", "none"),
+     "algorithm.correction={row.correction} contradicts sample.top_p, top_k or min_p: the "
+     "sampler's log-probs are then of another distribution than the policy's, so their ratio is "
+     "biased; leave one of the two out"),
+    (lambda c, row: c.sample.is_filtered and row.off_policy_threshold > 0,
+     "algorithm.off_policy_threshold={row.off_policy_threshold} contradicts sample.top_p, top_k or "
+     "min_p: the sampler's log-probs are then of another distribution than the policy's, so their "
+     "ratio is biased; leave one of the two out"),
+    (lambda c, row: c.train.optimizer_steps > c.units_per_step,
+     "train.optimizer_steps={c.train.optimizer_steps} contradicts {c.units}; set it to that "
+     "or less"),
+    (lambda c, row: (
+        c.samples
+        and c.train.rows_per_step != TrainSection.model_fields["rows_per_step"].default
+     ),
+     "train.rows_per_step={c.train.rows_per_step} contradicts stage={c.stage}, which learns from "
+     "rollouts; set sample.prompts_per_step and sample.completions_per_prompt"),
+    (lambda c, row: (
+        c.judges_answers
+        and c.model.context_tokens is not None
+        and c.sample.max_new_tokens >= c.model.context_tokens
+     ),
+     "sample.max_new_tokens={c.sample.max_new_tokens} contradicts model.context_tokens="
+     "{c.model.context_tokens}: no prompt would fit; set it below"),
+    (lambda c, row: (
+        c.stage == "preference"
+        and not c.learns_pairs
+        and c.train.rows_per_step < 2 * c.train.optimizer_steps
+     ),
+     "train.rows_per_step={c.train.rows_per_step} with train.optimizer_steps="
+     "{c.train.optimizer_steps} leaves one row to an optimizer batch, and {c.preference.name} "
+     "compares each row with another one; set rows_per_step to twice the optimizer_steps or more"),
+    (lambda c, row: c.has_steps and 0 < c.policy_optimizer_steps <= c.train.warmup_steps,
+     "train.warmup_steps={c.train.warmup_steps} contradicts the policy's "
+     "{c.policy_optimizer_steps} optimizer steps: the learning rate would never be reached; set it "
+     "below"),
+    (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
+     "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
+     "eval.sets"),
+)  # fmt: skip
+"""(whether the options contradict each other, what the user is told), asked in order. ``row`` is
+the algorithm's, of stages that do not read it the default."""
 
 CHANGES: dict[str, Literal["free", "warn"]] = {
     **dict.fromkeys(
         (
-            *(
-                "run.steps",
-                "run.epochs",
-                "run.directory",
-                "run.resume",
-                "run.buffer",
-                "run.save_every",
-                "run.keep_",
-                "run.replicas",
-                "run.samplers",
-                "run.ray",
-            ),
+            *("run.steps", "run.epochs", "run.directory", "run.resume", "run.buffer"),
+            *("run.save_every", "run.keep_", "run.replicas", "run.samplers", "run.ray"),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
             # What they drop is told by the digest of the prompts, compared beside the config.
             *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
@@ -800,14 +720,8 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
-            *(
-                "train.gradient_checkpointing",
-                "memory.",
-                "sample.engine",
-                "sample.prompts_per_wave",
-                "score.on_error",
-            ),
-            *("run.shards", "run.sum"),
+            *("train.gradient_checkpointing", "memory.", "sample.engine"),
+            *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
             "data.columns_sha256",  # what the rewards read beside the answer
             "score.custom_sha256",  # the files of custom rewards
         ),

@@ -3,13 +3,13 @@ PPO's critic and the teacher of a distillation."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reason_llm.config.types import Count, Fraction, NonNegative, Section
+from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Section, Whole
 
-Stage = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
+StageName = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +23,96 @@ class Method:
     """Paper and equation."""
 
 
-METHODS: dict[str, Method] = {
-    "sample": Method(
-        "sample",
-        "samples and scores, and learns nothing",
-        "the first half of rejection sampling: RAFT, arXiv:2304.06767 algorithm 1",
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a stage learns from. Its objective is in ``run.learners``."""
+
+    forms: tuple[str, ...]
+    """What its training rows may be, the usual first."""
+    sections: tuple[str, ...] = ()
+    """Sections of the config that not every stage reads."""
+    method: Method | None = None
+    """None: a row of a table, which a section names."""
+    samples: bool = False
+    """Whether it draws rollouts; the others learn from a set of rows."""
+    learns: bool = True
+    """Whether it changes the adapter."""
+    scores: bool = False
+    """Whether its model gives scores, by a head, and writes no answers."""
+    alarms: tuple[str, ...] = ()
+    """Checks of the report that are for this stage alone."""
+
+
+PROBLEMS = ("problems", "prompts")
+STAGES: dict[StageName, Stage] = {
+    "rl": Stage(PROBLEMS, ("algorithm", "critic", "teacher"), samples=True),
+    "sample": Stage(
+        PROBLEMS,
+        method=Method(
+            "sample",
+            "samples and scores, and learns nothing",
+            "the first half of rejection sampling: RAFT, arXiv:2304.06767 algorithm 1",
+        ),
+        samples=True,
+        learns=False,
     ),
-    "sft": Method(
-        "sft",
-        "the negative log-likelihood of what the assistant wrote; the prompt is masked",
-        "the first step of InstructGPT, arXiv:2203.02155",
+    "sft": Stage(
+        ("demonstrations",),
+        ("sft",),
+        Method(
+            "sft",
+            "the negative log-likelihood of what the assistant wrote; the prompt is masked",
+            "the first step of InstructGPT, arXiv:2203.02155",
+        ),
     ),
-    "pretrain": Method(
-        "pretrain",
-        "the negative log-likelihood of every token; documents do not see one another",
-        "continued pretraining as in arXiv:2004.10964",
+    "pretrain": Stage(
+        ("texts",),
+        ("sft",),
+        Method(
+            "pretrain",
+            "the negative log-likelihood of every token; documents do not see one another",
+            "continued pretraining as in arXiv:2004.10964",
+        ),
     ),
-    "reward": Method(
-        "reward",
-        "Bradley-Terry: the log-sigmoid of the difference of the two sides' rewards",
-        "InstructGPT, arXiv:2203.02155 eq. 1; margin, arXiv:2307.09288 eq. 2; centering, "
-        "arXiv:2312.09244 eq. 2",
+    "reward": Stage(
+        ("preferences",),
+        ("reward",),
+        Method(
+            "reward",
+            "Bradley-Terry: the log-sigmoid of the difference of the two sides' rewards",
+            "InstructGPT, arXiv:2203.02155 eq. 1; margin, arXiv:2307.09288 eq. 2; centering, "
+            "arXiv:2312.09244 eq. 2",
+        ),
+        scores=True,
+        alarms=("The reward model goes by length",),
+    ),
+    "preference": Stage(
+        ("preferences", "labels"), ("preference",), alarms=("Pairs in order, policy broken",)
     ),
 }
-"""Of the stages without a table."""
+"""What config, data check, report and docs know of each stage."""
+
+
+def readers() -> dict[str, tuple[StageName, ...]]:
+    """The stages that read each section that not all of them read."""
+    sections = dict.fromkeys(name for stage in STAGES.values() for name in stage.sections)
+    return {
+        section: tuple(name for name, stage in STAGES.items() if section in stage.sections)
+        for section in sections
+    }
+
+
+READ_BY = readers()
+"""Sections that only some stages read, and those stages."""
+
+
+def usual_form(stage: Any, preference: Any) -> Any:
+    """The form of the training rows by the stage and the section preference, which are not checked
+    yet; None for no stage."""
+    name = preference.get("name") if isinstance(preference, dict) else None
+    if stage not in [*STAGES]:  # it may be a list
+        return None
+    return "labels" if (stage, name) == ("preference", "kto") else STAGES[stage].forms[0]
 
 
 class SupervisedSection(Section):
@@ -69,29 +135,18 @@ class SupervisedSection(Section):
 
     @model_validator(mode="after")
     def _condition_reads_every_option(self) -> Self:
-        fields, needed = type(self).model_fields, {"condition_bins": "bins"}
-        for name in ("condition_bins", "condition_text"):
-            value, is_on = getattr(self, name), self.condition != "none"
-            is_read = self.condition == needed[name] if name in needed else is_on
-            if value != fields[name].default and not is_read:
+        bins, target = self.condition_bins, self.condition_target
+        both = ("reward", "bins")
+        read_by = {"condition_bins": both[1:], "condition_text": both, "condition_target": both}
+        for name, conditions in read_by.items():
+            value = getattr(self, name)
+            is_set = value != type(self).model_fields[name].default
+            if is_set and self.condition not in conditions:
                 raise ValueError(
                     f"sft.{name}={value!r:.60} would be ignored because sft.condition is "
                     f"{self.condition}; leave it out, or set condition to bins"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _target_is_used(self) -> Self:
-        target, bins = self.condition_target, self.condition_bins
-        if target is None:
-            return self
-        if self.condition == "none":
-            raise ValueError(
-                f"sft.condition_target={target} would be ignored because sft.condition is none; "
-                "leave it out"
-            )
-        is_bin = target.isdecimal() and target.isascii() and len(target) < 4 and int(target) < bins
-        if self.condition == "bins" and not is_bin:
+        if self.condition == "bins" and target not in (None, *map(str, range(bins))):
             raise ValueError(
                 f"sft.condition_target={target!r:.60} is no bin; set it to 0 .. {bins - 1}"
             )
@@ -116,7 +171,7 @@ class CriticSection(Section):
     """Peak learning rate of the critic."""
     updates: Count = 1
     """Optimizer steps of the critic in a step; the rollouts are passed once in each."""
-    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 10
+    warmup_steps: Whole = 10
     """First steps in which only the critic learns."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of a reward for each token."""
@@ -154,7 +209,7 @@ class TeacherSection(Section):
     prompt: str | None = None
     """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
     student does not have. null: the student's own prompt."""
-    coefficient: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    coefficient: Positive = 1.0
     """Weight of the reverse KL."""
 
     @field_validator("prompt")

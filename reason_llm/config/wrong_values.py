@@ -1,56 +1,31 @@
 """What is wrong with a value, in the words of a reader and not of the library that found it."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_KINDS = {
-    "int": "is no whole number",
-    "float": "is no number",
-    "finite": "is no finite number",
-    "bool": "is neither true nor false",
-    "string": "is no text",
-    "list": "is no list",
-    "tuple": "is no list",
-    "dict": "is no mapping {name: value}",
-    "model": "is no section; write its options below it",
-    "path": "is no path",
-}
-"""By the first word of the kind of error."""
-_BOUNDS = {
-    "greater_than_equal": ("must be at least", "ge"),
-    "greater_than": ("must be above", "gt"),
-    "less_than_equal": ("must be at most", "le"),
-    "less_than": ("must be below", "lt"),
-}
 
-
-def wrong(first: Mapping[str, Any]) -> str:
-    """What is wrong, ``is no whole number``, from one of a ValidationError's ``errors()``."""
-    kind, context = str(first["type"]), first.get("ctx", {})
-    if kind in ("value_error", "assertion_error"):
-        return str(first["msg"]).removeprefix("Value error, ")
+def wrong(problem: Mapping[str, Any]) -> str:
+    """What is wrong, ``must be a valid integer``, from one of a ValidationError's ``errors()``."""
+    kind, message = str(problem["type"]), str(problem["msg"])
     if kind == "literal_error":
-        return none_of(first["input"], literals(first))
-    if kind in _BOUNDS:
-        words, name = _BOUNDS[kind]
-        return f"{words} {context[name]:g}"
-    if kind == "too_short":
-        return f"is too short; it must have at least {context['min_length']}"
-    if kind == "too_long":
-        return f"is too long; it may have at most {context['max_length']}"
+        return none_of(problem["input"], literals(problem))
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
         return "is no option of it"
-    return _KINDS.get(kind.partition("_")[0], "is not what the option takes")
+    if kind == "model_type":
+        return "must be a section, {option: value}"
+    message = re.sub(r"^(Value error, |Input |String )", "", message).replace("should", "must")
+    return message[:1].lower() + message[1:]
 
 
-def literals(first: Mapping[str, Any]) -> list[str]:
+def literals(problem: Mapping[str, Any]) -> list[str]:
     """The names of which a value must be one; empty for another kind of error."""
-    if first["type"] != "literal_error":
+    if problem["type"] != "literal_error":
         return []
-    return str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+    return str(problem["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
 
 
 def none_of(value: Any, names: Iterable[str]) -> str:

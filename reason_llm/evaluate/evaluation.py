@@ -81,7 +81,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     """
     quiet_libraries()
     scoring = request.config.score
-    scoring = scoring.model_copy(update={"rewards": scoring.rewards[:1]})
+    scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
         check_writable(request.out)
@@ -159,16 +159,13 @@ def _conditioning(target: Target) -> Conditioning | None:
 def _config_for(request: Request, targets: list[Target]) -> Config:
     config, num = request.config, max(1, request.num_samples)
     section = next((adapters.section_of(t.adapter) for t in targets if t.adapter), None)
-    model = {"path": targets[0].path, "adapter": section or config.model.adapter}
-    sample = {
-        "prompts_per_step": MOST_WAVE_PROMPTS,
-        "completions_per_prompt": num,
-        "max_new_tokens": config.eval_max_new_tokens,
-    }
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=model),
-            "sample": config.sample.model_copy(update=sample),
+    return config.with_options(
+        {
+            "model.path": targets[0].path,
+            "model.adapter": section or config.model.adapter,
+            "sample.prompts_per_step": MOST_WAVE_PROMPTS,
+            "sample.completions_per_prompt": num,
+            "sample.max_new_tokens": config.eval_max_new_tokens,
         }
     )
 

@@ -98,7 +98,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = state.groups or state.last
-    if job.reward_models:
+    if job.run.reward_models:
         _save(step, state)
         return scored
     return _finished(step, scored, state.drawn, state.counts)
@@ -109,7 +109,7 @@ def sampled_before(step: Step) -> list[Group] | None:
     if some are still to be sampled."""
     state, sample = _Collected.of(step), step.config.sample
     is_full = not state.waiting and len(state.groups) >= sample.prompts_per_step
-    return state.groups if step.job.reward_models and is_full else None
+    return state.groups if step.job.run.reward_models and is_full else None
 
 
 def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> list[Group]:
@@ -122,11 +122,11 @@ def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> 
         RewardError: a score is not finite.
     """
     job, scorer, drawn = step.job, step.job.scorer, step.buffer.drawn(step.number)
-    if not job.reward_models:
+    if not job.run.reward_models:
         return groups
     document = step.buffer.document(step.number)
     counts = dict(document.counts) if document else {}
-    for model in job.reward_models:
+    for model in job.run.reward_models:
         if model.key in groups[0].completions[0].rewards:
             continue  # before a kill
         rewards = model.rewards(scores(model, groups))

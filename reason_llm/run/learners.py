@@ -8,7 +8,7 @@ from reason_llm.model import Model, score_head
 from reason_llm.model.plan import Plan
 from reason_llm.run import reward_models
 from reason_llm.run.start import saved_rollouts
-from reason_llm.run.start.prepare import START
+from reason_llm.run.start.resolve import START
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (
     Labels,
@@ -55,7 +55,7 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     model.add_role(
         "policy",
         folder / START if config.model.start is not None else None,
-        head="score" if config.stage == "reward" else "none",
+        head="score" if config.of_stage.scores else "none",
     )
     if config.compares_with_start:
         model.add_role("start", folder / START)
@@ -88,8 +88,8 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     model.add_role("critic", critic.start, head="value")
     if critic.start is not None:
         score_head.scale(model.heads["critic"], *reward_models.paid_by(config, critic.start))
-    of_critic = train.model_copy(
-        update={"learning_rate": critic.learning_rate, "epochs": critic.updates}
+    of_critic = train.with_options(
+        {"learning_rate": critic.learning_rate, "epochs": critic.updates}
         | {"optimizer_steps": 1, "warmup_steps": 0}
     )
     settings = replace(

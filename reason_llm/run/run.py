@@ -23,7 +23,8 @@ from reason_llm.run import held_out, learners, references, reward_models
 from reason_llm.run.collect import Step
 from reason_llm.run.references import References
 from reason_llm.run.reward_models import RewardModelFolder, RewardModels
-from reason_llm.run.start.prepare import START, Job
+from reason_llm.run.start.prepare import Job
+from reason_llm.run.start.resolve import START
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import (
     adapter_readme,
@@ -65,7 +66,9 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         job.scorer,
         job.held() as (buffer, writer),
         gather(job, watch) as team,
-        Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
+        Model(
+            config.model, job.run.subject.tokenizer, config.run.seed, plan.engine, checkpointing
+        ) as model,
         StopSignal() as stop,
     ):
         log = job.begin(started)
@@ -75,7 +78,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         if job.state.folder is not None and buffer is not None:
             buffer.checkpoint = str(job.state.folder)
         team.begin(made, checkpoint.earlier_adapters(job.state, config.run.max_staleness))
-        if buffer is not None and not job.saved_buffers:
+        if buffer is not None and not job.run.saved_buffers:
             buffer.version_of = team.version_of
         run = Run(job, model, made, team, buffer, writer, log, watch, stop, meter)
         run.restore_best()
@@ -471,9 +474,9 @@ class Run:
             self.config, found.step, f"Its evaluation was the best: {found}."
         )
         others = {adapter_readme.NAME: readme}
-        if self.config.stage == "reward":
+        if self.config.of_stage.scores:
             records = [each for each in self.log.records() if each["step"] <= found.step]
-            described = reward_models.describe(records, *self.job.digests)
+            described = reward_models.describe(records, *self.job.run.digests)
             others[reward_models.SCALE] = described
         conditioning = self.job.data.conditioning
         self.writer.submit(lambda: best_adapter.write(folder, source, found, conditioning, others))
@@ -489,7 +492,7 @@ class Run:
             self.job.data.conditioning.write(folder)
         if (head := self.model.heads.get("policy")) is not None:
             score_head.save(score_head.state(head), folder)
-            described = reward_models.describe(records, *self.job.digests)
+            described = reward_models.describe(records, *self.job.run.digests)
             write_atomically(folder / reward_models.SCALE, described)
 
     def _next_kl_coefficient(self, learned: Record) -> float | None:

@@ -11,9 +11,8 @@ from conftest import ROOT, TINY
 from reason_llm.app.cli import COMMANDS, main
 from reason_llm.app.cli.command import run_command
 from reason_llm.config import command
-from reason_llm.config.quick_start import load_quick_start
+from reason_llm.config.file import load_quick_start
 from reason_llm.errors import DataError, Stopped
-from reason_llm.run.start import recovery
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
 
@@ -141,13 +140,5 @@ def test_a_folder_of_its_own_quick_start_keeps_it(
 def test_commands_are_called_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/reason-llm", "train", "a.yaml", "--quiet"])
     assert command("rescore") == "reason-llm rescore"
-    assert recovery._commands() == (
-        ["reason-llm", "train"], ["reason-llm", "rescore"], ["a.yaml", "--quiet"],
-    )  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["../scripts/train.py", "a.yaml"])
     assert command("rescore") == "python scripts/rescore.py"
-    assert recovery._commands() == (
-        ["python", "../scripts/train.py"], ["python", "../scripts/rescore.py"], ["a.yaml"],
-    )  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["notebook.py", "x"])
-    assert recovery._commands()[1:] == (["python", "scripts/rescore.py"], [])

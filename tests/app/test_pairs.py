@@ -272,7 +272,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for change, problem in (
         ([], f"{target} exists and is left as it is"),
         (["--out", "x.json"], "is no .jsonl file"),
-        (["--threshold", "x"], "--threshold x is no number"),
+        (["--threshold", "x"], "--threshold x must be a valid number"),
         (["--as", "essays"], "invalid choice: 'essays'"),
     ):
         assert main([*arguments, *change]) == 2

@@ -15,7 +15,7 @@ import reason_llm
 from conftest import ROOT, TINY
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.functions import name_of, source_digest
-from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.config.score import RewardSpec
 from reason_llm.data import load_data
 from reason_llm.errors import CheckpointError, ConfigError, DataError, ReasonError, RewardError
 from reason_llm.model import load_tokenizer
@@ -119,7 +119,7 @@ def test_a_changed_function_is_told_and_another_refused(
     reason_llm.train(tree, rewards=[defined("len(completion)")], rows=ROWS, watch=Notes())
     tree["run"]["steps"] = 2
     reason_llm.train(tree, rewards=[defined("-len(completion)")], rows=ROWS)
-    assert "goes on with another source of the reward python:__main__.f" in capsys.readouterr().out
+    assert "goes on with score.custom_sha256.f: " in capsys.readouterr().out
     tree["run"]["steps"] = 3
     with pytest.raises(CheckpointError, match=r"score\.rewards: .*__main__\.f.*brief"):
         reason_llm.train(tree, rewards=[brief], rows=ROWS, watch=Notes())
@@ -127,26 +127,6 @@ def test_a_changed_function_is_told_and_another_refused(
         reason_llm.train(
             tmp_path / "runs" / "given" / "resolved_config.yaml", rows=ROWS, watch=Notes()
         )
-
-
-def test_the_warning_of_a_changed_function() -> None:
-    from reason_llm.config import changes
-
-    spec = RewardSpec.model_validate(brief)
-    old = {"score": ScoreSection(rewards=[spec]).model_dump(mode="json"), "data": {"train": "x"}}
-    new = {**old, "score": {**old["score"]}}
-    new["score"]["rewards"] = [{**old["score"]["rewards"][0], "source_sha256": "0" * 16}]
-    found = changes(old, new)
-    assert (found.refused, found.warned) == (
-        [],
-        [f"another source of the reward {spec.custom}"],
-    )
-    by_file = {**old, "score": {**old["score"]}}
-    by_file["score"]["rewards"] = [
-        {k: v for k, v in old["score"]["rewards"][0].items() if k != "source_sha256"}
-    ]
-    found = changes(old, by_file)
-    assert (found.refused, found.warned) == ([], [])
 
 
 def test_a_failing_function_shows_its_line_here(tree: dict[str, Any]) -> None:
@@ -177,7 +157,7 @@ exec("def typed(completion):\n    return 1.0", TYPED)
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completion: 1.0, "score.rewards: one of them is a lambda, which has no name"),
+        (lambda completion: 1.0, "score.rewards: one of them is function <lambda> and no"),
         (closed(2), "is the function inner, which takes count from the function around it"),
         (functools.partial(brief), "is a partial and no function made with def"),
         (Callables(), "is a Callables and no function"),

@@ -11,7 +11,7 @@ import yaml
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.file import changes, leaves, load, to_yaml
-from reason_llm.config.other_names import EQUIVALENTS, Equivalent
+from reason_llm.config.other_names import Equivalent, equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
 
@@ -79,10 +79,10 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ("data: {train: x}\ntrain: {lerning_rate: 1}\n", ["lerning_rate", "train.learning_rate"]),
         ("data: {train: x}\nsteps: 3\n", ["'steps'", "run.steps"]),
         ("run: {steps: 3}\n", ["data", "missing"]),
-        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "is no whole number"]),
+        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "must be a valid integer"]),
         ("data: {train: x}\nrun: {steps: 2.5}\n", ["run.steps=2.5"]),
         ("data: {train: x}\nrun: {steps: true}\n", ["run.steps=True"]),
-        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "must be at least 1"]),
+        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "greater than or equal to 1"]),
         ("data: {train: x}\ntrain: {learning_rate: -1}\n", ["learning_rate=-1", "0"]),
         ("data: {train: x}\ntrain: {learning_rate: .nan}\n", ["learning_rate=nan"]),
         ("data: {train: x}\nsample: {top_p: 1.5}\n", ["sample.top_p=1.5"]),
@@ -130,10 +130,13 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         ),
         ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval", "eval.sets"]),
         ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
-        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "is no text"]),
-        ("data: {train: 5}\n", ["data.train=5", "is no text", "{source, weight}"]),
+        ("data: {train: x}\neval: {sets: {a: 1}}\n", ["eval.sets.a=1", "must be a valid string"]),
+        ("data: {train: 5}\n", ["data.train=5", "must be a valid string", "{source, weight}"]),
         ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
-        ("data: {train: [{source: a, weight: 0}]}\n", ["data.train.0.weight=0", "must be above 0"]),
+        (
+            "data: {train: [{source: a, weight: 0}]}\n",
+            ["data.train.0.weight=0", "must be greater than 0"],
+        ),
         ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
         (
             "data: {train: [{source: a, wieght: 1}]}\n",
@@ -208,7 +211,7 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--run.keep_buffers", "nonee"], "did you mean none?"),
         (["--algorithm.clip_low", "5"], "command line: algorithm.clip_low=5.0 is above 1"),
         (["--sample.completions_per_prompt", "1"], "command line: sample.completions_per_prompt=1"),
-        (["--score.rewards", "3"], "command line: score.rewards=3 is no list"),
+        (["--score.rewards", "3"], "command line: score.rewards=3 must be a valid list"),
         (["--eval.sets.mine", "x"], "did you mean --eval.sets?"),
     ],
 )
@@ -352,15 +355,18 @@ def test_the_help_tells_the_values_in_force(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {train: x}\nrun: 3\n", "run=3 is no section; write its options below it"),
+        ("data: {train: x}\nrun: 3\n", "run=3 must be a section, {option: value}"),
         ("data: {train: x}\ntrian: {learning_rate: 1}\n", "did you mean train?"),
         ("data: {train: x}\ntrain: {learning_rat: 1}\n", "did you mean train.learning_rate?"),
         ("data: {train: x}\ntrain: {warmup_ratio: 0.1}\n", "TRL is train.warmup_steps here"),
         ("data: {trian: x}\n", "did you mean data.train?"),
-        ("data: {train: x, eval: 3}\n", "data.eval=3 is no text"),
+        ("data: {train: x, eval: 3}\n", "data.eval=3 must be a valid string"),
         ("data: {train: x}\nalgorithm: {clip_low: 5}\n", "my_run.yaml: algorithm.clip_low=5.0"),
-        ("data: {train: x}\nsample: {temperature: .inf}\n", "must be at most 100"),
-        ("data: {train: x}\nscore: {rewards: [{weight: x}]}\n", "score.rewards.0.weight='x' is"),
+        ("data: {train: x}\nsample: {temperature: .inf}\n", "must be less than or equal to 100"),
+        (
+            "data: {train: x}\nscore: {rewards: [{weight: x}]}\n",
+            "score.rewards.0.weight='x' must be",
+        ),
         ("data: {train: x}\nscore: {rewards: [{name: reward_model}]}\n", "'path' of reward_mo"),
     ],
 )
@@ -381,10 +387,10 @@ def test_a_name_alone_is_a_reward(tmp_path: Path) -> None:
 
 def test_names_of_others_lead_to_options_that_exist() -> None:
     options = {name for name, _ in leaves(Config)}
-    named = {option for each in EQUIVALENTS.values() for option in each.options}
+    named = {option for each in equivalents().values() for option in each.options}
     assert named <= options
     last = {name.rpartition(".")[2] for name in options}
-    assert last & EQUIVALENTS.keys() == {"beta"}  # preference.beta
+    assert last & equivalents().keys() == {"beta"}  # preference.beta
 
 
 def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
@@ -395,4 +401,4 @@ def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
     assert len(rows) == len(found)
     for whose in ("TRL", "Unsloth", "verl"):
         assert whose in text
-    assert found == {name: replace(each, whose="") for name, each in EQUIVALENTS.items()}
+    assert found == {name: replace(each, whose="") for name, each in equivalents().items()}

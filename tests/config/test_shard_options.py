@@ -39,11 +39,11 @@ def test_shards_follow_from_replicas(run: dict[str, Any], shards: int) -> None:
         ({"shards": 6}, "run.shards=6 must be a power of two, such as 4"),
         ({"replicas": 16}, "set run.shards to 16 or more"),
         ({"replicas": 0}, "run.replicas=0"),
-        ({"samplers": 9}, "set run.samplers to 8 or less"),
+        ({"samplers": 9}, "run.samplers=9 contradicts run.shards=8"),
         ({"max_staleness": 5}, "run.max_staleness=5"),
         (
             {"max_staleness": 1, "from_buffer": "saved"},
-            "run.max_staleness=1 contradicts run.from_buffer, which samples no rollouts",
+            "run.max_staleness=1 or run.samplers=0 contradicts run.from_buffer, which samples no",
         ),
         ({"samplers": 1, "from_buffer": "saved"}, "run.samplers=1 contradicts run.from_buffer"),
         ({"replicas": "many"}, "run.replicas='many'"),
@@ -72,7 +72,7 @@ def test_another_number_of_replicas_is_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
-        ("sft", "run.max_staleness=1 contradicts stage=sft, which samples no rollouts"),
+        ("sft", "or run.samplers=0 contradicts stage=sft, which samples no rollouts"),
         ("sample", "run.max_staleness=1 contradicts stage=sample, whose policy does not change"),
     ],
 )

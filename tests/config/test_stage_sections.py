@@ -38,7 +38,7 @@ LABELS = {"stage": "preference", "preference": {"name": "kto"}}
             LABELS | {"train": {"rows_per_step": 3, "optimizer_steps": 2}},
             "train.rows_per_step=3 with train.optimizer_steps=2 leaves one row",
         ),
-        (LABELS | {"train": {"rows_per_step": 1}}, "set rows_per_step to 2 or more"),
+        (LABELS | {"train": {"rows_per_step": 1}}, "set rows_per_step to twice the"),
         ({"algorithm": {"name": "ppo", "kl_reference": "start"}}, "kl_reference=start contradicts"),
         ({"algorithm": {"name": "ppo", "scale": "group"}}, "algorithm.scale=group contradicts"),
         ({"algorithm": {"kl_target": 6.0, "kl": "k3", "kl_coefficient": 0.1}}, "kl_place is loss"),

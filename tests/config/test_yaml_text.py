@@ -6,7 +6,7 @@ from reason_llm.config.yaml_text import parse
 from reason_llm.run.store.buffer import count_from_json
 
 
-@pytest.mark.parametrize("text", ["!!int ''", "!!bool x", "!!float ''", "!!timestamp x"])
+@pytest.mark.parametrize("text", ["!!int ''", "!!bool x", "!!float ''"])
 def test_a_value_that_does_not_fit_its_tag(text: str) -> None:
     with pytest.raises(ValueError, match="does not fit its kind"):
         parse(f"a: {text}")
@@ -20,7 +20,7 @@ def test_octal_and_base_60_of_yaml_1_1_are_refused(text: str) -> None:
     if text == "0b1:1":
         assert parse(f"a: {text}") == {"a": text}  # text, in YAML 1.1 too
         return
-    with pytest.raises(ValueError, match=r"^line 1: '.*' would be read in base (8|60); write"):
+    with pytest.raises(ValueError, match=r"^line 1: '.*' would be read in base (8 or )?60; write"):
         parse(f"a: {text}")
     assert parse(f"a: '{text}'") == {"a": text}
 

@@ -5,7 +5,6 @@ its own, as a user starts it; every other place and kind is in ``test_faults``.
 """
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -175,7 +174,7 @@ def test_the_buffer_of_the_first_step_is_enough_to_go_on(
 def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     tmp_path: Path, uninterrupted: dict[str, object]
 ) -> None:
-    """Without it, one line whose command works; with a copy of it, the run goes on."""
+    """Without it, one line whose options work; with a copy of it, the run goes on."""
     config = write_config(tmp_path)
     die(config, LEARNING, 3)
     kept = (tmp_path / "buffer.json").read_bytes()
@@ -185,11 +184,9 @@ def test_the_buffer_of_a_later_step_needs_its_checkpoint(
     named = orjson.loads(kept)["checkpoint"]
     assert named == str(tmp_path / "runs" / "run" / "checkpoints" / "step-00000001")
     assert f"its checkpoint is missing: {named} is not there; restore it" in refused.stderr
-    told = refused.stderr.strip().partition("these rollouts alone: ")[2]
-    words = shlex.split(told)
-    assert words[0] == "python"
-    assert words[-2:] == ["--from-buffer", str(tmp_path / "buffer.json")]
-    replayed = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
+    told = refused.stderr.strip().partition("these rollouts alone: the same command with ")[2]
+    assert told == f"--run.name run_replay --from-buffer {tmp_path / 'buffer.json'}"
+    replayed = train(config, *told.split())
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "buffer.json").read_bytes() == kept
     copy = ("--run.resume", str(tmp_path / "kept" / "checkpoints" / "step-00000001"))
@@ -207,7 +204,7 @@ def test_the_buffer_of_a_later_step_needs_its_checkpoint(
 
 @pytest.mark.faults
 def test_a_buffer_of_part_of_a_later_step_can_still_be_learned_from(tmp_path: Path) -> None:
-    """Its command gives the rollouts their rewards first."""
+    """The rollouts get their rewards first."""
     config = write_config(tmp_path)
     die(config, SAMPLING, 180)
     value = orjson.loads((tmp_path / "buffer.json").read_bytes())
@@ -215,15 +212,12 @@ def test_a_buffer_of_part_of_a_later_step_can_still_be_learned_from(tmp_path: Pa
     shutil.rmtree(tmp_path / "runs")
     refused = train(config)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
-    names = set()
-    for _ in range(2):  # the second time beside what the first one wrote
-        told = train(config).stderr.strip().partition("these rollouts alone: ")[2]
-        names.add(told.partition("--run.name ")[2].split()[0])
-        for command in told.split(" && "):
-            words = shlex.split(command)
-            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-    assert names == {"run_replay", "run_replay_2"}
+    rescore, _, options = refused.stderr.strip().partition(", then the same command with ")
+    _, script, buffer, *_ = rescore.partition("these rollouts alone: ")[2].split()
+    scored = [sys.executable, str(ROOT / script), buffer, str(config)]
+    done = subprocess.run(scored, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert train(config, *options.split()).returncode == 0
 
 
 @pytest.mark.faults

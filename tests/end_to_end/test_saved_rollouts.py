@@ -120,14 +120,14 @@ def swap(files: list[Path]) -> list[str]:
     other = files[1].read_bytes()
     files[1].write_bytes(files[2].read_bytes())
     files[2].write_bytes(other)
-    return ["holds step 2 of its run and not step 1", "holds step 1 of its run and not step 2"]
+    return ["holds step 2 of the run 'first': files", "holds step 1 of the run 'first': files"]
 
 
 def mix(files: list[Path]) -> list[str]:
     document = read_document(files[1])
     other = replace(document, run=replace(document.run, name="stranger"))
     files[1].write_bytes(to_bytes(other, compressed=True))
-    return ["is of the run 'stranger', and the first file is of 'first'"]
+    return ["of the run 'stranger': files of 'first' were renamed, swapped or mixed"]
 
 
 SPOILT_ARCHIVES = {"swapped": swap, "mixed": mix}

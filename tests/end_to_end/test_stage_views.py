@@ -258,8 +258,8 @@ def test_runs_of_several_stages_stand_beside_one_another(
 
 def line_of(*arguments: str) -> Any:
     """A command line of evaluate."""
-    values = {name: Value("X", "", many=name == "sets") for name in ("sets", "k", "model", "out")}
-    values["compare"] = Value("X", "")
+    values = {name: Value("X", "") for name in ("k", "model", "out", "compare")}
+    values["sets"] = Value("X", "", "+")
     return read_command_line("evaluate", "", ("X", ""), [*arguments], {}, values)
 
 

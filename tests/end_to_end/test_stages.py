@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import fault_table
 from faults import Fault, Trainer, differences, make_start, outcome, write_config
 from marks import most_are_long
-from reason_llm.app.cli.train import main
+from reason_llm.app.cli import main
 from reason_llm.run.store import metrics
 from reason_llm.train import next_kl_coefficient
 from stage_runs import STAGES
@@ -207,7 +207,7 @@ def refusal(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> C
             shutil.copytree(good / "start", tmp_path / "start")
             write_config(victim, stage)
         before = sorted(victim.rglob("*"))
-        assert main("python scripts/train.py", [str(victim / "config.yaml"), *arguments]) == 2
+        assert main(["train", str(victim / "config.yaml"), *arguments]) == 2
         said = capsys.readouterr().err
         lines = [line for line in said.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, said

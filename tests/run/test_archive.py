@@ -238,5 +238,7 @@ def test_a_missing_last_step_is_told_by_the_summary(tmp_path: Path) -> None:
     for source in (run, run / "buffers"):
         found = saved_rollouts.buffer_files(source)
         assert saved_rollouts.missing_steps(source, found) == (1, 2)
-        with pytest.raises(RolloutBufferError, match=r"lacks step-00000002.*its run has 3 steps"):
+        with pytest.raises(
+            RolloutBufferError, match=r"lacks step-00000002.*after step 1 comes the end at 3"
+        ):
             saved_rollouts.files(source)

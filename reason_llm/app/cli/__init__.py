@@ -1,4 +1,4 @@
-"""``reason-llm COMMAND ...``: the commands by name. Each is a module with a ``main``, which
+"""``reason-llm COMMAND ...``: the commands by name. Each is a module with a ``run``, which
 ``scripts/`` call, too.
 
 Nothing heavy is imported before the command is known.
@@ -14,16 +14,22 @@ from reason_llm.app.cli.command import run_command
 from reason_llm.errors import ConfigError
 
 COMMANDS = {
-    "train": ("reason_llm.app.cli.train", "fine-tune a model; without a config, the quick start"),
-    "plan": ("reason_llm.app.cli.plan", "print the memory plan of a training run"),
-    "evaluate": ("reason_llm.app.cli.evaluate", "measure the accuracy of runs and models"),
-    "chat": ("reason_llm.app.cli.chat", "talk to a run's adapter or to a model"),
-    "export": ("reason_llm.app.cli.export", "merge a run's adapter into its base, for others"),
-    "report": ("reason_llm.app.cli.report", "write the HTML report of one or more runs"),
-    "rescore": ("reason_llm.app.cli.rescore", "give saved rollouts the rewards of a config"),
-    "pairs": ("reason_llm.app.cli.pairs", "write rows to learn from, out of saved rollouts"),
+    "train": "fine-tune a model; without a config, the quick start",
+    "plan": "print the memory plan of a training run",
+    "evaluate": "measure the accuracy of runs and models",
+    "chat": "talk to a run's adapter or to a model",
+    "export": "merge a run's adapter into its base, for others",
+    "report": "write the HTML report of one or more runs",
+    "rescore": "give saved rollouts the rewards of a config",
+    "pairs": "write rows to learn from, out of saved rollouts",
 }
-"""Module and help of each command."""
+"""Help of each command."""
+WHEN_STOPPED = {
+    "train": "stopped; the same command goes on from here",
+    "evaluate": "stopped; the same command goes on from here",
+    "export": "stopped; nothing was exported",
+}
+"""Last line of a command that was interrupted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, rest = (given[0], given[1:]) if given else (None, [])
     if name in COMMANDS:
-        module = importlib.import_module(COMMANDS[name][0])
-        return int(module.main(f"reason-llm {name}", rest))
+        return call(name, f"reason-llm {name}", rest)
     return run_command(lambda: _without_command(name))
+
+
+def call(name: str, program: str, arguments: Sequence[str]) -> int:
+    """Exit code of a command, whose help calls it ``program``."""
+    module = importlib.import_module(f"reason_llm.app.cli.{name}")
+    return run_command(lambda: module.run(program, arguments), WHEN_STOPPED.get(name))
 
 
 def _without_command(name: str | None) -> None:
@@ -56,7 +67,7 @@ def _without_command(name: str | None) -> None:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "usage: reason-llm COMMAND ...",

@@ -2,12 +2,10 @@
 pipe."""
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from reason_llm.app.cli.command import run_command
 
 DESCRIPTION = """\
 Talk to a run's adapter and to its base, asked as the run asks them; /help tells the commands.
@@ -15,12 +13,8 @@ With something piped in, that is the message, and one answer is printed:
   echo "What is 1 + 2?" | {program} runs/quickstart"""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _chat(program, arguments))
-
-
-def _chat(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.app.console import Console
     from reason_llm.errors import ConfigError
 
@@ -58,12 +52,7 @@ def _chat(program: str, arguments: Sequence[str]) -> None:
 def _parser(program: str) -> ArgumentParser:
     from reason_llm.config import Parser
 
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION.format(program=program),
-        allow_abbrev=False,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    parser = Parser(program, DESCRIPTION.format(program=program))
     parser.add_argument(
         "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )

@@ -3,9 +3,6 @@
 import sys
 from collections.abc import Callable
 
-GOES_ON = "stopped; the same command goes on from here"
-"""Last line of a command that was interrupted and resumes."""
-
 
 def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
     """Exit code of a command: that of ``body`` (None: 0), 2 after a user's mistake, 130 after

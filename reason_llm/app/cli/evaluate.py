@@ -5,8 +5,6 @@ The same command resumes.
 
 from collections.abc import Sequence
 
-from reason_llm.app.cli.command import GOES_ON, run_command
-
 DESCRIPTION = """\
 Ask models the problems of a set, judge the answers by the first reward, and tell how far the scores
 can be trusted. Called again, it goes on where it stopped; finished, it shows the scores again.
@@ -23,12 +21,8 @@ SWITCHES = {
 }
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _evaluate(program, arguments), GOES_ON)
-
-
-def _evaluate(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.config import Value, read_command_line
 
     values = {
@@ -36,7 +30,7 @@ def _evaluate(program: str, arguments: Sequence[str]) -> None:
             "SET",
             "what to ask: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or another "
             "set of the config by its name, a file, or NAME=FILE (default: the config's sets)",
-            many=True,
+            nargs="+",
         ),
         "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
         "model": Value(

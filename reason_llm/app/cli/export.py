@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from reason_llm.app.cli.command import run_command
-
 DESCRIPTION = """\
 Merge a run's adapter into its unquantised base, or take the adapter alone, and check by the
 log-probs of rollouts that nothing was lost. The folder appears whole or not at all.
@@ -17,12 +15,8 @@ An adapter that was trained over NF4 is merged into the base as it was before, n
 SWITCHES = {"adapter-only": "the adapter in PEFT's form, not merged"}
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _export(program, arguments), "stopped; nothing was exported")
-
-
-def _export(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.config import Value, read_command_line
     from reason_llm.errors import ConfigError
 
@@ -40,7 +34,8 @@ def _export(program: str, arguments: Sequence[str]) -> None:
         "gguf": Value(
             "CONVERTER",
             "convert to GGUF, too, with llama.cpp's convert_hf_to_gguf.py on PATH or at this path",
-            if_bare="convert_hf_to_gguf.py",
+            nargs="?",
+            const="convert_hf_to_gguf.py",
         ),
     }
     line = read_command_line(

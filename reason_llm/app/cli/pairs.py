@@ -1,10 +1,8 @@
 """Pairs: ``reason-llm pairs BUFFERS --out FILE``: rows to learn from, out of saved rollouts."""
 
-from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-
-from reason_llm.app.cli.command import run_command
 
 DESCRIPTION = """\
 Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
@@ -12,24 +10,15 @@ preference or reward), labels (for preference.name kto) or demonstrations (for s
 rejection sampling). Rows hold the sampled token ids beside the texts."""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _pairs(program, arguments))
-
-
-def _pairs(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from pydantic import ValidationError
 
     from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, wrong, yaml_text
     from reason_llm.errors import ConfigError
 
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION,
-        usage="%(prog)s BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]",
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]"
+    parser = Parser(program, DESCRIPTION, usage)
     parser.add_argument(
         "buffers", nargs="+", type=Path, metavar="BUFFERS",
         help="a folder such as runs/x/buffers, or a saved buffer",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from reason_llm.app.cli.command import run_command
 from reason_llm.app.cli.train import begun_console, print_plan
 
 DESCRIPTION = """\
@@ -10,12 +9,8 @@ Print the memory plan of a training run, from the model's config alone; no weigh
 With --memory.budget_gib it is for a GPU of that size, wherever it is called."""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _plan(program, arguments))
-
-
-def _plan(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.config import parse_training_line
 
     config, _ = parse_training_line(program, DESCRIPTION, arguments, {})

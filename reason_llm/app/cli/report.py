@@ -4,22 +4,16 @@ run."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from reason_llm.app.cli.command import run_command
-
 DESCRIPTION = """\
 Write the report of one or more runs: one HTML file that loads nothing from anywhere."""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _report(program, arguments))
-
-
-def _report(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.config import Parser
     from reason_llm.errors import ConfigError
 
-    parser = Parser(prog=program, description=DESCRIPTION)
+    parser = Parser(program, DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a folder such as runs/quickstart"
     )

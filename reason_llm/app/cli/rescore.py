@@ -4,23 +4,17 @@ Saved rollouts get the rewards and advantages of a config. With ``--accept-edite
 was edited on purpose gets a new digest.
 """
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-
-from reason_llm.app.cli.command import run_command
 
 DESCRIPTION = """\
 Give the rollouts of a saved buffer the rewards and the advantages of a config, in a new file.
 Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _rescore(program, arguments))
-
-
-def _rescore(program: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Do what ``arguments`` ask."""
     from reason_llm.app.console import Console
     from reason_llm.config import parse_command_line
 
@@ -47,15 +41,9 @@ def _parser(program: str) -> ArgumentParser:
     from reason_llm.config import Parser, command
 
     train = command("train")
-    parser = Parser(
-        prog=program,
-        description=DESCRIPTION.format(train=train),
-        usage="%(prog)s BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] "
-        "[--section.key value ...]",
-        epilog=f"All options of {train} can be given too; score and algorithm count.",
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
+    parser = Parser(program, DESCRIPTION.format(train=train), usage)
+    parser.epilog = f"All options of {train} can be given too; score and algorithm count."
     parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
     parser.add_argument(
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"

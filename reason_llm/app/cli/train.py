@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reason_llm.app.cli.command import GOES_ON, run_command
-
 if TYPE_CHECKING:
     from reason_llm.app.console import Console
     from reason_llm.config import Config, Pipeline
@@ -22,12 +20,12 @@ SWITCHES = {
 }
 
 
-def main(program: str, arguments: Sequence[str]) -> int:
-    """Exit code of ``program``, called with ``arguments``."""
-    return run_command(lambda: _train(program, arguments), GOES_ON)
+def run(program: str, arguments: Sequence[str]) -> int:
+    """Do what ``arguments`` ask.
 
-
-def _train(program: str, arguments: Sequence[str]) -> int:
+    Returns:
+        The exit code.
+    """
     from reason_llm.config import Pipeline, parse_training_line
 
     config, given = parse_training_line(program, DESCRIPTION, arguments, SWITCHES)

@@ -299,9 +299,7 @@ def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Docum
     trusted = config is not None and config.model.trust_remote_code
     text_config = base.read_config(str(base_folder), trusted).get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)
-    if limit is not None:
-        saved_rollouts.check_context(path, document, limit)
-    saved_rollouts.check_vocabulary(path, document, text_config.vocab_size)
+    saved_rollouts.check_fits(path, document, limit, text_config.vocab_size)
     return document
 
 

@@ -27,7 +27,7 @@ from reason_llm.app.report.evidence import (
 )
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.app.report.stage_alarms import difference_error
-from reason_llm.config import RIGHTNESS
+from reason_llm.config import RIGHTNESS, STAGES
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
@@ -359,7 +359,7 @@ class Alarm:
     """What can be done; empty where the check says it, as it depends on the run."""
     charts: tuple[str, ...] = ()
     """Keys of the records that show it; empty likewise."""
-    applies: Callable[[Evidence], bool] = lambda seen: seen.stage in ("rl", "sample")
+    applies: Callable[[Evidence], bool] = lambda seen: STAGES[seen.stage].samples
     """Whether it means something for the run."""
 
 
@@ -410,7 +410,7 @@ ALARMS: dict[str, Alarm] = {
         "score.timeout_seconds; each of them counted 0.",
     ),
     "Pairs in order, policy broken": Alarm(
-        stage_alarms.ordered_and_broken, applies=lambda seen: seen.stage == "preference"
+        stage_alarms.ordered_and_broken, applies=lambda seen: True
     ),
     "The critic explains nothing": Alarm(
         stage_alarms.critic_explains_nothing,
@@ -424,13 +424,13 @@ ALARMS: dict[str, Alarm] = {
     "Overfitting": Alarm(
         stage_alarms.overfits,
         charts=("eval/loss", "eval/perplexity", "train/loss"),
-        applies=lambda seen: seen.stage not in ("rl", "sample"),
+        applies=lambda seen: not STAGES[seen.stage].samples,
     ),
     "Most completions have no end": Alarm(
-        stage_alarms.no_end_token, applies=lambda seen: seen.stage != "reward"
+        stage_alarms.no_end_token, applies=lambda seen: not STAGES[seen.stage].scores
     ),
     "The reward model goes by length": Alarm(
-        stage_alarms.goes_by_length, applies=lambda seen: seen.stage == "reward"
+        stage_alarms.goes_by_length, applies=lambda seen: True
     ),
     "Memory over its plan": Alarm(
         stage_alarms.over_plan,
@@ -444,7 +444,7 @@ ALARMS: dict[str, Alarm] = {
         "nothing to learn: see the other alarms and the trained fraction, and change the problems, "
         "the rewards or algorithm's filters.",
         ("train/grad_norm", "train/loss", "train/trained_fraction"),
-        applies=lambda seen: seen.stage != "sample",
+        applies=lambda seen: STAGES[seen.stage].learns,
     ),
 }
 """All of them, by the title that a reader sees."""
@@ -452,7 +452,13 @@ ALARMS: dict[str, Alarm] = {
 
 def judge(seen: Evidence) -> dict[str, Finding]:
     """Finding of every check that means something for the run, by its title."""
-    found = {title: each.check(seen) for title, each in ALARMS.items() if each.applies(seen)}
+    own = STAGES[seen.stage].alarms
+    others = {title for stage in STAGES.values() for title in stage.alarms if title not in own}
+    found = {
+        title: each.check(seen)
+        for title, each in ALARMS.items()
+        if title not in others and each.applies(seen)
+    }
     for title, finding in found.items():
         if finding.state == "alarm":
             advice = finding.advice or ALARMS[title].advice

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Literal
 
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import RIGHTNESS, Stage
+from reason_llm.config import RIGHTNESS, StageName
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
@@ -33,7 +33,7 @@ class Evidence:
     algorithm.correction; None for a run that samples."""
     stale: str | None = None
     """The same of a run that samples by an earlier policy (run.max_staleness)."""
-    stage: Stage = "rl"
+    stage: StageName = "rl"
     best_step: int | None = None
     """Of the adapter in adapter_best/; None without one."""
     compares_groups: bool = True

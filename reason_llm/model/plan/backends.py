@@ -33,21 +33,19 @@ def choose(
     """
     engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
-    model, lines = config.model, [why]
+    backend: str = config.model.backend
+    lines = [why]
     if engine == "vllm":
-        backend, why = unsloth.choose(model, text_config, device)
-        model = model.model_copy(update={"backend": backend})
+        backend, why = unsloth.choose(config.model, text_config, device)
         lines.append(why)
-    elif model.backend == "unsloth":
+    elif backend == "unsloth":
         raise ConfigError(
             f"model.backend=unsloth contradicts sample.engine={engine}: Unsloth works over vLLM; "
             "set sample.engine to vllm, or model.backend to native"
         )
-    packing, why = _packing(config, model.backend, text_config, device)
-    sample = config.sample.model_copy(update={"engine": engine})
-    train = config.train.model_copy(update={"packing": packing})
-    changes = {"sample": sample, "model": model, "train": train}
-    return config.model_copy(update=changes), [*lines, why]
+    packing, why = _packing(config, backend, text_config, device)
+    decided = {"sample.engine": engine, "model.backend": backend, "train.packing": packing}
+    return config.with_options(decided), [*lines, why]
 
 
 def _packing(

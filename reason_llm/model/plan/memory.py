@@ -212,7 +212,7 @@ class _Draft:
     @property
     def learned(self) -> dict[str, int]:
         """Trained parameters by role: its adapter's and its head's."""
-        has_score = self.config.stage == "reward"
+        has_score = self.config.of_stage.scores
         found = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
         if "critic" in self.config.roles:
             found["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
@@ -350,7 +350,7 @@ class _Draft:
             is_packed,
             is_flash=is_packed and self.machine.kind == "cuda",
         )
-        chunk = 0 if config.stage == "reward" else self.chunk_tokens  # whose output is a score
+        chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
         is_scored = self.learns and bool(config.outside_reward_models)
         found = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
@@ -478,17 +478,16 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     largest = sorted(lines, key=lambda line: -getattr(line, phase))[:2]
     parts = ", ".join(f"{line.name} {_gib(getattr(line, phase))}" for line in largest)
 
-    def fits(section: str, option: str, value: object) -> bool:
-        changed = getattr(config, section).model_copy(update={option: value})
-        other = config.model_copy(update={section: changed})
+    def fits(option: str, value: object) -> bool:
+        other = config.with_options({option: value})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
         return replace(draft, config=other, context=context).least() <= draft.usable
 
     fixes = []
-    if not config.train.gradient_checkpointing and fits("train", "gradient_checkpointing", True):
+    if not config.train.gradient_checkpointing and fits("train.gradient_checkpointing", True):
         fixes.append("train.gradient_checkpointing to true")
     can_pack = config.model.quantize == "none" and machine.kind == "cuda"
-    if can_pack and fits("model", "quantize", "nf4"):
+    if can_pack and fits("model.quantize", "nf4"):
         fixes.append("model.quantize to nf4")
 
     def least_of(context: int) -> int:

@@ -84,7 +84,7 @@ def with_start(config: Config, start: Path) -> Config:
         ConfigError: model.adapter says something else.
     """
     asked = config.model.adapter
-    found = adapters.section_of(start).model_copy(update={"dropout": asked.dropout})
+    found = adapters.section_of(start).with_options({"dropout": asked.dropout})
     for name in ("rank", "alpha", "targets"):
         here, there = getattr(asked, name), getattr(found, name)
         if name in asked.model_fields_set and here not in (there, "all-linear"):
@@ -92,7 +92,7 @@ def with_start(config: Config, start: Path) -> Config:
                 f"model.adapter.{name}={here} contradicts model.start={config.model.start}, whose "
                 f"{name} is {there}; leave it out, and the run takes the adapter's"
             )
-    return config.model_copy(update={"model": config.model.model_copy(update={"adapter": found})})
+    return config.with_options({"model.adapter": found})
 
 
 def plan_only(config: Config) -> Plan:
@@ -108,9 +108,8 @@ def plan_only(config: Config) -> Plan:
         return _plan_only(config)
     with TemporaryDirectory() as folder:
         write_config(path, Path(folder))
-        model = config.model.model_copy(update={"path": folder})
         try:
-            return _plan_only(config.model_copy(update={"model": model}))
+            return _plan_only(config.with_options({"model.path": folder}))
         except ReasonError as error:
             raise type(error)(str(error).replace(folder, path)) from error
 
@@ -122,15 +121,13 @@ def _plan_only(config: Config) -> Plan:
     device = base.default_device()
     machine = Machine.imagined(config, device)
     if not config.judges_answers:
-        sample = config.sample.model_copy(update={"engine": "transformers"})
-        config = config.model_copy(update={"sample": sample})
+        config = config.with_options({"sample.engine": "transformers"})
     elif config.sample.engine == "auto":
         text = base.read_config(config.model.path, config.model.trust_remote_code)
         can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
         on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
-        engine = "vllm" if on_gpu and can_share else None
-        sample = config.sample.model_copy(update={"engine": engine or "transformers"})
-        config = config.model_copy(update={"sample": sample})
+        engine = "vllm" if on_gpu and can_share else "transformers"
+        config = config.with_options({"sample.engine": engine})
     shape = Shape.of(base.meta_model(config.model))
     limit = base.context_limit(config.model)
     return memory.plan(config, shape, machine, limit, learns=config.learns)

@@ -7,22 +7,16 @@ were sampled by the policy of a checkpoint. The buffer names it; ``run.resume`` 
 
 import logging
 import os
-import shlex
-import sys
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import CONSOLE_SCRIPT, command, file as config_file
+from reason_llm.config import command, file as config_file
 from reason_llm.errors import CheckpointError, RolloutBufferError
 from reason_llm.run.start.saved_rollouts import default_target
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.buffer import Document, RunIdentity, read_document
 from reason_llm.run.store.checkpoint import RunState
-
-MOST_NAME_BYTES = 85
-"""Of the run's name in the name of the run that learns from its rollouts, which may have 100."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +39,15 @@ def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | Non
         return RunState(run, step=0, folder=None)
     found = _named_checkpoint(document)
     if isinstance(found, str):
+        source, first = path, ""
+        if not document.complete:
+            source = default_target(path)
+            first = f"{command('rescore')} {path} with this config and these options, then "
         raise CheckpointError(
             f"{path} holds step {document.step} of the unfinished run {name!r} "
             f"({document.run.id}) and its checkpoint is missing: {found}; restore it, name a copy "
-            "of it with --run.resume, or learn from these rollouts alone: "
-            f"{_replay_command(path, document, Path(config['run']['directory']))}"
+            f"of it with --run.resume, or learn from these rollouts alone: {first}the same "
+            f"command with --run.name {name}_replay --from-buffer {source}"
         )
     logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
     return replace(found, run=run)
@@ -151,42 +149,3 @@ def _begins_from_base(document: Document) -> bool:
 def _is_of(found: RunState, document: Document) -> bool:
     """Whether the run of ``document`` can continue from this checkpoint to the document's step."""
     return found.run.id == document.run.id and found.step <= document.step
-
-
-def _replay_command(path: Path, document: Document, runs: Path) -> str:
-    """The command that learns from the rollouts without their run: this process's own, as a run of
-    another name that reads them. Rollouts without all their rewards are scored first. What it
-    writes is named as nothing there is."""
-    train, rescore, given = _commands()
-    scored, commands = path, []
-    if not document.complete:
-        scored = _unused(default_target(path))
-        rest = [each for each in given if each != "--quiet"]
-        commands.append([*rescore, str(path), "--out", str(scored), *rest])
-    short = document.run.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
-    name = _unused(runs / f"{short}_replay").name
-    own = ["--run.name", name, "--from-buffer", str(scored)]
-    section = document.run.config.get("run")
-    for option in ("max_staleness", "samplers"):  # of runs that sample
-        if isinstance(section, dict) and section.get(option):
-            own += [f"--run.{option}", "0"]
-    commands.append([*train, *given, *own])
-    return " && ".join(map(shlex.join, commands))
-
-
-def _unused(path: Path) -> Path:
-    """``path``, or with a number before its suffixes if there is something."""
-    stem, dot, suffix = path.name.partition(".")
-    numbered = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in range(2, 10**6))
-    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
-
-
-def _commands() -> tuple[list[str], list[str], list[str]]:
-    """How to call train and rescore, and the arguments of train that this process was given."""
-    program, *given = sys.argv
-    script = Path(program)
-    if script.name == "train.py":
-        return ["python", program], ["python", str(script.with_name("rescore.py"))], given
-    train, rescore = command("train").split(), command("rescore").split()
-    is_train = script.name == CONSOLE_SCRIPT and given[:1] == ["train"]
-    return train, rescore, given[1:] if is_train else []

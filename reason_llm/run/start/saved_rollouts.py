@@ -9,12 +9,16 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reason_llm.config import Config, command
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.store.archive import FILES
 from reason_llm.run.store.buffer import Document, read_document
 from reason_llm.run.store.folder import finished_steps, is_run
+
+if TYPE_CHECKING:
+    from reason_llm.model.plan import Subject  # with torch
 
 ROUNDING_NATS = 1e-3
 """More than float32 log-probs of one policy differ between sampling and learning."""
@@ -33,8 +37,8 @@ def rounding_nats(config: Config) -> float:
 
 
 def files(source: Path) -> list[Path]:
-    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
-    order and without a gap.
+    """Buffers in ``source``, one for each step, in order and without a gap: itself, or those in a
+    run's folder ``buffers``.
 
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
@@ -45,25 +49,20 @@ def files(source: Path) -> list[Path]:
 
 
 def buffer_files(source: Path, option: str = "") -> list[Path]:
-    """Buffers in ``source``, one for each step: itself, or those in a run's folder ``buffers``, in
-    order.
+    """As ``files``, with gaps.
 
     Args:
         option: what stands before the path in an error.
-
-    Raises:
-        RolloutBufferError: there is none.
     """
     if not os.path.lexists(source):
-        raise RolloutBufferError(
-            f"{option}{source} does not exist; name a saved buffer, or a run's folder 'buffers'"
-        )
-    if not source.is_dir():
+        found, holds = list[Path](), "does not exist"
+    elif source.is_dir():
+        found, holds = _steps(source) or _steps(source / "buffers"), f"holds no {FILES}"
+    else:
         return [source]
-    found = _steps(source) or _steps(source / "buffers")
     if not found:
         raise RolloutBufferError(
-            f"{option}{source} holds no {FILES}; name a run's folder 'buffers', or a saved buffer"
+            f"{option}{source} {holds}; name a run's folder 'buffers', or a saved buffer"
         )
     return found
 
@@ -105,28 +104,21 @@ def _check_no_gap(source: Path, found: list[Path]) -> None:
         RolloutBufferError: one is missing.
     """
     steps = [step for path in found if (step := _step_of(path)) is not None]
-    every = None
-    for path, before, step in zip(found[1:], steps, steps[1:], strict=False):
+    if not steps:
+        return
+    end, every = max(_num_steps(source), steps[-1] + 1), None
+    for path, before, step in zip([*found[1:], found[-1]], steps, [*steps[1:], end], strict=False):
         if step == before + 1:
             continue
-        if every is None or _step_before(step, every) > before:
+        if every is None or (step - 1) // every * every > before:
             # What the first document says holds for all, unless it was changed on the way.
             every = _kept_every(path)
-        missing = _step_before(step, every)
+        missing = (step - 1) // every * every
         if missing > before:
             raise RolloutBufferError(
                 f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
-                f"comes {step}; restore it, or copy the others into a folder of their own, "
-                "numbered without a gap"
-            )
-    count = _num_steps(source)
-    if steps and steps[-1] + 1 < count:
-        last = _step_before(count, _kept_every(found[-1]))
-        if steps[-1] < last:
-            raise RolloutBufferError(
-                f"run.from_buffer={source} lacks step-{last:08d}.json.gz: its run has {count} "
-                f"steps, and the last file is of step {steps[-1]}; restore it, or copy the others "
-                "into a folder of their own"
+                f"comes {'the end at ' if step == end else ''}{step}; restore it, or copy the "
+                "others into a folder of their own, numbered without a gap"
             )
 
 
@@ -137,22 +129,13 @@ def _kept_every(path: Path) -> int:
     return keep if type(keep) is int and keep > 0 else 1
 
 
-def _step_before(step: int, every: int) -> int:
-    """Last step before this one whose rollouts are kept."""
-    return (step - 1) // every * every
-
-
-def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Document:
-    """Rollouts in ``path``, checked for learning under ``config``.
-
-    Args:
-        context_tokens: the longest prompt plus completion.
-        vocabulary: how many token ids the model has.
+def read(path: Path, subject: "Subject") -> Document:
+    """Rollouts in ``path``, checked for learning by this model under its config.
 
     Raises:
         RolloutBufferError: they are damaged, or too long, or of another model.
     """
-    document = read_document(path, "name another buffer")
+    config, document = subject.config, read_document(path, "name another buffer")
     if not document.complete:
         raise RolloutBufferError(
             f"{path} was cut off while step {document.step} was sampled: its completions have no "
@@ -172,8 +155,7 @@ def read(path: Path, config: Config, context_tokens: int, vocabulary: int) -> Do
                     f"{path}: a completion of {group.prompt.id!r} has {tokens} tokens and "
                     f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
                 )
-    check_context(path, document, context_tokens)
-    check_vocabulary(path, document, vocabulary)
+    check_fits(path, document, subject.context_tokens, subject.vocabulary)
     names = [reward.key for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):
@@ -192,51 +174,34 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
     Args:
         name: of the run whose rollouts come first; None: it is not known.
     """
-    step = _step_of(path)
-    if step is not None and step != document.step:
-        logger.warning(
-            "%s holds step %d of its run and not step %d: files were renamed or swapped, and are "
-            "read in the order of their names",
-            path,
-            document.step,
-            step,
-        )
-    if name is not None and document.run.name != name:
-        logger.warning(
-            "%s is of the run %r, and the first file is of %r: another run's rollouts are learned "
-            "from",
-            path,
-            document.run.name,
-            name,
-        )
+    step, name = _step_of(path), name or document.run.name
+    if (step in (None, document.step)) and document.run.name == name:
+        return
+    logger.warning(
+        "%s holds step %d of the run %r: files of %r were renamed, swapped or mixed, and are "
+        "learned from in the order of their names", path, document.step, document.run.name, name,
+    )  # fmt: skip
 
 
-def check_context(path: Path, document: Document, context_tokens: int) -> None:
-    """Whether each prompt and its completion fit into the context; they were read from ``path``.
+def check_fits(path: Path, document: Document, context: int | None, vocabulary: int) -> None:
+    """Check that the model can read each prompt with its completion; they were read from ``path``.
+
+    Args:
+        context: the longest prompt plus completion in tokens; None: there is no limit.
+        vocabulary: how many token ids the model has.
 
     Raises:
-        RolloutBufferError: they do not.
+        RolloutBufferError: they are too long, or were sampled by another model.
     """
     for group in document.groups:
-        longest = max(len(completion.token_ids) for completion in group.completions)
-        tokens = len(group.prompt.token_ids) + longest
-        if tokens > context_tokens:
+        prompt, completions = group.prompt.token_ids, [c.token_ids for c in group.completions]
+        tokens = len(prompt) + max(map(len, completions))
+        largest = max(max(ids) for ids in (prompt, *completions))
+        if context is not None and tokens > context:
             raise RolloutBufferError(
                 f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
-                f"{context_tokens}; raise model.context_tokens, or name another buffer"
+                f"{context}; raise model.context_tokens, or name another buffer"
             )
-
-
-def check_vocabulary(path: Path, document: Document, vocabulary: int) -> None:
-    """Check that the model has all token ids of the document, which was read from ``path``.
-
-    Raises:
-        RolloutBufferError: it was sampled by another model.
-    """
-    for group in document.groups:
-        largest = max(
-            max(ids) for ids in (group.prompt.token_ids, *(c.token_ids for c in group.completions))
-        )
         if largest >= vocabulary:
             raise RolloutBufferError(
                 f"{path}: {group.prompt.id!r} has the token id {largest} and the model "

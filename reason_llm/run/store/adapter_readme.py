@@ -13,7 +13,7 @@ def readme(config: Config, step: int, told: str = "") -> bytes:
         told: a sentence on why it was kept.
     """
     method, run, base = config.method, str(config.run.name), config.model.path
-    kind = "reward model's adapter and head" if config.stage == "reward" else "LoRA adapter"
+    kind = "reward model's adapter and head" if config.of_stage.scores else "LoRA adapter"
     load = (
         "    from peft import PeftModel\n"
         "    from transformers import AutoModelForCausalLM\n\n"

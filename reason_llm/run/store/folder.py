@@ -93,10 +93,10 @@ def check_writes(config: Config, what: str) -> None:
     Raises:
         ConfigError: it is a reward model.
     """
-    if config.stage == "reward":
+    if config.of_stage.scores:
         raise ConfigError(
-            f"{config.run.name} is a reward model (stage=reward): it scores completions and "
-            f"writes none, so {what} does not take it; name a run of another stage"
+            f"{config.run.name} is a reward model (stage={config.stage}): it scores completions "
+            f"and writes none, so {what} does not take it; name a run of another stage"
         )
 
 

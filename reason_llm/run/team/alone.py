@@ -12,7 +12,6 @@ from torch import Tensor
 from reason_llm.model import Datum
 from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import Job
-from reason_llm.run.start.replica_count import count_of
 from reason_llm.run.store.metrics import Record
 from reason_llm.run.team.protocol import SamplingBy, Team
 from reason_llm.run.watch import Watch
@@ -74,7 +73,7 @@ def gather(job: Job, watch: Watch) -> Iterator[Team]:
     Raises:
         ReplicaError: Ray cannot be started or joined, or has no place for them.
     """
-    run, count = job.config.run, count_of(job.config)
+    run, count = job.config.run, job.run.replicas
     if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
         yield Alone(job)
         return

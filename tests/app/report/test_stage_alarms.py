@@ -6,11 +6,11 @@ import pytest
 
 from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.evidence import Evidence, Finding
-from reason_llm.config import Stage
+from reason_llm.config import StageName
 from reason_llm.run import Record
 
 
-def seen(records: Sequence[Record], stage: Stage = "preference") -> Evidence:
+def seen(records: Sequence[Record], stage: StageName = "preference") -> Evidence:
     return Evidence(records, [], {"boxed": 1.0}, 256, 4, stage=stage)
 
 
@@ -111,7 +111,7 @@ def test_overfitting() -> None:
 @pytest.mark.parametrize(
     ("key", "stage"), [("sample/truncated_fraction", "rl"), ("eval/truncated_fraction", "sft")]
 )
-def test_completions_without_an_end(key: str, stage: Stage) -> None:
+def test_completions_without_an_end(key: str, stage: StageName) -> None:
     def found(*fractions: float) -> Finding:
         return stage_alarms.no_end_token(seen(steps(key, fractions), stage))
 
@@ -133,7 +133,7 @@ def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
         "Nothing is learned",
         "Memory over its plan",
     )
-    expected: dict[Stage, list[str]] = {
+    expected: dict[StageName, list[str]] = {
         "sft": [overfitting, endless, nothing, memory],
         "pretrain": [overfitting, endless, nothing, memory],
         "reward": [overfitting, "The reward model goes by length", nothing, memory],

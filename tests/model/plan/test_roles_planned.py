@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from allocations import peak_allocated
 from conftest import TINY
-from reason_llm.app.cli.train import main
+from reason_llm.app.cli import call
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model import adapters, score_head
 from reason_llm.model.base import Model, load_tokenizer, meta_model
@@ -24,7 +24,7 @@ from reason_llm.model.datum import Datum
 from reason_llm.model.plan import GIB, Machine, Plan, memory, plan_only, with_start
 from reason_llm.model.plan.shape import Shape
 from reason_llm.run import learners
-from reason_llm.run.start.prepare import START
+from reason_llm.run.start.resolve import START
 from reason_llm.run.store import checkpoint
 from reason_llm.train.step_metrics import Tally
 from shapes import write_config
@@ -208,7 +208,7 @@ def test_plan_prints_the_plan_of_a_stage(
     options = {"ppo": ["--algorithm.name", "ppo", "--model.start", start],
                "sft": ["--stage", "sft", "--data.train", "some.jsonl"]}  # fmt: skip
     (tmp_path / "c.yaml").write_text(f"data: {{train: some.jsonl}}\nmodel: {{path: {TINY}}}\n")
-    assert main("train", [str(tmp_path / "c.yaml"), "--plan", *options[stage]]) == 0
+    assert call("train", "train", [str(tmp_path / "c.yaml"), "--plan", *options[stage]]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("memory on a ")
     assert ("adapter of the role critic" in shown) is (stage == "ppo")
