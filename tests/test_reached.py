@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import reason_llm
 from conftest import ROOT
 from house import MODULES, PACKAGE
+from reason_llm.score import code as score_code, math as score_math
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -141,6 +142,7 @@ def test_every_definition_is_reached_from_a_command_or_a_public_name() -> None:
     }
     entries = importlib.metadata.entry_points(group="console_scripts", name="reason-llm")
     roots = {each.attr for each in entries} | set(reason_llm.__all__) | BY_TESTS_OF_DATA
+    roots |= {*score_math.__all__, *score_code.__all__}  # both are of use alone
     assert "main" in roots
     roots |= names_in(ast.parse(each.read_text()) for each in (ROOT / "scripts").glob("*.py"))
     assert unreached(trees, roots) == [], "\n".join(unreached(trees, roots))

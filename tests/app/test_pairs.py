@@ -257,7 +257,7 @@ def test_files_that_were_swapped_are_told(tmp_path: Path, caplog: pytest.LogCapt
     first.write_bytes(second.read_bytes())
     written(source, "demonstrations")
     (told,) = caplog.messages
-    assert told.startswith(f"{first} holds step 1 of its run and not step 0")
+    assert told.startswith(f"{first} holds step 1 of the run")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

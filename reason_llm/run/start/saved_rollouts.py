@@ -179,7 +179,7 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
         return
     logger.warning(
         "%s holds step %d of the run %r: files of %r were renamed, swapped or mixed, and are "
-        "learned from in the order of their names", path, document.step, document.run.name, name,
+        "read in the order of their names", path, document.step, document.run.name, name,
     )  # fmt: skip
 
 

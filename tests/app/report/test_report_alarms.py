@@ -9,11 +9,12 @@ import pytest
 from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts
+from reason_llm.config import STAGES
 from report_runs import record
 
 ALWAYS = {
     title for title, each in alarms.ALARMS.items() if each.applies(Evidence([], [], {}, 0, 2))
-}
+} - {title for stage in STAGES.values() for title in stage.alarms}
 """Checks of every run of reinforcement learning."""
 
 
