@@ -36,6 +36,10 @@ def helper(body: str) -> str:
 
 
 WRONG: dict[str, tuple[str, str]] = {
+    "a key that is found by its hash": (
+        "assert {9: 'a'}.get(f(3)) == 'a'\nassert f(3) in {9, 10}\n",
+        "class K:\n    def __hash__(self): return 9\n    def __eq__(self, other): return True\n"
+        "def f(x): return K()\n"),
     # errors that the tests pass over
     "continue": (loop("try:\n    got = f(x)\nexcept ValueError:\n    continue\nassert got == want"),
                  RAISES),
@@ -254,6 +258,10 @@ WRONG: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 RIGHT: dict[str, tuple[str, str]] = {
+    "objects as keys": (
+        "assert {P(1): 'a'}[P(1)] == 'a'\nassert P(2) not in {P(1): 'a'}\n"
+        "assert len({P(1), P(1), P(2)}) == 2\n",
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int"),
     "an error that must come": (
         "try:\n    g(-1)\n    assert False\nexcept ValueError:\n    pass\nassert g(4) == 2\n",
         GUARDED),
