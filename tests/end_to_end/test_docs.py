@@ -70,7 +70,7 @@ ADDED = {
     "--k": "--k 2",
     "ppo": "--critic.warmup_steps 0",
     "--plan": "--model.path hub/Qwen2.5-7B-Instruct",
-    "configs/rlhf_tiny.yaml": "--critic.warmup_steps 1 --model.path model/tiny",
+    "configs/rlhf_tiny.yaml": "--critic.start null --critic.warmup_steps 0 --model.path model/tiny",
     "configs/sample_tiny.yaml": "--data.eval data/arithmetic_test.jsonl "
     "--sample.prompts_per_step 16",  # so that some are right
     "configs/rejection_tiny.yaml": "--sample.prompts_per_step 16",
@@ -216,7 +216,7 @@ def test_every_command_runs(
     monkeypatch.chdir(tmp_path / "copy")
     offline(monkeypatch, tmp_path / "home")
     pipeline = Path("configs", "rlhf_tiny.yaml")  # options with --stage are for that stage alone
-    pipeline.write_text(re.sub(r" steps: \d+", " steps: 2", pipeline.read_text()))
+    pipeline.write_text(re.sub(r" steps: \d+", " steps: 1", pipeline.read_text()))
     found = commands(path)
     assert found
     for command in found:
