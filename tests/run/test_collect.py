@@ -155,7 +155,8 @@ def test_a_killed_step_draws_on_as_if_it_had_not_been(job: Job, stop_after: int)
 
 
 def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:
-    job = replace(job, reward_models=["a model"])  # type: ignore[list-item]
+    run = replace(job.run, reward_models=["a model"])  # type: ignore[list-item]
+    job = replace(job, run=run)
     groups, _ = collected(job, Scripted(lambda number: False))
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
         second, third = (step_of(job, buffer, StopSignal(), 32, number) for number in (2, 3))
