@@ -13,7 +13,7 @@ from pathlib import Path
 from reason_llm.config import Config, command
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.store.archive import FILES
-from reason_llm.run.store.buffer import Document, read_document
+from reason_llm.run.store.document import Document, read_document
 from reason_llm.run.store.folder import finished_steps, is_run
 
 ROUNDING_NATS = 1e-3

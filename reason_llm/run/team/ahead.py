@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from reason_llm.errors import PeersLost, ReasonError, Stopped, one_line
@@ -210,20 +211,27 @@ class _Ahead:
     def _work(self) -> None:
         step, run = self._step, self._step.config.run
         buffer, last = step.buffer, min(step.number + run.max_staleness, run.steps - 1)
-        drawn = step.drawn + buffer.drawn(step.number)
+        learned = buffer.find(step.number)
+        assert learned is not None
+        drawn = step.drawn + learned.drawn
         try:
             for number in range(step.number + 1, last + 1):
                 self._number = number
                 found = buffer.find(number)
                 if found is None or not found.complete:
                     self._stop.check()
-                    self._queue.version = self._workers.version_of(number)
-                    record: Record = {}
-                    collect(
-                        Step(number, drawn, step.job, buffer, self._stop, SILENT, record),
-                        self._sampler,
+                    version = self._queue.version = self._workers.version_of(number)
+                    later = replace(
+                        step,
+                        number=number,
+                        drawn=drawn,
+                        version=version,
+                        stop=self._stop,
+                        watch=SILENT,
+                        record={},
                     )
-                    self._workers.note_ahead(number, record)
+                    collect(later, self._sampler)
+                    self._workers.note_ahead(number, later.record)
                     found = buffer.find(number)
                 assert found is not None
                 drawn += found.drawn
