@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from reason_llm.config import file as config_file
@@ -96,13 +95,8 @@ class RolloutBuffer:
             self._ahead = {each.step: each for _, each in read_ahead(self._folder, self.run)}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
 
     def check(self) -> Document | None:
         """The document on disk, if this run may continue from it or set it aside; writes nothing.
