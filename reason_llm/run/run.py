@@ -28,8 +28,7 @@ from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.team.alone import gather
-from reason_llm.run.team.protocol import Team
+from reason_llm.run.team.alone import Team, gather
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
 from reason_llm.train import (
@@ -238,8 +237,6 @@ class Run:
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
         """Learning phase of a step over these rows; what it yields learns them."""
-        if self.state.kl_coefficient is not None:
-            self._team.set_kl_coefficient(self.state.kl_coefficient)
         ahead: AbstractContextManager[None] = nullcontext()
         if self.config.samples:
             ahead = self._team.sampling_ahead(self.step(step), self._sampling_by)
@@ -251,7 +248,8 @@ class Run:
                 self._meter.phase() as peak,
                 self._watch.phase("learning", len(data) * self.config.train.epochs) as progress,
             ):
-                yield lambda: self._team.learn(step, data, lambda rows: progress(0, rows))
+                kl = self.state.kl_coefficient
+                yield lambda: self._team.learn(step, data, kl, lambda rows: progress(0, rows))
         except OutOfMemory:
             if not self.learners.moved_in_step:
                 self._save()

@@ -201,15 +201,15 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     def largest(key: str, digits: int) -> float:
         return round(max(values(key), default=0.0), digits)
 
-    accuracy = ends("eval/accuracy") or [None, None]
+    accuracy = ends("eval/accuracy")
     named = [accuracies(record) for record in records if "eval/accuracy" in record]
     phases = ("sampling", "scoring", "learning", "evaluation", "saving", "buffer", "writing")
     seconds = {f"{name}_seconds": sum(values(f"time/{name}_seconds"), 0.0) for name in phases}
     seconds["total_seconds"] = sum(values("time/total_seconds"), since_last)
     peaks = [f"{phase}_{kind}_gib" for phase in ("sampling", "learning") for kind in PEAKS]
     return {
-        "accuracy_before": accuracy[0],
-        "accuracy_after": accuracy[1],
+        "accuracy_before": accuracy[0] if accuracy else None,
+        "accuracy_after": accuracy[1] if accuracy else None,
         "accuracy_of_sets": {
             name: [named[0][name], named[-1][name]]
             for name in (named[0] if named else {})
