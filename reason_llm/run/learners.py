@@ -92,7 +92,5 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     total = config.run.steps * critic.updates
     values = Values(clip=critic.value_clip, leaves_out_truncated=row.truncated == "leave_out")
     return Learners(
-        policy,
-        Learner(model, settings.for_critic(values, of_critic, total)),
-        critic.warmup_steps,
+        policy, Learner(model, settings.for_critic(values, of_critic, total)), critic.warmup_steps
     )
