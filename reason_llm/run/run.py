@@ -21,6 +21,7 @@ from reason_llm.run.reward_models import RewardModelFolder, RewardModels
 from reason_llm.run.rows import Rows
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import AHEAD, Job
+from reason_llm.run.start.replica_count import count_of
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, metrics
 from reason_llm.run.store.buffer import RolloutBuffer
@@ -28,7 +29,7 @@ from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.team.alone import Team, gather
+from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
 from reason_llm.train import (
@@ -53,7 +54,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     with (
         job.scorer,
         _locked(job) as (buffer, writer),
-        gather(job, watch) as team,
+        _team_of(job, watch) as team,
         Model(config.model, job.tokenizer, config.run.seed, plan.engine, checkpointing) as model,
         StopSignal() as stop,
     ):
@@ -119,6 +120,24 @@ class _SavedRollouts:
         saved_rollouts.warn_of_another(path, document, job.saved_name)
         groups = with_advantages(document.groups, job.config.learned_row, job.scorer.weights)
         return replace(document, groups=without_learner_logprobs(groups))
+
+
+@contextmanager
+def _team_of(job: Job, watch: Watch) -> Iterator[Team]:
+    """The run's team, whose other processes start while this one goes on. With one process and one
+    shard nothing of Ray, shards or sampling ahead is imported.
+
+    Raises:
+        ReplicaError: Ray cannot be started or joined, or has no place for them.
+    """
+    run, count = job.config.run, count_of(job.config)
+    if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
+        yield Alone(job.config.learns)
+        return
+    from reason_llm.run.team import many
+
+    with many.start(job, watch, count) as team:
+        yield team
 
 
 class Run:

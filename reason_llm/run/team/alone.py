@@ -1,21 +1,17 @@
 """The processes that sample and learn a run (``Team``): this one alone, or several (``many``).
 
-The loop asks a ``Team`` and does not know which it is. With one process and one shard nothing of
-Ray, shards or sampling ahead is imported.
+The loop asks a ``Team`` and does not know which it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
 
 from reason_llm.model import Datum
 from reason_llm.run.collect import Step
-from reason_llm.run.start.prepare import Job
-from reason_llm.run.start.replica_count import count_of
 from reason_llm.run.store.metrics import Record
-from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler
 from reason_llm.train import Learners
 
@@ -116,20 +112,3 @@ class Alone:
     def take_record(self, step: int) -> Record:
         """Nothing."""
         return {}
-
-
-@contextmanager
-def gather(job: Job, watch: Watch) -> Iterator[Team]:
-    """The run's team, whose other processes start while this one goes on.
-
-    Raises:
-        ReplicaError: Ray cannot be started or joined, or has no place for them.
-    """
-    run, count = job.config.run, count_of(job.config)
-    if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
-        yield Alone(job.config.learns)
-        return
-    from reason_llm.run.team import many
-
-    with many.start(job, watch, count) as team:
-        yield team
