@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +82,18 @@ class Crew:
         assert self.cluster is not None
         return self.cluster.call(member, method, *arguments)
 
-    def open(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
+    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
         """Have all load their models; see ``Team.begin``."""
         self._learners = learners
         self.adapters = dict(earlier)
         self.keep_adapter()
         if self.cluster is None:
             return
-        for member in self.members:
-            self._open(member)
+        opened = [self._open(member) for member in self.members]
         started = time.perf_counter()
-        for member in self.members:
-            self._wait_until_open(member)
+        for call in opened:
+            with suppress(PeersLost):
+                call.result()
         self.tell_of_losses("while it loaded the model")
         count, machines = 1 + len(self.ready()), self._machines(self.cluster)
         told = f"{count} replica{'s' if count > 1 else ''}"
@@ -152,11 +152,9 @@ class Crew:
             assert self.cluster is not None
             state, tokens = self.cluster.shared(own), self.learners.policy.micro_batches.tokens
             for call in [self.call(member, "load", state, tokens) for member in behind]:
-                try:
+                with suppress(PeersLost):
                     call.result()
                     call.member.version = self.version
-                except PeersLost:
-                    pass
         return [m for m in found if not m.lost and m.version == self.version]
 
     def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
@@ -221,7 +219,7 @@ class Crew:
             self._sent = version, self.cluster.shared(adapter)
         return self._sent[1]
 
-    def _open(self, member: Member) -> None:
+    def _open(self, member: Member) -> Call:
         job = self._job
         # Rewards and rows in Python are the head's alone, and may be nothing that can be sent.
         work = Work(
@@ -235,14 +233,7 @@ class Crew:
             member.only_samples,
         )
         member.opened = self.call(member, "open", work)
-
-    def _wait_until_open(self, member: Member) -> None:
-        """Raises ReasonError: something that the config names cannot be used there."""
-        assert member.opened is not None
-        try:
-            member.opened.result()
-        except PeersLost:
-            return
+        return member.opened
 
     def _alive(self, *, samplers: bool) -> list[Member]:
         """Members that live: samplers, or replicas that learn."""

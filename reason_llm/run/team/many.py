@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ from reason_llm.run.team import ahead
 from reason_llm.run.team.alone import SamplingBy, Told
 from reason_llm.run.team.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.run.team.crew import MOST_STARTS, Crew, Deal
-from reason_llm.run.team.peers import GroupPeers, in_file, listen
-from reason_llm.run.team.replica import Seat, costs
+from reason_llm.run.team.peers import GroupPeers, Seat, listen
+from reason_llm.run.team.replica import costs
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, ShardedSampler
 from reason_llm.train import Learners, Shards
@@ -89,7 +89,7 @@ class Many:
     def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
         """Have the replicas load their models, and deal what the head's learners learn."""
         learners.deal(Shards(self._run.shards))
-        self._crew.open(learners, earlier)
+        self._crew.begin(learners, earlier)
 
     def version_of(self, step: int) -> int:
         """See ``Team``."""
@@ -211,22 +211,15 @@ class Many:
             self._name = f"{next(self._names)}-{secrets.token_hex(8)}"
         rows, size = crew.cluster.shared(list(data)), 1 + len(members)
         head = crew.cluster.folder or (crew.cluster.address, self._port)
+        own_seat = Seat(self._name, 0, size, head, self._secret, crew.cluster.address)
         calls = []
         for rank, member in enumerate(members, start=1):
-            seat = Seat(self._name, rank, size, head, self._secret, member.address)
+            seat = replace(own_seat, rank=rank, address=member.address)
             calls.append(crew.call(member, "learn", step, rows, kl_coefficient, seat))
         try:
             if self._peers is None:
-                self._peers = GroupPeers(
-                    in_file(head, self._name) if isinstance(head, Path) else self._store,
-                    self._name,
-                    0,
-                    size,
-                    crew.cluster.address,
-                    own.policy.model.device,
-                    self._run.sum == "exact",
-                    self._secret,
-                )
+                is_exact = self._run.sum == "exact"
+                self._peers = GroupPeers(own_seat, own.policy.model.device, is_exact)
                 self._group = members
                 own.deal(Shards(self._run.shards, self._peers))
             with crew.timed("learning"), costs(self._peers) as own_costs:
