@@ -79,10 +79,8 @@ def check(config: Config, base: str, template: str) -> list[RewardModelFolder]:
         ConfigError: a folder is missing or of another base.
         ModelError: its files are damaged.
     """
-    return [
-        _checked(key, options, config, base, template)
-        for key, options in config.reward_models.items()
-    ]
+    models = config.reward_models.items()
+    return [_checked(key, options, config, base, template) for key, options in models]
 
 
 def _checked(

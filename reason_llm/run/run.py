@@ -110,7 +110,7 @@ class _SavedRollouts:
     job: Job
 
     def read(self, step: int, run: RunIdentity) -> Document:
-        """Rollouts of this step, with this run's advantages.
+        """The rollouts to learn from in this step, with this run's advantages.
 
         Raises:
             RolloutBufferError: they are damaged or do not fit the model.
@@ -119,7 +119,7 @@ class _SavedRollouts:
         document = saved_rollouts.read(path, job.config, *job.room)
         saved_rollouts.warn_of_another(path, document, job.saved_name)
         groups = with_advantages(document.groups, job.config.learned_row, job.scorer.weights)
-        return replace(document, groups=without_learner_logprobs(groups))
+        return replace(document, step=step, groups=without_learner_logprobs(groups))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Source(Protocol):
     """A place beside the buffer that may hold rollouts to learn from."""
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
-        """All rollouts of a step of this run, with advantages; None: they are not there."""
+        """All rollouts of this step of the run, with advantages; None: they are not there."""
         ...
 
 

@@ -16,7 +16,6 @@ and nothing is saved inside a step: it is learned again from its rollouts, to th
 import hashlib
 import logging
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ from reason_llm.model import Model, Role, adapters, score_head
 from reason_llm.rollout import Count, Number, record_from_json
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.document import RunIdentity
+from reason_llm.run.store.folder import listing, step_of
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
@@ -141,17 +141,10 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     return replace(source, run=run, micro_batch_tokens=None, best=None)
 
 
-def listing(run_folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
-    found = (run_folder / "checkpoints").glob("step-*")
-    return sorted(each for each in found if re.fullmatch(r"step-\d{8}", each.name))
-
-
 def needed_from(run_folder: Path) -> int:
     """First step whose rollouts may be needed again: that of the checkpoint before the newest,
     which a run continues from if the newest is damaged."""
-    whole = listing(run_folder)[-2:]
-    return min((int(folder.name.removeprefix("step-")) for folder in whole), default=0)
+    return min(map(step_of, listing(run_folder)[-2:]), default=0)
 
 
 def read(folder: Path) -> RunState:

@@ -156,7 +156,7 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
         )
     newest = _newest_checkpoint(run)
     final = run / kept.folder
-    if is_adapter(final) and (newest is None or _step_of(newest) <= (finished_steps(run) or 0)):
+    if is_adapter(final) and (newest is None or step_of(newest) <= (finished_steps(run) or 0)):
         return final
     if newest is None:
         raise CheckpointError(
@@ -182,7 +182,7 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
         return best_step(run)
     if adapter in (run / "adapter", run / EMA):
         return finished_steps(run)
-    return _step_of(adapter)
+    return step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:
@@ -221,7 +221,7 @@ def has_ended(run: Path, steps: int | None, patience: int) -> bool:
         ConfigError: the run's own config is damaged.
     """
     learned, newest = finished_steps(run), _newest_checkpoint(run)
-    if learned is None or (newest is not None and _step_of(newest) > learned):
+    if learned is None or (newest is not None and step_of(newest) > learned):
         return False
     if steps is None:
         steps = _resolved_steps(run)
@@ -244,8 +244,13 @@ def _resolved_steps(run: Path) -> int:
     return steps if type(steps) is int else 0
 
 
+def listing(run: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
+    return sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+
+
 def _newest_checkpoint(run: Path) -> Path | None:
-    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+    found = listing(run)
     return found[-1] if found and is_adapter(found[-1]) else None
 
 
@@ -270,5 +275,6 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Learned steps of a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix("step-"))
