@@ -19,7 +19,14 @@ from typing import Annotated, Any, TextIO
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config import Config, Count, ModelSection, Section, file as config_file
+from reason_llm.config import (
+    Config,
+    Count,
+    ModelSection,
+    Section,
+    file as config_file,
+    yaml_text,
+)
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import (
     ConfigError,
@@ -284,7 +291,10 @@ def parse_option(options: Options, name: str, value: str) -> Options:
     Raises:
         ConfigError: the value is none for it.
     """
-    given = None if value == "null" else value
+    try:
+        given = yaml_text.parse(value)
+    except ValueError:
+        given = value
     try:
         return Options.model_validate({**options.model_dump(), name: given})
     except ValidationError as error:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from reason_llm.files import read_text
+
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
@@ -23,7 +25,7 @@ class Equivalent:
 @cache
 def equivalents() -> dict[str, Equivalent]:
     """The table, by the option's name or by the last parts of it."""
-    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    table = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
     return {
         name: Equivalent(row["whose"], tuple(row["options"]), row.get("note", ""))
         for name, row in table.items()

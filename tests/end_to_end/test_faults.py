@@ -5,6 +5,7 @@ had been sampled, nothing learned that was not. A dozen by ``make long``, all by
 """
 
 import os
+import pkgutil
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -95,6 +96,13 @@ def test_what_out_of_memory_left_is_lowered_further_by_the_user(
     records = metrics.read(folder / "runs" / "run" / "metrics.jsonl")
     tokens = [record.get("train/micro_batch_tokens") for record in records]
     assert tokens == [None, 64, 64, 32]  # of 128 that were planned
+
+
+def test_every_place_is_there() -> None:
+    faults = [*ALL, *(fault for chain in CHAINS.values() for fault in chain)]
+    for place in {place.removeprefix("after ") for fault in faults for place in fault.places}:
+        if ":" in place:
+            pkgutil.resolve_name(place)
 
 
 @pytest.mark.faults

@@ -230,7 +230,7 @@ def copy_of(source: Path, target: Path) -> Path:
 
 SIMPLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("sft", ("--data.form", "problems"), ("data.form=problems contradicts stage=sft",)),
-    ("irpo", ("--data.form", "labels"), ("data.form=labels contradicts irpo", "preferences")),
+    ("irpo", ("--data.form", "labels"), ("labels contradicts stage=preference (irpo)",)),
     ("sft", ("--data.train", "{shared}/pairs.jsonl"), ("pairs.jsonl:1", "completion")),
     ("pretrain", ("--data.train", "{shared}/pairs.jsonl"), ("pairs.jsonl:1", "text")),
     ("reward", ("--data.train", "{shared}/labels.jsonl"), ("labels.jsonl:1", "chosen")),

@@ -27,7 +27,7 @@ from reason_llm.run.store.document import read_document
 from reason_llm.run.team import ahead
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
-from reason_llm.train.learner import Learner
+from reason_llm.train.learner import Learner, Learners
 
 __all__ = ["local_cluster"]  # a fixture
 Make = Callable[..., Config]
@@ -144,7 +144,7 @@ def test_stale_rollouts_are_weighed_and_the_policy_is_another(alone: Callable[..
     most_are_long(
         [
             (TransformersSampler, "sample", 9, 2, 1),
-            (Learner, "learn", 3, 1, 1),
+            (Learners, "learn", 3, 1, 1),
             (Learner, "_update", 4, 1, 3),
             (Learner, "_update", 5, 2, 3),
             (RolloutBuffer, "write", 9, 2, 3),
@@ -196,9 +196,9 @@ def test_samplers_do_the_next_step_while_one_is_learned(
     whole, helped = alone(), make("helped", run__samplers=2)
     sampled: list[tuple[int, int]] = []
     there: list[list[str]] = []
-    original = Learner.learn
+    original = Learners.learn
 
-    def watched(self: Learner, step: int, data: Any, progress: Any) -> Any:
+    def watched(self: Learners, step: int, data: Any, progress: Any) -> Any:
         found = original(self, step, data, progress)
         until = time.monotonic() + 300
         names: list[str] = []
@@ -213,7 +213,7 @@ def test_samplers_do_the_next_step_while_one_is_learned(
         if method == "sample":
             sampled.append((number, arguments[0].shard))
 
-    monkeypatch.setattr(Learner, "learn", watched)
+    monkeypatch.setattr(Learners, "learn", watched)
     monkeypatch.setattr(local_cluster, "before", before)
     train(helped)
     assert there == [[f"step-{step:08d}.json"] for step in range(1, 5)] + [[]]
@@ -275,7 +275,7 @@ def test_samplers_that_die(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
-    [(Learner, "learn", 2), (Learner, "_update", 3), (RolloutBuffer, "finish", 1)],
+    [(Learners, "learn", 2), (Learner, "_update", 3), (RolloutBuffer, "finish", 1)],
 )
 def test_the_head_is_killed_while_samplers_sample(
     owner: Any, name: str, call: int, make: Make, alone: Callable[..., Config],
@@ -367,7 +367,7 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
 ) -> None:
     """Also where the head, as it comes back, holds the earlier one to sample by it."""
     learned, loaded, starts = [], [], []
-    original, three = Learner.learn, threading.Event()
+    original, three = Learners.learn, threading.Event()
 
     def learn(self: Any, *arguments: Any) -> Any:
         found = original(self, *arguments)
@@ -388,7 +388,7 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
         if method == "learn":
             raise Killed  # threads cannot learn together
 
-    monkeypatch.setattr(Learner, "learn", learn)
+    monkeypatch.setattr(Learners, "learn", learn)
     monkeypatch.setattr(local_cluster, "before", before)
     with contextlib.suppress(BaseException):
         train(make("back", run__replicas=2))

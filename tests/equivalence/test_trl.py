@@ -257,7 +257,7 @@ def reader(tokenizer: Any) -> Any:
 Rows = Callable[..., list[Datum]]
 
 
-@pytest.mark.parametrize("loss", ["nll", "chunked_nll"])
+@pytest.mark.parametrize("loss", most_are_long(["nll", "chunked_nll"], ["nll"]))
 def test_sft(policy: Model, rows: Rows, reader: Any, tmp_path: Path, loss: str) -> None:
     given = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in PAIRS]
     data = rows(given, "demonstrations")
@@ -308,7 +308,9 @@ DPO = {
 
 
 @pytest.mark.parametrize("reference", most_are_long(["reference", "start"], ["reference"]))
-@pytest.mark.parametrize("name", DPO)
+@pytest.mark.parametrize(
+    "name", most_are_long(DPO, DPO.keys() - {"label_smoothing without effect"})
+)
 def test_dpo(
     policy: Model, rows: Rows, reader: Any, tmp_path: Path, name: str, reference: str
 ) -> None:
@@ -408,7 +410,7 @@ def test_simpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path, alpha: fl
         same(ours(policy, PairLoss(row=row), data, layout), expected)
 
 
-@pytest.mark.parametrize("centering", [0.0, 0.05])
+@pytest.mark.parametrize("centering", most_are_long([0.0, 0.05], [0.05]))
 @pytest.mark.parametrize("margin", [True, False])
 def test_reward(
     tokenizer: Any, rows: Rows, reader: Any, tmp_path: Path, centering: float, margin: bool

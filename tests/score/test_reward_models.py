@@ -43,7 +43,7 @@ def config(rewards: list[dict[str, Any]], **sections: Any) -> Config:
         ([FIRST, model(normalise="none")], {}, "option 'normalise' of reward_model"),
         ([FIRST, model(normalize="running")], {}, "option 'normalize' of reward_model"),
         ([FIRST, {"name": "reward_model"}], {}, "option 'path' of reward_model"),
-        ([FIRST, model("a")], {"algorithm": {"name": "dapo"}}, "contradicts the reward model a"),
+        ([FIRST, model("a")], {"algorithm": {"name": "dapo"}}, "contradicts the reward model in"),
     ],
 )
 def test_what_contradicts_itself_is_told(

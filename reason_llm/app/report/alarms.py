@@ -36,6 +36,8 @@ LENGTH_FACTOR, TRUNCATED_RISE, DRIFT_STEPS = 1.3, 0.1, 20
 REPEATED, REPEATING_FRACTION = 0.3, 0.05
 ALIKE, ALIKE_FRACTION = 0.9, 0.3
 SILENT_FRACTION = 0.8
+MODEL_STEPS = 10
+"""In which right answers may follow what a reward model prefers within their noise."""
 JUMP_FACTOR = 5.0
 JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismatch_max": 0.1}
 """Below these, in nats, a jump is none: a few tokens of a small difference."""
@@ -188,13 +190,15 @@ def form_alone(seen: Evidence) -> Finding:
     total, first = changes.pop("reward"), changes[seen.first]
     if total is None or first is None:
         return unknown("fewer than 6 steps")
+    if seen.paid_by_model and len(seen.trained) < MODEL_STEPS:
+        return unknown(f"fewer than {MODEL_STEPS} steps, and a reward model pays")
     gains = {
         name: seen.weights[name] * each.rise
         for name, each in changes.items()
         if each is not None and name not in RIGHTNESS and (name != seen.first or name in FORM)
     }
     gained = sum(gains.values())
-    # Right answers may follow what a reward model prefers slowly, and within the noise at first.
+    # Right answers may follow what a reward model prefers slowly.
     rises = first.rise > first.error if seen.paid_by_model else first.is_up
     is_flat = seen.first in FORM or not rises
     if not gains:

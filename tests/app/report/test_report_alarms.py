@@ -357,7 +357,9 @@ def test_a_judge_may_follow_a_reward_model_slowly(rise: float, is_raised: bool) 
         each |= {"score/paid": each["score/reward"], "score/boxed": judged}
     evidence = seen(records, weights={"boxed": 0.0, "paid": 1.0})
     assert raised(alarms.form_alone(evidence))  # a function may be paid for form
-    assert raised(alarms.form_alone(replace(evidence, paid_by_model=True))) == is_raised
+    paid = replace(evidence, paid_by_model=True)
+    assert raised(alarms.form_alone(paid)) == is_raised
+    assert alarms.form_alone(replace(paid, records=records[:10])).state == "unknown"
 
 
 def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:

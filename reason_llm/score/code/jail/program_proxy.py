@@ -441,9 +441,6 @@ class StandIn:
     async def __anext__(self) -> Any:
         return self._program.call("anext", self)
 
-    def __hash__(self) -> int:
-        return hash(self._number)
-
 
 def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> Callable[..., Any]:
     return lambda own, *arguments: result(own._program.call(function, own, *arguments))
@@ -476,6 +473,7 @@ _METHODS = {
     "bool": _asks("bool", bool),
     "str": _asks("str", str),
     "repr": _asks("repr", str),
+    "hash": _asks("hash", int),
     **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
     **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
     **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "neg", "abs")},

@@ -60,7 +60,8 @@ async def _all_of(values: Any) -> list[Any]:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "sync": lambda: None,
-    **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, iter, next, isinstance)},
+    **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, hash, iter, next)},
+    "isinstance": isinstance,
     **{f.__name__: f for f in (begin, finish, aiter, anext)},
     **{
         f.__name__: f
