@@ -139,11 +139,11 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rewards = [b.text for b in blocks(ROOT / "docs" / "rewards.md") if b.language == "python"]
     own = (text for text in rewards if "from reason_llm" not in text)
     (folder / "my_rewards.py").write_text("\n\n".join(own))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        code, shown = call(["scripts/train.py", *SMALL.split(), "--run.steps", "2"])
-        assert code == 0, shown
-        (folder / "shown.txt").write_text(shown)
+    # A process of its own, whose memory is the run's alone.
+    command = [sys.executable, "scripts/train.py", *SMALL.split(), "--run.steps", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    (folder / "shown.txt").write_text(ended.stdout + ended.stderr)
     for name in ("first", "second"):
         shutil.copytree(folder / "runs" / "quickstart", folder / "runs" / name)
     return folder
