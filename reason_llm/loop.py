@@ -34,19 +34,21 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
             if not config.learns:
                 run.end(step, {})
                 continue
-            data = to_data(groups) if config.samples else run.rows(step)
+            data = to_data(groups) if config.samples else run.batch(step)
             with run.learning(step, data) as learn:  # GPU: weights + activations + optimizer
                 metrics = learn()
             run.end(step, metrics)  # archive, evaluate, log, save
         return run.finish()
 
 
-def rollouts(run: Run, step: int) -> list[Group]:
+def rollouts(run: Run, number: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
-    if (groups := run.buffer.read(step)) is None:  # a killed run goes on between the phases
-        if (groups := sampled_before(run.step(step))) is None:
-            with run.sampling(step) as sampler:  # GPU: weights + KV cache
-                groups = collect(run.step(step), sampler)
-        # GPU: weights, one reward model after another
-        groups = with_reward_models(run.step(step), groups, run.model_scores)
-    return groups
+    step = run.step(number)
+    saved = step.begin()  # a killed run goes on between the phases
+    if saved is not None and saved.complete:
+        return saved.groups
+    if (groups := sampled_before(step)) is None:
+        with run.sampling(number) as sampler:  # GPU: weights + KV cache
+            groups = collect(step, sampler)
+    # GPU: weights, one reward model after another
+    return with_reward_models(step, groups, run.model_scores)

@@ -1,16 +1,19 @@
 """The records that flow between the stages: Prompt, Completion, Group; to and from JSON.
 
-No library. Token ids are the record; text is derived from them and kept for the reader.
-The three stages sample, score and train meet here and on disk, and nowhere else.
+Token ids are the record; text is derived from them and kept for the reader. The three stages
+sample, score and train meet here and on disk, and nowhere else. The types of the fields are checked
+where a record is read from JSON, and not where one is made.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from reason_llm.files import check_nesting
 
@@ -22,19 +25,44 @@ from. No column that a custom reward could ask for has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
+Text = Annotated[str, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+TokenIds = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=0, lt=1 << 31)], ...],
+    Field(min_length=1, fail_fast=True),
+]
+Numbers = Annotated[tuple[Number, ...], Field(min_length=1, fail_fast=True)]
+Score = Annotated[
+    float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)
+]
+"""NaN is null in JSON."""
+KNOWN_FIELDS_ONLY = {"extra": "forbid"}
+"""For pydantic, as ``__pydantic_config__`` of a record."""
+
+
+def _not_too_deep(value: Any) -> Any:
+    check_nesting(value)
+    return value
+
+
+NOT_TOO_DEEP = BeforeValidator(_not_too_deep)
+"""Of a field with any JSON: raises as ``check_nesting``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One row of the data, rendered with the chat template."""
 
-    id: str
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    id: Text
     """Where it came from, unique in its set: ``data/arithmetic_train.jsonl:17``."""
-    text: str
-    token_ids: tuple[int, ...]
-    answer: str
+    text: Text
+    token_ids: TokenIds
+    answer: Text
     """The gold answer as text; for code rewards, the tests as JSON."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
     """Columns of the row that a custom reward asks for by name."""
 
 
@@ -42,20 +70,21 @@ class Prompt:
 class Completion:
     """One sampled answer of T tokens, later with its rewards and its advantage."""
 
-    token_ids: tuple[int, ...]
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    token_ids: TokenIds
     """T ids, the end-of-sequence token included when it was sampled."""
-    text: str
-    logprobs: tuple[float, ...]
+    text: Text
+    logprobs: Numbers
     """T log-probs in nats, each under the very distribution its token was drawn from."""
     finish_reason: FinishReason
     """``stop``: an end-of-sequence token was sampled; ``length``: the token limit came first."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, Score] = field(default_factory=dict)
     """Each reward by name, before weights; NaN (null in JSON) where the reward gave none."""
-    reward: float | None = None
+    reward: Number | None = None
     """The weighted sum of the rewards that were given; None until scored."""
-    advantage: float | None = None
+    advantage: Number | None = None
     """None until the whole step is scored."""
-    learner_logprobs: tuple[float, ...] | None = None
+    learner_logprobs: Numbers | None = None
     """T log-probs in nats by the learner before the step's first update; None before learning and
     for completions that it had no need to pass through the model."""
 
@@ -71,7 +100,7 @@ class Group:
     """The G completions of one prompt."""
 
     prompt: Prompt
-    completions: tuple[Completion, ...]
+    completions: Annotated[tuple[Completion, ...], Field(min_length=1, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,98 +138,47 @@ def group_from_json(value: Any) -> Group:
     Raises:
         ValueError: naming the field that is missing, unknown, of the wrong kind or length.
     """
-    prompt = _record(Prompt, _member(value, "prompt"), ("token_ids",))
-    completions = tuple(
-        _record(Completion, _with_nan(item), ("token_ids", "logprobs"), ("learner_logprobs",))
-        for item in _member(value, "completions")
-    )
-    if not completions:
-        raise ValueError(f"prompt {prompt.id!r} has no completions")
-    _check_prompt(prompt)
-    for index, completion in enumerate(completions):
-        where = f"{prompt.id}#{index}"
-        _check_completion(where, completion)
-        for name in ("logprobs", "learner_logprobs"):
-            values = completion.logprobs if name == "logprobs" else completion.learner_logprobs
-            if values is None:
-                continue
-            _check_numbers(where, values, float)
-            if len(values) != len(completion.token_ids):
+    group = record_from_json(Group, value)
+    check_lengths(group)
+    return group
+
+
+def check_lengths(group: Group) -> None:
+    """Check that each completion has as many log-probs as tokens.
+
+    Raises:
+        ValueError: one has not.
+    """
+    for number, completion in enumerate(group.completions):
+        for logprobs in (completion.logprobs, completion.learner_logprobs):
+            if logprobs is not None and len(logprobs) != len(completion.token_ids):
                 raise ValueError(
-                    f"prompt {prompt.id!r}, completion {index}: {len(completion.token_ids)} "
-                    f"token_ids but {len(values)} {name}"
+                    f"prompt {group.prompt.id!r}, completion {number}: "
+                    f"{len(completion.token_ids)} token_ids but {len(logprobs)} log-probs"
                 )
-    return Group(prompt, completions)
 
 
-def _check_prompt(prompt: Prompt) -> None:
-    if not all(isinstance(text, str) for text in (prompt.id, prompt.text, prompt.answer)):
-        raise ValueError(f"prompt {prompt.id!r:.60} has an id, text or answer that is no text")
-    if not isinstance(prompt.extra, dict):
-        raise ValueError(f"{prompt.id!r} has 'extra' that is no object")
-    check_nesting(prompt.extra)
-    _check_numbers(prompt.id, prompt.token_ids, int)
-    _check_ids(prompt.id, prompt.token_ids)
+def record_from_json(kind: type[T], value: Any) -> T:
+    """A record from what its JSON holds, by the types of its fields.
+
+    Raises:
+        ValueError: in one line, with the path to the field: missing, or of another kind.
+    """
+    try:
+        record: T = _reader(kind).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']:.200}") from None
+    return record
 
 
-def _check_completion(where: str, completion: Completion) -> None:
-    _check_numbers(where, completion.token_ids, int)
-    _check_ids(where, completion.token_ids)
-    if not isinstance(completion.text, str) or completion.finish_reason not in ("stop", "length"):
-        raise ValueError(f"{where!r} has no text, or another finish_reason than stop and length")
-    rewards = completion.rewards.values() if isinstance(completion.rewards, dict) else [None]
-    scores = [value for value in (completion.reward, completion.advantage) if value is not None]
-    if not all(type(value) in (int, float) for value in (*rewards, *scores)):
-        raise ValueError(f"{where!r} has a reward or an advantage that is no number")
-
-
-def _check_ids(where: str, token_ids: tuple[int, ...]) -> None:
-    if min(token_ids) < 0 or max(token_ids) >= 1 << 31:
-        raise ValueError(f"{where!r} has a token id that is negative or beyond any vocabulary")
-
-
-def _check_numbers(where: str, values: tuple[Any, ...], kind: type) -> None:
-    if not values or not set(map(type, values)) <= {int, kind} or any(map(math.isnan, values)):
-        raise ValueError(
-            f"{where!r} has a list that is empty or holds something but {kind.__name__}"
-        )
-
-
-def _member(value: Any, name: str) -> Any:
-    if not isinstance(value, dict) or name not in value:
-        raise ValueError(f"a group without {name!r}")
-    return value[name]
-
-
-def _with_nan(completion: Any) -> Any:
-    """The completion's JSON with NaN for the rewards that are null."""
-    rewards = completion.get("rewards") if isinstance(completion, dict) else None
-    if not isinstance(rewards, dict) or None not in rewards.values():
-        return completion
-    named = {name: math.nan if value is None else value for name, value in rewards.items()}
-    return {**completion, "rewards": named}
+@cache
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _shallow(record: Any) -> dict[str, Any]:
     return {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def _record(cls: type[T], value: Any, tuples: tuple[str, ...], maybe: tuple[str, ...] = ()) -> T:
-    """
-    Args:
-        tuples: members that are lists in JSON.
-        maybe: members that are lists if they are there.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"a {cls.__name__.lower()} that is not an object")
-    tuples += tuple(name for name in maybe if value.get(name) is not None)
-    for name in tuples:
-        if not isinstance(value.get(name), list):
-            raise ValueError(f"a {cls.__name__.lower()} without the list {name!r}")
-    try:
-        return cls(**{**value, **{name: tuple(value[name]) for name in tuples}})
-    except TypeError as error:
-        raise ValueError(f"a {cls.__name__.lower()} with the wrong fields: {error}") from error
 
 
 def shortest_decimals(values: Any) -> Any:

@@ -104,7 +104,7 @@ OPENED_OTHERWISE = {  # where, what: why
     ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/model/adapters.py", "shutil.copyfile"): "of a file that regular looked at",
-    ("reason_llm/run/store/buffer.py", "gzip.open"): "of a file that open_regular opened",
+    ("reason_llm/run/store/document.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/score/code/jail/launcher.py", "os.fdopen"): "pipes",
     (
         "reason_llm/score/code/jail/launcher.py",

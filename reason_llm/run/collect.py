@@ -9,9 +9,9 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config
@@ -21,6 +21,7 @@ from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
 from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.document import Document
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
@@ -50,6 +51,10 @@ class Step:
     number: int
     drawn: int
     """Prompts taken from the order before it."""
+    version: int
+    """Learned steps of the policy that samples it."""
+    checkpoint: Path | None
+    """The run's newest one."""
     job: Job
     buffer: RolloutBuffer
     stop: Stop
@@ -61,6 +66,33 @@ class Step:
     def config(self) -> Config:
         """The run's."""
         return self.job.config
+
+    def begin(self) -> Document | None:
+        """Its rollouts so far, now that it is its turn; they are taken over into the buffer."""
+        return self.buffer.read(self.number, self._checkpoint)
+
+    @property
+    def _checkpoint(self) -> str | None:
+        return None if self.checkpoint is None else str(self.checkpoint)
+
+    def saved(self) -> Document | None:
+        """Its rollouts so far."""
+        return self.buffer.find(self.number)
+
+    def save(
+        self, groups: list[Group], drawn: int, counts: Mapping[str, float], *, whole: bool = False
+    ) -> None:
+        """Write its rollouts so far; arguments as of ``RolloutBuffer.write``."""
+        with timed(self.record, "buffer"):
+            self.buffer.write(
+                self.number,
+                groups,
+                whole=whole,
+                drawn=drawn,
+                counts=counts,
+                checkpoint=self._checkpoint,
+                version=self.version,
+            )
 
 
 def collect(step: Step, sampler: Sampler) -> list[Group]:
@@ -76,40 +108,42 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     rewards do not vary; groups that only ``success_range`` dropped are then trained.
     """
     job, record, sample = step.job, step.record, step.config.sample
-    params, state = sampling_params(step.config), _Collected.of(step)
+    params = sampling_params(step.config)
     num_prompts = sample.prompts_per_step * step.config.algorithm.row().dynamic_sampling
     prompts = _prompts(job, step.drawn, num_prompts)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
-    with step.watch.phase("sampling", total) as progress, _Scoring(step, state) as scoring:
-        progress(0, len(state.together()[0]) * sample.completions_per_prompt)
-        scoring.begin(list(state.waiting))  # sampled before a kill
-        for part in _waves(step, state, scoring, wave):
+    with step.watch.phase("sampling", total) as progress, _Collected(step) as collected:
+        progress(0, len(collected.together()[0]) * sample.completions_per_prompt)
+        collected.score(list(collected.waiting))  # sampled before a kill
+        for part in _waves(step, collected, wave):
             seed = random.Random(f"{step.config.run.seed}/sample/{step.number}/{part.start}")
             with timed(record, "sampling"):
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress
                 )
             fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
-            state.add(sampled)
-            _save(step, state)
-            scoring.begin(sampled)
+            collected.add(sampled)
+            step.save(*collected.together())
+            collected.score(sampled)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
-    scored = state.groups or state.last
+    scored = collected.groups or collected.last
     if job.run.reward_models:
-        _save(step, state)
+        step.save(*collected.together())
         return scored
-    return _finished(step, scored, state.drawn, state.counts)
+    return _finished(step, scored, collected.drawn, collected.counts)
 
 
 def sampled_before(step: Step) -> list[Group] | None:
     """The groups of a step that wait for reward models alone, sampled ahead or before a kill; None
     if some are still to be sampled."""
-    state, sample = _Collected.of(step), step.config.sample
-    is_full = not state.waiting and len(state.groups) >= sample.prompts_per_step
-    return state.groups if step.job.run.reward_models and is_full else None
+    saved = step.saved()
+    if not step.job.run.reward_models or saved is None:
+        return None
+    is_full = len(saved.groups) >= step.config.sample.prompts_per_step
+    return saved.groups if is_full and all(map(_is_scored, saved.groups)) else None
 
 
 def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> list[Group]:
@@ -121,30 +155,28 @@ def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> 
         Stopped: a signal asked for the end; what was scored is in the buffer.
         RewardError: a score is not finite.
     """
-    job, scorer, drawn = step.job, step.job.scorer, step.buffer.drawn(step.number)
-    if not job.run.reward_models:
+    saved, scorer = step.saved(), step.job.scorer
+    if not step.job.run.reward_models:
         return groups
-    document = step.buffer.document(step.number)
-    counts = dict(document.counts) if document else {}
-    for model in job.run.reward_models:
+    assert saved is not None
+    counts = saved.counts
+    for model in step.job.run.reward_models:
         if model.key in groups[0].completions[0].rewards:
             continue  # before a kill
         rewards = model.rewards(scores(model, groups))
         groups = scorer.with_model_reward(groups, model.key, rewards)
         counts = metrics.added(counts, scorer.take_counts())
-        with timed(step.record, "buffer"):
-            step.buffer.write_part(step.number, groups, drawn, counts)
-    return _finished(step, groups, drawn, counts)
+        step.save(groups, saved.drawn, counts)
+    return _finished(step, groups, saved.drawn, counts)
 
 
 def _finished(step: Step, scored: list[Group], drawn: int, counts: dict[str, float]) -> list[Group]:
     groups = with_advantages(scored, step.config.learned_row, step.job.scorer.weights)
-    with timed(step.record, "buffer"):
-        step.buffer.write(step.number, groups, drawn, counts)
+    step.save(groups, drawn, counts, whole=True)
     return groups
 
 
-def _waves(step: Step, state: "_Collected", scoring: "_Scoring", wave: int) -> Iterator[slice]:
+def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
     """Which of the step's prompts to sample next, until it is full or its bound is reached.
 
     With dynamic sampling the scores decide how many more, so each wave is scored first; else it is
@@ -156,54 +188,73 @@ def _waves(step: Step, state: "_Collected", scoring: "_Scoring", wave: int) -> I
     row, wanted = step.config.algorithm.row(), step.config.sample.prompts_per_step
     bound = wanted * row.dynamic_sampling
     if row.dynamic_sampling > 1:
-        scoring.settle()
-    groups, drawn, _ = state.together()
+        collected.settle()
+    groups, drawn, _ = collected.together()
     kept = len(groups)
     while kept < wanted and drawn < bound:
         size = min(wave, wanted - kept, bound - drawn)
         yield slice(drawn, drawn + size)
         kept, drawn = kept + size, drawn + size
         if row.dynamic_sampling > 1:
-            scoring.settle()
-            kept, drawn = len(state.groups), state.drawn
+            collected.settle()
+            kept, drawn = len(collected.groups), collected.drawn
         if step.stop.requested and kept < wanted and drawn < bound:
-            scoring.settle()
-            _save(step, state)
+            collected.settle()
+            step.save(*collected.together())
             step.stop.check()
 
 
-def _save(step: Step, state: "_Collected") -> None:
-    with timed(step.record, "buffer"):
-        step.buffer.write_part(step.number, *state.together())
+def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
+    data = job.data
+    indices = order(data.sizes, data.weights, job.config.run.seed, start, count)
+    all_prompts = data.prompts
+    return [all_prompts[index] for index in indices]
 
 
-class _Scoring:
-    """A thread that scores one wave at a time; at the end of the block the last one is scored."""
+def _is_scored(group: Group) -> bool:
+    """Whether the rewards are there; the total is not where reward models are still to be asked."""
+    return bool(group.completions[0].rewards)
 
-    def __init__(self, step: Step, state: "_Collected") -> None:
+
+class _Collected:
+    """Groups of a step so far. The caller samples them, and a thread scores one wave at a time; at
+    the end of the block the last one is scored."""
+
+    def __init__(self, step: Step) -> None:
+        saved = step.saved()
+        groups = [] if saved is None else saved.groups
         self._step = step
-        self._state = state
-        self._row = step.config.algorithm.row()
+        self.groups = [group for group in groups if _is_scored(group)]
+        """Scored and kept."""
+        self.waiting = [group for group in groups if not _is_scored(group)]
+        """Sampled and not scored."""
+        self.drawn = 0 if saved is None else saved.drawn - len(self.waiting)
+        """Prompts that were sampled and scored, those of dropped groups included."""
+        self.counts = {} if saved is None else dict(saved.counts)
+        """Of errors and time limits in scoring, by metric."""
+        self.last: list[Group] = []
+        """The last wave as it was scored."""
+        self._lock = Lock()
         self._thread = ThreadPoolExecutor(1)
         self._under_way: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self.settle()
         finally:
             self._thread.shutdown()
 
-    def begin(self, sampled: list[Group]) -> None:
-        """Score these groups, once those before are scored."""
+    def add(self, sampled: list[Group]) -> None:
+        """Add a sampled wave."""
+        with self._lock:
+            self.waiting = self.waiting + sampled
+
+    def score(self, sampled: list[Group]) -> None:
+        """Begin to score these groups, the oldest that wait, once those before are scored."""
         self.settle()
         if sampled:
             self._under_way = self._thread.submit(self._score, sampled)
@@ -218,66 +269,21 @@ class _Scoring:
             under_way, self._under_way = self._under_way, None
             under_way.result()
 
-    def _score(self, sampled: list[Group]) -> None:
-        scorer = self._step.job.scorer
-        with timed(self._step.record, "scoring"):
-            scored = scorer.score(sampled)
-        kept = [group for group in scored if is_kept(group, self._row, scorer.weights)]
-        self._state.take(scored, kept, scorer.take_counts())
-
-
-def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
-    data = job.data
-    indices = order(data.sizes, data.weights, job.config.run.seed, start, count)
-    all_prompts = data.prompts
-    return [all_prompts[index] for index in indices]
-
-
-@dataclass(slots=True)
-class _Collected:
-    """Groups of a step so far: one thread samples them, another scores them."""
-
-    groups: list[Group]
-    """Scored and kept."""
-    drawn: int
-    """Prompts that were sampled and scored, those of dropped groups included."""
-    waiting: list[Group]
-    """Sampled and not scored."""
-    counts: dict[str, float]
-    """Of errors and time limits in scoring, by metric."""
-    last: list[Group] = field(default_factory=list)
-    """The last wave as it was scored."""
-    lock: Lock = field(default_factory=Lock)
-
-    @classmethod
-    def of(cls, step: Step) -> Self:
-        """State that was saved before."""
-        buffer, number = step.buffer, step.number
-        saved = buffer.groups(number)
-        # Without the total where reward models are still to be asked.
-        waiting = [group for group in saved if not group.completions[0].rewards]
-        scored = [group for group in saved if group.completions[0].rewards]
-        document = buffer.document(number)
-        counts = dict(document.counts) if document else {}
-        return cls(scored, buffer.drawn(number) - len(waiting), waiting, counts)
-
-    def add(self, sampled: list[Group]) -> None:
-        """Add a sampled wave."""
-        with self.lock:
-            self.waiting = self.waiting + sampled
-
-    def take(self, scored: list[Group], kept: list[Group], counts: dict[str, float]) -> None:
-        """Move the oldest waiting groups to the scored ones and keep some of them."""
-        with self.lock:
-            self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
-            self.waiting, self.last = self.waiting[len(scored) :], scored
-            self.counts = metrics.added(self.counts, counts)
-
     def together(self) -> tuple[list[Group], int, dict[str, float]]:
         """All groups in the order they were drawn, the number of prompts sampled for them, and the
         counts."""
-        with self.lock:
+        with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
+
+    def _score(self, sampled: list[Group]) -> None:
+        scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
+        with timed(self._step.record, "scoring"):
+            scored = scorer.score(sampled)
+        kept = [group for group in scored if is_kept(group, row, scorer.weights)]
+        with self._lock:
+            self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
+            self.waiting, self.last = self.waiting[len(scored) :], scored
+            self.counts = metrics.added(self.counts, scorer.take_counts())
 
 
 def sampling_params(config: Config) -> SamplingParams:

@@ -1,21 +1,93 @@
 """What a run is judged by: greedy accuracy on held-out problems; the loss, and of pairs the
 accuracy, on held-out rows; a reward model's scale and its dependence on length."""
 
+import gzip
+import hashlib
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
 import orjson
 
+from reason_llm.files import write_atomically
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
+from reason_llm.run.rows import Rows
+from reason_llm.run.start.prepare import Job
+from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import Record
-from reason_llm.sample import Progress, Sampler, SamplingParams
+from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.team.alone import Team
+from reason_llm.run.watch import Watch
+from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
 from reason_llm.score import Scorer
-from reason_llm.train import Learner, length_bias
+from reason_llm.train import Learner, learning, length_bias
 
 LARGEST_NLL = 200.0
-"""Nats per token whose perplexity is told; of more it is that of these."""
+"""In nats per token; a larger one is shown as the perplexity of this."""
+
+
+class HeldOut:
+    """The evaluations of one run."""
+
+    def __init__(self, job: Job, learner: Learner, rows: Rows, team: Team) -> None:
+        self._job = job
+        self._learner = learner
+        self._rows = rows
+        self._team = team
+        sets, held = job.data.held_out, job.data.held_out_rows
+        asked = [
+            [(prompt.token_ids, prompt.answer) for prompt in sets[0].prompts] if sets else [],
+            [] if held is None else [(row.ids, row.value) for row in held.rows],
+            job.config.eval_max_new_tokens,
+        ]
+        self.digest = hashlib.sha256(orjson.dumps(asked)).hexdigest()[:16]
+        """Of what an evaluation asks."""
+        self.exists = bool(sets) or held is not None
+        """Whether there is something to evaluate on."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy of so many learned steps is to be evaluated."""
+        every, last = self._job.config.eval.every, self._job.config.run.steps
+        return self.exists and (step == last or (every > 0 and step % every == 0))
+
+    def evaluate(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
+        """The metrics of this moment's policy; the completions are written beside them."""
+        found = self._answers(step, watch, writer) if self._job.data.held_out else {}
+        return found | self.judge_rows()
+
+    def judge_rows(self) -> Record:
+        """Loss and metrics of the held-out rows; empty without any."""
+        if self._job.data.held_out_rows is None:
+            return {}
+        with learning(self._learner):
+            return judge(self._learner, self._rows.held_out())
+
+    def _answers(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
+        job, config = self._job, self._job.config
+        params = SamplingParams(
+            num_completions=1,
+            max_new_tokens=config.eval_max_new_tokens,
+            temperature=0.0,
+            stop=tuple(config.sample.stop),
+        )
+        record: Record = {}
+        content = b""
+        with (
+            sampling(self._learner.model, job.plan.cache_tokens) as sampler,
+            watch.phase("evaluating", len(job.data.held_out_prompts)) as progress,
+        ):
+            dealing = self._team.dealing(sampler)
+            for data_set in job.data.held_out:
+                values, groups = evaluate(dealing, data_set.prompts, job.scorer, params, progress)
+                if not record:  # the first set's count for the run
+                    record |= values
+                record |= metrics.by_name(values, data_set.name) if data_set.name else {}
+                content += to_lines(data_set.name or "held_out", groups)
+        if config.eval.keep_completions:
+            path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
+            writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
+        return record
 
 
 def evaluate(

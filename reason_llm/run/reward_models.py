@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from reason_llm.config import Config, RewardModelOptions
 from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, large_digest, read_object, sealed
+from reason_llm.files import MIB, large_digest, read_object
 from reason_llm.model import (
     SequenceClassifier,
     adapters,
@@ -28,13 +26,9 @@ from reason_llm.model import (
     to_data,
 )
 from reason_llm.rollout import CHAT, Group
-from reason_llm.run.store.metrics import Record
+from reason_llm.run.store.kept_adapters import END_TOKEN, SCALE
 from reason_llm.train import Learner
 
-SCALE = "reward.json"
-"""File beside a reward model's adapter."""
-END_TOKEN = "end_token"
-"""Where our reward models are read."""
 CLIP = 10.0
 """Of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
 
@@ -85,10 +79,8 @@ def check(config: Config, base: str, template: str) -> list[RewardModelFolder]:
         ConfigError: a folder is missing or of another base.
         ModelError: its files are damaged.
     """
-    return [
-        _checked(key, options, config, base, template)
-        for key, options in config.reward_models.items()
-    ]
+    models = config.reward_models.items()
+    return [_checked(key, options, config, base, template) for key, options in models]
 
 
 def _checked(
@@ -203,24 +195,6 @@ def _digest(folder: Path) -> str:
         raise ModelError(
             f"{folder} has a file that cannot be read ({one_line(error)[:200]}); restore it"
         ) from error
-
-
-def describe(records: Sequence[Record], base: str, template: str) -> bytes:
-    """``reward.json`` of a reward model: what was measured last on its held-out rows, where there
-    were any, and digests of what it was trained over.
-
-    Args:
-        records: of the run.
-        base, template: digests as for ``check``.
-    """
-    measured = [record for record in records if "eval/reward_std" in record]
-    last = measured[-1] if measured else {}
-    names = {"eval/reward_mean": "mean", "eval/reward_std": "std"} | {
-        f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
-    }
-    found: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
-    found |= {"read_at": END_TOKEN, "base": base, "template": template}
-    return sealed(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
 
 def conversations(

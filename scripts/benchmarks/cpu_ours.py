@@ -140,8 +140,8 @@ def _step(
     sampled = time.perf_counter()
     groups = _scored(workload, groups)
     if not workload.learner_only:
-        buffer.write(step, with_advantages(groups, algorithm))
-        groups = buffer.groups(step)
+        groups = with_advantages(groups, algorithm)
+        buffer.write(step, groups, whole=True)
     else:
         groups = with_advantages(groups, algorithm)
     ready = time.perf_counter()

@@ -1,9 +1,8 @@
-"""Values that do not fit their kind, in YAML and in what a buffer says of itself."""
+"""Values that do not fit their kind in YAML."""
 
 import pytest
 
 from reason_llm.config.yaml_text import parse
-from reason_llm.run.store.buffer import count_from_json
 
 
 @pytest.mark.parametrize("text", ["!!int ''", "!!bool x", "!!float ''"])
@@ -39,9 +38,3 @@ def test_an_alias_is_refused_and_an_anchor_alone_is_not(text: str) -> None:
     with pytest.raises(ValueError, match=r"^line 2: the alias \*x is not taken; write its value"):
         parse(text)
     assert parse("a: &x [1]") == {"a": [1]}
-
-
-@pytest.mark.parametrize("value", [True, -1, 1.0, "1", None, 1 << 60])
-def test_a_count_is_a_count(value: object) -> None:
-    with pytest.raises(ValueError, match=r"step is .*, not a count"):
-        count_from_json({"step": value}, "step")

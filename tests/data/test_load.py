@@ -18,7 +18,8 @@ from reason_llm.data.forms import gold_answer
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity, read_document
+from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.document import RunIdentity, read_document
 from reason_llm.score.code.cases import ProgramTests, read_tests
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
@@ -287,7 +288,7 @@ def test_a_custom_reward_s_column_must_outlive_the_buffer(
     prompts = [Group(found[0], (Completion((5,), "a", (-0.5,), "stop"),))]
     buffer_path = tmp_path / "buffer.json"
     with RolloutBuffer(buffer_path, RunIdentity("a", "b", {})) as buffer:
-        buffer.write_part(0, prompts)
+        buffer.write(0, prompts, whole=False)
     assert read_document(buffer_path).groups[0].prompt.extra == {"unit": value}
 
 

@@ -20,7 +20,8 @@ from conftest import ROOT, TINY
 from hostile_cases import HOSTILE
 from marks import most_are_long
 from reason_llm.files import FileLock
-from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity, lock
+from reason_llm.run.store.buffer import RolloutBuffer, lock
+from reason_llm.run.store.document import RunIdentity
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -101,7 +102,7 @@ def own_config(folder: Path, text: str) -> list[str]:
 
 def buffer_of_another_run(folder: Path, keep: int | None = None) -> list[str]:
     with RolloutBuffer(folder / "buffer.json", RunIdentity("other-id", "other", {})) as buffer:
-        buffer.write_part(0, [])
+        buffer.write(0, [], whole=False)
     content = (folder / "buffer.json").read_bytes()
     (folder / "buffer.json").write_bytes(content[:keep])
     return []

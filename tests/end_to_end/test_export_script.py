@@ -38,7 +38,7 @@ from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.rollout import Prompt
-from reason_llm.run.store.buffer import read_document
+from reason_llm.run.store.document import read_document
 from reason_llm.run.store.folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
 

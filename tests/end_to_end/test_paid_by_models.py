@@ -34,7 +34,7 @@ from reason_llm.rollout import Completion, Group
 from reason_llm.run.reward_models import RewardModels
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
-from reason_llm.run.store.buffer import read_document
+from reason_llm.run.store.document import read_document
 from reason_llm.run.watch import SILENT
 from reward_runs import by_form, by_length, reward_config
 

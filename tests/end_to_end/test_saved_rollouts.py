@@ -17,7 +17,7 @@ from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.files import sealed
 from reason_llm.run.store import metrics
-from reason_llm.run.store.buffer import read_document, to_bytes
+from reason_llm.run.store.document import read_document, to_bytes
 
 
 @pytest.fixture(scope="module")

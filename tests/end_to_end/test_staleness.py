@@ -22,7 +22,8 @@ from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
 from reason_llm.run.stopping import StopSignal
-from reason_llm.run.store.buffer import RolloutBuffer, read_document
+from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.document import read_document
 from reason_llm.run.team import ahead
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
@@ -146,7 +147,7 @@ def test_stale_rollouts_are_weighed_and_the_policy_is_another(alone: Callable[..
             (Learners, "learn", 3, 1, 1),
             (Learner, "_update", 4, 1, 3),
             (Learner, "_update", 5, 2, 3),
-            (RolloutBuffer, "write", 4, 2, 3),
+            (RolloutBuffer, "write", 9, 2, 3),
             (RolloutBuffer, "finish", 1, 1, 1),
         ],
         [(TransformersSampler, "sample", 9, 2, 1), (Learner, "_update", 5, 2, 3)],

@@ -31,8 +31,8 @@ from reason_llm.errors import (
 from reason_llm.files import FileLock, move_aside, write_atomically
 from reason_llm.model.base import Model
 from reason_llm.run.store import checkpoint
-from reason_llm.run.store.buffer import RunIdentity
 from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.document import RunIdentity
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.score.code.jail import launcher
 from reason_llm.train.optim import make_optimizer

@@ -18,12 +18,8 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import sealed, write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.store.buffer import (
-    RolloutBuffer,
-    RunIdentity,
-    read_ahead,
-    read_document,
-)
+from reason_llm.run.store.buffer import RolloutBuffer, read_ahead
+from reason_llm.run.store.document import Document, RunIdentity, read_document
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -41,18 +37,27 @@ def group(name: str, reward: float = 1.0) -> Group:
 
 def saved(path: Path, **options: Any) -> Path:
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.write(3, [group("a"), group("b")])
+        buffer.write(3, [group("a"), group("b")], whole=True, version=3)
     return path
+
+
+def groups(buffer: RolloutBuffer, step: int) -> list[Group]:
+    document = buffer.find(step)
+    return [] if document is None else document.groups
+
+
+def holds(buffer: RolloutBuffer, step: int) -> bool:
+    document = buffer.find(step)
+    return document is not None and document.complete
 
 
 def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
     path = saved(tmp_path / "buffer.json")
     with RolloutBuffer(path, identity()) as buffer:
-        assert buffer.holds(3)
-        assert not buffer.holds(2)
-        assert not buffer.holds(4)
-        assert buffer.groups(3) == [group("a"), group("b")]
-        assert buffer.groups(4) == []
+        assert holds(buffer, 3)
+        assert groups(buffer, 3) == [group("a"), group("b")]
+        assert buffer.find(2) is None
+        assert buffer.find(4) is None
 
 
 def test_a_document_is_read_plain_or_packed(tmp_path: Path) -> None:
@@ -72,20 +77,20 @@ def test_a_document_is_read_plain_or_packed(tmp_path: Path) -> None:
 def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "buffer.json"
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.write_part(0, [group("a")])
-        buffer.write_part(0, [group("a"), group("b")])
+        buffer.write(0, [group("a")], whole=False)
+        buffer.write(0, [group("a"), group("b")], whole=False)
     with RolloutBuffer(path, identity()) as buffer:
-        assert not buffer.holds(0)
-        assert buffer.groups(0) == [group("a"), group("b")]
-        buffer.write(0, [*buffer.groups(0), group("c")])
-        buffer.write_part(1, [group("d")])
-        assert buffer.groups(1) == [group("d")]
+        assert not holds(buffer, 0)
+        assert groups(buffer, 0) == [group("a"), group("b")]
+        buffer.write(0, [*groups(buffer, 0), group("c")], whole=True)
+        buffer.write(1, [group("d")], whole=False)
+        assert groups(buffer, 1) == [group("d")]
 
 
 def test_it_is_one_json_document_with_version_run_and_step(tmp_path: Path) -> None:
     value = orjson.loads(saved(tmp_path / "buffer.json").read_bytes())
     assert (value["format"], value["run"]["id"], value["step"]) == (2, "run-a", 3)
-    assert value["weight_version"] == 3  # the newest policy samples, without staleness
+    assert value["weight_version"] == 3
     completion = value["groups"][0]["completions"][0]
     assert completion["token_ids"] == [5, 0]
     assert completion["logprobs"] == [-0.1, -2.5]
@@ -102,7 +107,7 @@ def test_another_run_is_refused_and_nothing_changes(tmp_path: Path) -> None:
         RolloutBuffer(path, identity(run={"seed": 5})).__enter__()
     assert path.read_bytes() == before
     with RolloutBuffer(path, identity()) as buffer:  # the refusals let go of the lock
-        assert buffer.holds(3)
+        assert holds(buffer, 3)
 
 
 def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
@@ -111,10 +116,10 @@ def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
         buffer.finish()
     kept = path.read_bytes()
     with RolloutBuffer(path, identity("run-b")) as buffer:
-        assert not buffer.holds(3)
+        assert not holds(buffer, 3)
         assert path.read_bytes() == kept  # nothing moves before there is something to write
-        buffer.write_part(0, [group("c")])
-        assert buffer.groups(0) == [group("c")]
+        buffer.write(0, [group("c")], whole=False)
+        assert groups(buffer, 0) == [group("c")]
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
 
@@ -128,18 +133,18 @@ def test_a_run_that_ends_before_the_step_of_its_buffer_leaves_that_as_it_is(tmp_
         ),
     )
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.write_part(3, [group("a"), waiting])
+        buffer.write(3, [group("a"), waiting], whole=False)
     with RolloutBuffer(path, identity()) as buffer:
         buffer.finish()
     with RolloutBuffer(path, identity()) as buffer:
-        assert (buffer.holds(3), buffer.groups(3)) == (False, [group("a"), waiting])
+        assert (holds(buffer, 3), groups(buffer, 3)) == (False, [group("a"), waiting])
 
 
 def test_rollouts_of_a_later_step_are_moved_aside_not_overwritten(tmp_path: Path) -> None:
     path = saved(tmp_path / "buffer.json")
     kept = path.read_bytes()
     with RolloutBuffer(path, identity()) as buffer:
-        buffer.write_part(1, [group("c")])
+        buffer.write(1, [group("c")], whole=False)
     assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
 
 
@@ -274,7 +279,8 @@ def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "buffer.json"
     code = (
         "import sys; from pathlib import Path\n"
-        "from reason_llm.run.store.buffer import RolloutBuffer, RunIdentity\n"
+        "from reason_llm.run.store.buffer import RolloutBuffer\n"
+        "from reason_llm.run.store.document import RunIdentity\n"
         "RolloutBuffer(Path(sys.argv[1]), RunIdentity('x', 'x', {})).__enter__()\n"
     )
     with RolloutBuffer(path, identity()):
@@ -314,16 +320,53 @@ def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
         RolloutBuffer(tmp_path / "file" / "buffer.json", identity()).__enter__()
 
 
+class Elsewhere:
+    """A source with this document of the one step, and a writer that is waited for."""
+
+    def __init__(self, document: Document | None = None, folder: Path | None = None) -> None:
+        self.document, self.folder = document, folder
+        self.waited: list[list[str]] = []
+
+    def read(self, step: int, run: RunIdentity) -> Document | None:
+        """The document, if it is of this step."""
+        return self.document if self.document and self.document.step == step else None
+
+    def wait(self) -> None:
+        """Note what is in the folder."""
+        if self.folder is not None:
+            self.waited.append([each.name for each in self.folder.iterdir()])
+
+
+def test_a_step_is_asked_for_in_the_file_ahead_and_elsewhere(tmp_path: Path) -> None:
+    path, folder = tmp_path / "b.json", tmp_path / "ahead"
+    kept = Document(identity(), 1, True, True, 2, [group("c")], {}, "old", 7)
+    with RolloutBuffer(path, identity(), [Elsewhere(kept)], ahead=folder) as buffer:
+        assert buffer.read(0) is None
+        buffer.write(0, [group("a")], whole=True, version=0)
+        buffer.write(2, [group("b")], whole=True, version=1)
+        buffer.write(3, [group("b")], whole=False, version=1)
+        taken = buffer.read(1, "new")
+        assert taken == replace(kept, trained=False, checkpoint="new")
+        assert read_document(path) == taken
+        assert groups(buffer, 2) == [group("b")]
+        assert not holds(buffer, 3)
+        document = buffer.read(2, "newer")
+        assert document is not None
+        assert (document.checkpoint, document.weight_version) == (None, 1)
+        assert [each.name for each in folder.iterdir()] == ["step-00000003.json"]
+
+
 @pytest.mark.parametrize("ahead", [None, "ahead"])
 def test_a_run_that_ends_early_marks_what_it_holds(tmp_path: Path, ahead: str | None) -> None:
     """Rollouts of a later step, from before run.steps was lowered."""
     path, folder = tmp_path / "b.json", None if ahead is None else tmp_path / ahead
     with RolloutBuffer(path, identity(), ahead=folder) as buffer:
         buffer.read(8)
-        buffer.write(8, [group("a")])
-    saved = lambda step: read_document(path)  # noqa: E731
-    with RolloutBuffer(path, identity(), ahead=folder, elsewhere=saved) as buffer:
+        buffer.write(8, [group("a")], whole=True)
+    kept = Elsewhere(Document(identity(), 6, True, False, 1, [group("a")]))
+    with RolloutBuffer(path, identity(), [kept], ahead=folder) as buffer:
         assert buffer.read(6) is not None
+        assert holds(buffer, 8)
         buffer.finish()
     assert read_document(path).trained
 
@@ -332,20 +375,18 @@ def test_a_step_learned_from_where_it_lies_is_archived_before_it_goes(tmp_path: 
     path, folder = tmp_path / "b.json", tmp_path / "ahead"
     with RolloutBuffer(path, identity(), ahead=folder) as buffer:
         buffer.read(8)
-        buffer.write(8, [group("a")])
+        buffer.write(8, [group("a")], whole=True)
     with RolloutBuffer(path, identity(), ahead=folder) as buffer:
         buffer.read(5)
-        buffer.write(6, [group("b")])
-    settled: list[list[str]] = []
-
-    def settle() -> None:
-        settled.append([each.name for each in folder.iterdir()])
-
-    with RolloutBuffer(path, identity(), ahead=folder, settle=settle) as buffer:
-        assert buffer.read(6) == [group("b")]
-        assert settled == []
+        buffer.write(6, [group("b")], whole=True)
+    writer: Any = Elsewhere(folder=folder)
+    with RolloutBuffer(path, identity(), ahead=folder, writer=writer) as buffer:
+        document = buffer.read(6)
+        assert document is not None
+        assert document.groups == [group("b")]
+        assert writer.waited == []
         buffer.read(7)
-    assert settled == [["step-00000006.json"]]
+    assert writer.waited == [["step-00000006.json"]]
     assert not list(folder.iterdir())
 
 

@@ -108,11 +108,17 @@ def collected(
     sampler.sample = sample  # type: ignore[method-assign]
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
         groups = collect(step_of(job, buffer, StopSignal(), start, step), sampler)
-        return groups, buffer.drawn(step)
+        return groups, drawn_of(buffer, step)
+
+
+def drawn_of(buffer: RolloutBuffer, step: int) -> int:
+    document = buffer.find(step)
+    assert document is not None
+    return document.drawn
 
 
 def step_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int, number: int) -> Step:
-    return Step(number, drawn, job, buffer, stop, SILENT, {})
+    return Step(number, drawn, number, None, job, buffer, stop, SILENT, {})
 
 
 @pytest.fixture
@@ -162,7 +168,7 @@ def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job
         second, third = (step_of(job, buffer, StopSignal(), 32, number) for number in (2, 3))
         assert sampled_before(second) == groups
         assert sampled_before(third) is None
-        buffer.write_part(2, groups[1:])
+        buffer.write(2, groups[1:], whole=False)
         assert sampled_before(second) is None
 
 
@@ -183,7 +189,7 @@ def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:
         collect(step_of(job, buffer, stop, 32, 2), sampler)
     assert stopped.value.exit_code == 143
     assert len(sampler.asked) == 1
-    assert buffer.drawn(2) == sampler.asked[0][0]
+    assert drawn_of(buffer, 2) == sampler.asked[0][0]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert collected(job, Scripted(sampler.flat)) == collected_afresh(job, sampler.flat)
 

@@ -11,7 +11,8 @@ from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.reward_models import RewardModelFolder, describe
+from reason_llm.run.reward_models import RewardModelFolder
+from reason_llm.run.store.kept_adapters import describe
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
 

@@ -2,27 +2,20 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reason_llm.config import Config
 from reason_llm.data import Data, prompt_tokens
 from reason_llm.errors import (
-    BusyError,
     CheckpointError,
     DataError,
-    NotAsWritten,
     one_line,
 )
 from reason_llm.files import (
-    MANIFEST,
     MIB,
-    FileLock,
-    check_digests,
     check_writable,
-    compare,
     move_aside,
     read_object,
     write_atomically,
@@ -31,19 +24,22 @@ from reason_llm.model import adapters
 from reason_llm.model.plan import GIB, Plan, Subject
 from reason_llm.run.start import recovery, saved_rollouts
 from reason_llm.run.start.resolve import START, ResolvedRun, resolve
-from reason_llm.run.store import best, best_adapter, checkpoint, environment, folder as run_folder
-from reason_llm.run.store.archive import Archive, is_archived
-from reason_llm.run.store.buffer import Document, RolloutBuffer, read_ahead
+from reason_llm.run.store import (
+    best,
+    checkpoint,
+    environment,
+    folder as run_folder,
+    kept_adapters,
+)
+from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.buffer import RolloutBuffer, read_ahead
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import MetricsLog
-from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.watch import Watch
 from reason_llm.score import Scorer
 from reason_llm.train import (
     check_schedule,
     kto_desirable_weights,
-    with_advantages,
-    without_learner_logprobs,
 )
 
 logger = logging.getLogger(__name__)
@@ -78,48 +74,6 @@ class Job:
         """Whether the run has no checkpoint of its own."""
         return self.state.folder not in self.run.checkpoints
 
-    @contextmanager
-    def held(self) -> Iterator[tuple[RolloutBuffer | None, BackgroundWriter]]:
-        """The run's buffer if it samples, with run and buffer locked against other processes, and
-        the thread that writes into the run's folder."""
-        run, never = self.config.run, self.config.run.resume == "never"
-        run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {self.folder}")
-        writer = BackgroundWriter()
-        buffer = None
-        if self.config.samples:
-            buffer = RolloutBuffer(
-                run.buffer_path,
-                self.state.run,
-                discard=never,
-                settle=writer.wait,
-                elsewhere=self._saved,
-                is_archived=is_archived,
-                ahead=self.folder / AHEAD if run.max_staleness else None,
-            )
-        with buffer or nullcontext(), run_lock, writer:
-            # Another process may have gone on since ``prepare`` looked.
-            if not never and checkpoint.listing(self.folder) != self.run.checkpoints:
-                raise BusyError(f"another process has just gone on with {self.folder}; call again")
-            yield buffer, writer
-
-    def _saved(self, step: int) -> Document | None:
-        """Rollouts of this step on disk beside the buffer, with this run's advantages: those of
-        run.from_buffer, or those that a killed run had learned from since its last checkpoint.
-
-        Raises:
-            RolloutBufferError: they are damaged or do not fit the model.
-        """
-        if self.run.saved_buffers:
-            path = self.run.saved_buffers[step]
-            found = saved_rollouts.read(path, self.run.subject)
-            saved_rollouts.warn_of_another(path, found, self.run.saved_run)
-        elif (archived := self.archive.read(step, self.state.run)) is not None:
-            found = archived
-        else:
-            return None
-        groups = with_advantages(found.groups, self.config.learned_row, self.scorer.weights)
-        return replace(found, groups=without_learner_logprobs(groups))
-
     def begin(self, started: float) -> MetricsLog:
         """Make the first changes on disk, after all checks.
 
@@ -152,7 +106,9 @@ class Job:
             if summary.get("steps") != self.state.step:
                 return None
             read = "adapters"
-            self._check_kept()
+            if self.state.folder is not None:
+                best_of = self.state.best if self.config.run.keep_best else None
+                kept_adapters.check_written(self.folder, self.state.folder, best_of)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -172,29 +128,6 @@ class Job:
                 "or start afresh with --run.resume never"
             )
         return summary
-
-    def _check_kept(self) -> None:
-        """Compare the adapters of a finished run with its newest checkpoint.
-
-        Raises:
-            NotAsWritten: one is missing or is another. OSError: one cannot be read.
-        """
-        newest = self.state.folder
-        if newest is None:
-            return
-        names = ["adapter"]
-        if (self.folder / run_folder.EMA).is_dir():
-            names.append(run_folder.EMA)
-        for name in names:
-            noted = check_digests(self.folder / name)
-            if adapters.WEIGHTS not in noted:
-                raise NotAsWritten(f"{name}/ or its {MANIFEST} is missing")
-            if name == "adapter":
-                expected = check_digests(newest)[adapters.WEIGHTS]
-                compare(f"{name}/{adapters.WEIGHTS}", noted[adapters.WEIGHTS], expected)
-        kept, best_of = self.config.run.keep_best, self.state.best
-        if kept and best_of is not None and best_adapter.is_in(newest):
-            best_adapter.check_written(self.folder, newest, best_of)
 
     def ends_early(self, state: RunState) -> bool:
         """Whether ``eval.patience`` ends the run in this state."""

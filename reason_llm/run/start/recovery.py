@@ -15,8 +15,8 @@ from reason_llm.config import command, file as config_file
 from reason_llm.errors import CheckpointError, RolloutBufferError
 from reason_llm.run.start.saved_rollouts import default_target
 from reason_llm.run.store import checkpoint
-from reason_llm.run.store.buffer import Document, RunIdentity, read_document
 from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.document import Document, RunIdentity, read_document
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from reason_llm.config import Config, command
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.store.archive import FILES
-from reason_llm.run.store.buffer import Document, read_document
+from reason_llm.run.store.document import Document, read_document
 from reason_llm.run.store.folder import finished_steps, is_run
 
 if TYPE_CHECKING:

@@ -1,22 +1,17 @@
 """The best evaluation of a run, and when ``eval.patience`` ends the run.
 
 Best is the highest held-out accuracy; without held-out problems the highest accuracy of held-out
-pairs; without pairs the lowest held-out loss. Of equal ones the first counts. Its adapter is in
-``best_adapter``.
+pairs; without pairs the lowest held-out loss. Of equal ones the first counts.
 """
 
-import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Literal
 
-import orjson
-
-from reason_llm.rollout import Prompt
+from reason_llm.rollout import KNOWN_FIELDS_ONLY, Count, Number, Text
 from reason_llm.run.store.metrics import Record
 
-METRICS = {
+METRICS: dict[Literal["eval/accuracy", "eval/pair_accuracy", "eval/loss"], str] = {
     "eval/accuracy": "held-out accuracy",
     "eval/pair_accuracy": "accuracy of held-out pairs",
     "eval/loss": "held-out loss",
@@ -29,29 +24,16 @@ LOWER_IS_BETTER = ("eval/loss",)
 class Best:
     """The best evaluation so far."""
 
-    step: int
-    metric: str
-    """A key of ``METRICS``."""
-    value: float
-    held_out: str
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    step: Count
+    metric: Literal["eval/accuracy", "eval/pair_accuracy", "eval/loss"]
+    value: Number
+    held_out: Text
     """Digest of what was evaluated."""
-    judged_by: str
+    judged_by: Text
     """Name of the first reward, if that does not tell what is right."""
-    evaluations_since: int = 0
+    evaluations_since: Count = 0
     """Evaluations after it, none of them better."""
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Raises ValueError, TypeError: it is not what ``asdict`` gave."""
-        found = cls(**value)
-        counts = (found.step, found.evaluations_since)
-        if type(found.judged_by) is not str or type(found.held_out) is not str:
-            raise ValueError(f"best={value!r:.100}")
-        if set(map(type, counts)) != {int} or min(counts) < 0 or found.metric not in METRICS:
-            raise ValueError(f"best={value!r:.100}")
-        if type(found.value) is not float or not math.isfinite(found.value):
-            raise ValueError(f"best={value!r:.100}")
-        return found
 
     def __str__(self) -> str:
         """``held-out accuracy 91.4% at step 40``."""
@@ -89,13 +71,3 @@ def ends_early(best: Best | None, patience: int) -> bool:
     """Whether ``eval.patience`` evaluations in a row were no better than the best one; never with
     patience 0."""
     return best is not None and 0 < patience <= best.evaluations_since
-
-
-def held_out_digest(prompts: Sequence[Prompt], rows: Sequence[Any], max_new_tokens: int) -> str:
-    """Digest of what an evaluation asks.
-
-    Args:
-        rows: token ids of held-out rows.
-    """
-    asked = [[(prompt.token_ids, prompt.answer) for prompt in prompts], rows, max_new_tokens]
-    return hashlib.sha256(orjson.dumps(asked)).hexdigest()[:16]

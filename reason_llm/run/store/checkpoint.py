@@ -15,18 +15,18 @@ and nothing is saved inside a step: it is learned again from its rollouts, to th
 
 import hashlib
 import logging
-import math
 import os
-import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -35,9 +35,10 @@ from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
 from reason_llm.model import Model, Role, adapters, score_head
-from reason_llm.run.store import best_adapter
+from reason_llm.rollout import Count, Number, Text, record_from_json
 from reason_llm.run.store.best import Best
-from reason_llm.run.store.buffer import RunIdentity, count_from_json, identity_from_json
+from reason_llm.run.store.document import RunIdentity
+from reason_llm.run.store.folder import listing, step_of
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
@@ -54,18 +55,18 @@ class RunState:
     """State of a run in which ``step`` steps are learned."""
 
     run: RunIdentity
-    step: int
+    step: Count
     folder: Path | None
     """The checkpoint it was read from; None for a run that has not begun."""
-    drawn: int = 0
+    drawn: Count = 0
     """Prompts taken from the order so far, those of dropped groups included."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Count | None = None
     """What out of memory left of the plan's; None while it holds."""
-    kl_coefficient: float | None = None
+    kl_coefficient: Annotated[Number, Field(ge=0)] | None = None
     """The KL's weight, where it is adapted; None before the first step."""
     best: Best | None = None
     """The best evaluation so far; None before the first one."""
-    metrics_sha256: str | None = None
+    metrics_sha256: Text | None = None
     """Of metrics.jsonl; None for a run that has not begun."""
 
 
@@ -142,17 +143,10 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     return replace(source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None)
 
 
-def listing(run_folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
-    found = _checkpoints(run_folder).glob("step-*")
-    return sorted(each for each in found if re.fullmatch(r"step-\d{8}", each.name))
-
-
 def needed_from(run_folder: Path) -> int:
     """First step whose rollouts may be needed again: that of the checkpoint before the newest,
     which a run continues from if the newest is damaged."""
-    whole = listing(run_folder)[-2:]
-    return min((int(folder.name.removeprefix("step-")) for folder in whole), default=0)
+    return min(map(step_of, listing(run_folder)[-2:]), default=0)
 
 
 def read(folder: Path) -> RunState:
@@ -169,18 +163,8 @@ def read(folder: Path) -> RunState:
         value = read_object(folder / STATE, MOST_STATE_BYTES)
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-        tokens = value["micro_batch_tokens"]
-        return RunState(
-            identity_from_json(value["run"]),
-            count_from_json(value, "step"),
-            folder,
-            count_from_json(value, "drawn"),
-            None if tokens is None else count_from_json(value, "micro_batch_tokens"),
-            _coefficient(value),
-            None if value["best"] is None else Best.from_json(value["best"]),
-            None if value["metrics_sha256"] is None else str(value["metrics_sha256"]),
-        )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return record_from_json(RunState, value | {"folder": folder})
+    except (OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
 
 
@@ -208,8 +192,7 @@ def save(
     optimizers: Mapping[Role, torch.optim.Optimizer],
     keep: int,
     writer: BackgroundWriter,
-    best: Mapping[str, Tensor] | Path | None = None,
-    earlier: Mapping[int, Mapping[str, Tensor]] = {},
+    beside: Mapping[str, Mapping[str, Tensor] | Path] = {},
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
     return the state with its folder.
@@ -217,37 +200,33 @@ def save(
     Args:
         optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
-        best: what ``best_tensors`` gave at the best evaluation, or an earlier checkpoint that holds
-            it; None: it is not kept.
-        earlier: adapters of earlier steps, by learned steps, that steps to come are sampled by.
+        beside: further files by name: tensors, or an earlier checkpoint's file to be copied.
 
     ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
     then as they were.
     """
-    target = _checkpoints(run_folder) / f"step-{state.step:08d}"
+    target = run_folder / "checkpoints" / f"step-{state.step:08d}"
     adapter = adapters.snapshot(model.policy)
-    tensors: dict[str, dict[str, Tensor]] = {}
+    files: dict[str, Mapping[str, Tensor] | Path] = {}
     for role, optimizer in optimizers.items():
         state_of = optim.state_tensors(optimizer)
-        tensors[_file(role, OPTIMIZER)] = {k: _copy(value) for k, value in state_of.items()}
+        files[_file(role, OPTIMIZER)] = {k: _copy(value) for k, value in state_of.items()}
         if role != "policy":
-            tensors[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
+            files[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
         if role in model.heads:
-            tensors[_file(role, score_head.FILE)] = score_head.state(model.heads[role])
+            files[_file(role, score_head.FILE)] = score_head.state(model.heads[role])
+    files |= beside
 
     def write() -> None:
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
             adapter.write(folder)
-            for version, values in earlier.items():
-                save_file(dict(values), str(folder / _version_file(version)))
-            for name, values in tensors.items():
-                save_file(values, str(folder / name))
-            if isinstance(best, Path):
-                _copy_best(best, folder)
-            elif best is not None:
-                _save_best(best, folder)
+            for name, content in files.items():
+                if isinstance(content, Path):
+                    shutil.copyfile(regular(content), folder / name)
+                else:
+                    save_file(dict(content), str(folder / name), metadata={"format": "pt"})
             value = {
                 "format": FORMAT,
                 "step": state.step,
@@ -267,33 +246,6 @@ def save(
     return replace(state, folder=target)
 
 
-def best_tensors(model: Model) -> dict[str, Tensor]:
-    """Copies of the policy's adapter and head, by file and PEFT's name."""
-    found = {
-        f"{adapters.WEIGHTS}/{name}": each for name, each in model.adapter_of("policy").items()
-    }
-    if (head := model.heads.get("policy")) is not None:
-        states = score_head.state(head).items()
-        found |= {f"{score_head.FILE}/{name}": _copy(each) for name, each in states}
-    return found
-
-
-def _save_best(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    for file in best_adapter.FILES:
-        names = [name for name in tensors if name.startswith(f"{file}/")]
-        if names:
-            values = {name.removeprefix(f"{file}/"): tensors[name] for name in names}
-            target = folder / f"{best_adapter.PREFIX}{file}"
-            save_file(values, str(target), metadata={"format": "pt"})
-
-
-def _copy_best(source: Path, folder: Path) -> None:
-    for file in best_adapter.FILES:
-        name = f"{best_adapter.PREFIX}{file}"
-        if (source / name).exists():
-            shutil.copyfile(regular(source / name), folder / name)
-
-
 def restore(
     state: RunState, model: Model, optimizers: Mapping[Role, torch.optim.Optimizer]
 ) -> None:
@@ -311,7 +263,7 @@ def restore(
             f"{folder} has no {missing[0]}: it is of a run without one; name its adapter as "
             "model.start"
         )
-    try:
+    with _told_if_damaged(folder):
         for role, optimizer in optimizers.items():
             model.load_adapter(role, load_file(regular(folder / _file(role, adapters.WEIGHTS))))
             if role in model.heads:
@@ -319,12 +271,6 @@ def restore(
                 model.heads[role].load_state_dict(head)
             moments = load_file(regular(folder / _file(role, OPTIMIZER)))
             optim.load_state_tensors(optimizer, moments)
-    except CheckpointError:
-        raise  # a ValueError, too
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
-        ) from error
 
 
 def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
@@ -333,36 +279,34 @@ def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]
     Raises:
         CheckpointError: a file is damaged.
     """
-    found: dict[int, dict[str, Tensor]] = {}
     if (folder := state.folder) is None:
-        return found
-    for version in range(max(0, state.step - most), state.step):
-        path = folder / _version_file(version)
-        if path.exists():
-            try:
-                found[version] = load_file(regular(path))
-            except (OSError, SafetensorError, ValueError) as error:
-                raise CheckpointError(
-                    f"{folder} is damaged ({one_line(error)}); remove it to go on from the one "
-                    "before"
-                ) from error
-    return found
+        return {}
+    versions = range(max(0, state.step - most), state.step)
+    files = {version: folder / version_file(version) for version in versions}
+    with _told_if_damaged(folder):
+        return {key: load_file(regular(file)) for key, file in files.items() if file.exists()}
 
 
-def _version_file(version: int) -> str:
+@contextmanager
+def _told_if_damaged(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise  # a ValueError, too
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
+        ) from error
+
+
+def version_file(version: int) -> str:
+    """Name of the file with the adapter of so many learned steps."""
     return f"version-{version:08d}.safetensors"
 
 
 def _file(role: Role, name: str) -> str:
     """Name of a role's file in a checkpoint; the policy's have PEFT's own names."""
     return name if role == "policy" else f"{role}.{name}"
-
-
-def _coefficient(value: dict[str, Any]) -> float | None:
-    found = value["kl_coefficient"]
-    if found is not None and not (type(found) is float and 0 <= found < math.inf):
-        raise ValueError(f"kl_coefficient={found!r:.60}")
-    return found
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -385,7 +329,3 @@ def _remove(folder: Path) -> None:
         raise WriteError(
             f"{folder} cannot be removed ({error.strerror}); remove it and run again"
         ) from error
-
-
-def _checkpoints(run_folder: Path) -> Path:
-    return run_folder / "checkpoints"

@@ -1,28 +1,49 @@
 """Contents of a run's folder for other programs: config, adapter, number of learned steps."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
 from reason_llm.errors import CheckpointError, ConfigError, ModelError, NotAsWritten, one_line
 from reason_llm.files import cached, compare, large_digest, read_object, read_text
+from reason_llm.rollout import record_from_json
 from reason_llm.run.store.best import Best, ends_early
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
 SCORE_HEAD = "score.safetensors"
-BEST = "adapter_best"
-"""Folder in a run's with the adapter of its best evaluation."""
-BEST_RECORD = "best.json"
-"""File there with the step and the value of that evaluation."""
-EMA = "adapter_ema"
-"""Folder in a run's with the average of its adapter."""
-Which = Literal["last", "best", "ema"]
-"""Adapter of a run that is meant."""
 ANSWERS = "judge_answers.jsonl"
 """What judges answered."""
+Which = Literal["last", "best", "ema"]
+"""Adapter of a run that is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAdapter:
+    """An adapter that a run keeps in a folder of its own."""
+
+    folder: str
+    """In the run's."""
+    source: Literal["policy", "average", "checkpoint"]
+    """policy, average: of the optimizer's state when the run ends. checkpoint: its files
+    ``<name>.*`` in every one, as soon as the first with them is on disk."""
+    missing: str = ""
+    """Why a run has none."""
+
+
+KEPT: dict[Which, KeptAdapter] = {
+    "last": KeptAdapter("adapter", "policy"),
+    "best": KeptAdapter(
+        "adapter_best", "checkpoint", "it has evaluated nothing, or had run.keep_best=false"
+    ),
+    "ema": KeptAdapter("adapter_ema", "average", "it had no train.ema, or has not ended"),
+}
+BEST, EMA = KEPT["best"].folder, KEPT["ema"].folder
+BEST_RECORD = "best.json"
+"""File beside the best adapter with the step and the value of its evaluation."""
 
 
 def is_run(path: Path) -> bool:
@@ -106,12 +127,10 @@ def which_adapter(text: str | None) -> Which:
     Raises:
         ConfigError: it is another one.
     """
-    for which in get_args(Which):
-        if text == which:
-            return which  # type: ignore[no-any-return]
-    if text is not None:
-        raise ConfigError(f"--which {text:.60} is none of {', '.join(get_args(Which))}; give one")
-    return "last"
+    for which in KEPT:
+        if text in (which, None):
+            return which
+    raise ConfigError(f"--which {text:.60} is none of {', '.join(KEPT)}; give one")
 
 
 def refuse_which(which: Which, what: str) -> None:
@@ -127,23 +146,17 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
     Raises:
         CheckpointError: the run has none.
     """
-    if which == "best":
-        if is_adapter(run / BEST):
-            return run / BEST
+    kept = KEPT[which]
+    if which != "last":
+        if is_adapter(run / kept.folder):
+            return run / kept.folder
         raise CheckpointError(
-            f"{run} holds no {BEST}/: it has evaluated nothing, or had run.keep_best=false; leave "
-            "--which best out for its last adapter"
-        )
-    if which == "ema":
-        if is_adapter(run / EMA):
-            return run / EMA
-        raise CheckpointError(
-            f"{run} holds no {EMA}/: it had no train.ema, or has not ended; leave --which ema out "
-            "for its last adapter"
+            f"{run} holds no {kept.folder}/: {kept.missing}; leave --which {which} out for its "
+            "last adapter"
         )
     newest = _newest_checkpoint(run)
-    final = run / "adapter"
-    if is_adapter(final) and (newest is None or _step_of(newest) <= (finished_steps(run) or 0)):
+    final = run / kept.folder
+    if is_adapter(final) and (newest is None or step_of(newest) <= (finished_steps(run) or 0)):
         return final
     if newest is None:
         raise CheckpointError(
@@ -169,7 +182,7 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
         return best_step(run)
     if adapter in (run / "adapter", run / EMA):
         return finished_steps(run)
-    return _step_of(adapter)
+    return step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:
@@ -208,7 +221,7 @@ def has_ended(run: Path, steps: int | None, patience: int) -> bool:
         ConfigError: the run's own config is damaged.
     """
     learned, newest = finished_steps(run), _newest_checkpoint(run)
-    if learned is None or (newest is not None and _step_of(newest) > learned):
+    if learned is None or (newest is not None and step_of(newest) > learned):
         return False
     if steps is None:
         steps = _resolved_steps(run)
@@ -217,8 +230,8 @@ def has_ended(run: Path, steps: int | None, patience: int) -> bool:
 
 def _best_of_summary(run: Path) -> Best | None:
     try:
-        return Best.from_json(read_object(run / "summary.json").get("best"))
-    except (OSError, ValueError, TypeError):
+        return record_from_json(Best, read_object(run / "summary.json").get("best"))
+    except (OSError, ValueError):
         return None
 
 
@@ -231,8 +244,13 @@ def _resolved_steps(run: Path) -> int:
     return steps if type(steps) is int else 0
 
 
+def listing(run: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
+    return sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+
+
 def _newest_checkpoint(run: Path) -> Path | None:
-    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
+    found = listing(run)
     return found[-1] if found and is_adapter(found[-1]) else None
 
 
@@ -260,5 +278,6 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Learned steps of a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix("step-"))

@@ -31,8 +31,9 @@ from reason_llm.files import (
 from reason_llm.rollout import Group
 
 Record = dict[str, float]
-MAX_BYTES = 64 << 20
-"""Of metrics.jsonl, before a new one is begun."""
+MAX_BYTES = 1 << 30
+"""Of metrics.jsonl: half a million records."""
+PEAKS = ("peak", "planned")
 LARGEST = 1e100
 """Number that is read."""
 
@@ -51,9 +52,6 @@ def timed(record: Record, name: str) -> Iterator[None]:
 class MetricsLog:
     """The records of a run in ``<run>/metrics.jsonl``.
 
-    Beyond ``MAX_BYTES`` the file becomes ``metrics.1.jsonl``, in the place of an older one, and a
-    new one begins: a run of any length keeps at least its last 30,000 records or so.
-
     Args:
         step: of the checkpoint that the run goes on from; None for a run without one.
         started: ``time.perf_counter()`` from which the next record's seconds count.
@@ -65,18 +63,12 @@ class MetricsLog:
     ) -> None:
         self.path = run_folder / "metrics.jsonl"
         last = -1 if step is None else step
-        digests = []
-        for path in (_older(self.path), self.path):
-            lines = _lines(path) if path.exists() else []
-            kept = b"".join(line for line, record in lines if record["step"] <= last)
-            if kept or path == self.path:
-                write_atomically(path, kept)
-            else:
-                path.unlink(missing_ok=True)
-            self._digest = hashlib.sha256(kept)
-            digests.append(self.sha256)
+        lines = _lines(self.path) if self.path.exists() else []
+        kept = b"".join(line for line, record in lines if record["step"] <= last)
+        write_atomically(self.path, kept)
+        self._digest = hashlib.sha256(kept)
         self._since = started
-        if noted is not None and noted not in digests:  # older: a new file was begun since then
+        if noted is not None:
             try:
                 compare(f"{self.path} up to step {last}", self.sha256, noted)
             except NotAsWritten as error:
@@ -88,20 +80,18 @@ class MetricsLog:
         return self._digest.hexdigest()
 
     def write(self, step: int, values: Record) -> Record:
-        """Append the record of ``step``, with the seconds since the one before."""
+        """Append the record of ``step``, with the seconds since the one before.
+
+        Raises:
+            WriteError: the disk is full or fails.
+        """
         now = time.perf_counter()
         record = {"step": step, **values, "time/total_seconds": now - self._since}
         self._since = now
-        try:
-            if self.path.stat().st_size > MAX_BYTES:
-                self.path.replace(_older(self.path))
-                self._digest = hashlib.sha256()
-            line = sealed(orjson.dumps(record) + b"\n")
-            with open_to_append(self.path) as file:
-                file.write(line)
-            self._digest.update(line)
-        except OSError as error:
-            raise self._cannot_be_written(error) from error
+        line = sealed(orjson.dumps(record) + b"\n")
+        with self._told_if_it_fails(), open_to_append(self.path) as file:
+            file.write(line)
+        self._digest.update(line)
         return record
 
     def sync(self) -> None:
@@ -110,15 +100,17 @@ class MetricsLog:
         Raises:
             WriteError: the disk is full or fails.
         """
-        try:
+        with self._told_if_it_fails():
             sync(self.path)
-        except OSError as error:
-            raise self._cannot_be_written(error) from error
 
-    def _cannot_be_written(self, error: OSError) -> WriteError:
-        return WriteError(
-            f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
-        )
+    @contextmanager
+    def _told_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WriteError(
+                f"{self.path} cannot be written ({error.strerror}); free the disk and run again"
+            ) from error
 
     def records(self) -> list[Record]:
         """All records on disk."""
@@ -131,14 +123,8 @@ class MetricsLog:
 
 def read_all(run_folder: Path) -> list[Record]:
     """The records of a run, oldest first; none where there is no metrics.jsonl."""
-    path, older = files(run_folder)
-    return [record for file in (older, path) if file.exists() for record in read(file)]
-
-
-def files(run_folder: Path) -> tuple[Path, Path]:
-    """Files with the records of a run: the newer ones, and the older ones if there are many."""
     path = run_folder / "metrics.jsonl"
-    return path, _older(path)
+    return read(path) if path.exists() else []
 
 
 def read(path: Path) -> list[Record]:
@@ -155,7 +141,7 @@ def read(path: Path) -> list[Record]:
 def _lines(path: Path) -> list[tuple[bytes, Record]]:
     """The lines with a record, and what ``read`` takes of each."""
     try:
-        content = read_bounded(path, 2 * MAX_BYTES)
+        content = read_bounded(path, MAX_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); restore it") from error
     found = []
@@ -163,21 +149,16 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
         if not line.endswith(b"\n"):
             break
         try:
-            record = parsed_object(line)
+            record = {k: v for k, v in parsed_object(line).items() if v is not None}
+            if not all(isinstance(value, int | float) for value in record.values()):
+                raise ValueError("a record with something that is no number")
             step = record.get("step")
             if not isinstance(step, int) or not 0 <= step < 2**63:
                 raise ValueError("no record with a step")
-            record = {key: value for key, value in record.items() if value is not None}
-            if not all(isinstance(value, int | float) for value in record.values()):
-                raise ValueError("a record with something that is no number")
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}; restore or remove the line") from error
         found.append((line, {k: value for k, value in record.items() if abs(value) < LARGEST}))
     return found
-
-
-def _older(path: Path) -> Path:
-    return path.with_name("metrics.1.jsonl")
 
 
 def describe(groups: list[Group], first: str | None = None) -> Record:
@@ -189,8 +170,8 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
             deviation is left out.
     """
     completions = [completion for group in groups for completion in group.completions]
-    count = len(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
+    truncated = sum(completion.finish_reason == "length" for completion in completions)
     flat = sum(
         len({c.reward for c in group.completions if c.has_reward}) < 2
         or not any(c.advantage != 0 for c in group.completions)
@@ -201,22 +182,16 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
         for name in completions[0].rewards
     }
     given["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
-    rewards = {name: sum(values) / len(values) for name, values in given.items() if values}
-    return {
+    record = {
         "sample/tokens": tokens,
-        "sample/completion_tokens": tokens / count,
-        "sample/truncated_fraction": sum(
-            completion.finish_reason == "length" for completion in completions
-        )
-        / count,
+        "sample/completion_tokens": tokens / len(completions),
+        "sample/truncated_fraction": truncated / len(completions),
         "score/groups_without_signal_fraction": flat / len(groups),
-        **rewards,
-        **(
-            {"score/first_reward_std": pstdev(judged)}
-            if (judged := given.get(f"score/{first}"))
-            else {}
-        ),
     }
+    record |= {name: sum(values) / len(values) for name, values in given.items() if values}
+    if judged := given.get(f"score/{first}"):
+        record["score/first_reward_std"] = pstdev(judged)
+    return record
 
 
 def added(one: Record, other: Record) -> Record:
@@ -243,22 +218,26 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     """Summary of a run: accuracies, loss and accuracy of pairs on held-out rows (before, after),
     steps, seconds by phase, peak memory, path of the adapter."""
 
-    def total(key: str) -> float:
-        return round(sum(record.get(key, 0.0) for record in records), 3)
-
-    def largest(key: str) -> float:
-        return round(max(record.get(key, 0.0) for record in records), 2)
+    def values(key: str) -> list[float]:
+        return [record[key] for record in records if key in record]
 
     def ends(key: str) -> list[float] | None:
         """The first and the last value."""
-        values = [record[key] for record in records if key in record]
-        return [values[0], values[-1]] if values else None
+        found = values(key)
+        return [found[0], found[-1]] if found else None
 
-    evaluated = [record for record in records if "eval/accuracy" in record]
-    named = [accuracies(record) for record in evaluated]
+    def largest(key: str, digits: int) -> float:
+        return round(max(values(key), default=0.0), digits)
+
+    accuracy = ends("eval/accuracy")
+    named = [accuracies(record) for record in records if "eval/accuracy" in record]
+    phases = ("sampling", "scoring", "learning", "evaluation", "saving", "buffer", "writing")
+    seconds = {f"{name}_seconds": sum(values(f"time/{name}_seconds"), 0.0) for name in phases}
+    seconds["total_seconds"] = sum(values("time/total_seconds"), since_last)
+    peaks = [f"{phase}_{kind}_gib" for phase in ("sampling", "learning") for kind in PEAKS]
     return {
-        "accuracy_before": evaluated[0]["eval/accuracy"] if evaluated else None,
-        "accuracy_after": evaluated[-1]["eval/accuracy"] if evaluated else None,
+        "accuracy_before": accuracy[0] if accuracy else None,
+        "accuracy_after": accuracy[1] if accuracy else None,
         "accuracy_of_sets": {
             name: [named[0][name], named[-1][name]]
             for name in (named[0] if named else {})
@@ -268,21 +247,11 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "held_out_pair_accuracy": ends("eval/pair_accuracy"),
         "held_out_pairs": ends("eval/pairs"),
         "steps": int(records[-1]["step"]),
-        "sampling_seconds": total("time/sampling_seconds"),
-        "scoring_seconds": total("time/scoring_seconds"),
-        "learning_seconds": total("time/learning_seconds"),
-        "evaluation_seconds": total("time/evaluation_seconds"),
-        "saving_seconds": total("time/saving_seconds"),
-        "buffer_seconds": total("time/buffer_seconds"),
-        "writing_seconds": total("time/writing_seconds"),
-        "total_seconds": round(total("time/total_seconds") + since_last, 3),
-        "sampled_tokens": int(total("sample/tokens")),
-        "sampling_peak_gib": largest("memory/sampling_peak_gib"),
-        "sampling_planned_gib": largest("memory/sampling_planned_gib"),
-        "learning_peak_gib": largest("memory/learning_peak_gib"),
-        "learning_planned_gib": largest("memory/learning_planned_gib"),
+        **{name: round(value, 3) for name, value in seconds.items()},
+        "sampled_tokens": int(sum(values("sample/tokens"))),
+        **{name: largest(f"memory/{name}", 2) for name in peaks},
         "replicas": of_replicas(records),
-        "peak_rss_mib": round(max(record.get("memory/peak_rss_mib", 0.0) for record in records), 1),
+        "peak_rss_mib": largest("memory/peak_rss_mib", 1),
         "adapter": str(adapter),
     }
 

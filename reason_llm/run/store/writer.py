@@ -4,8 +4,7 @@ disk."""
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
 
 from reason_llm.errors import Stopped
@@ -27,12 +26,7 @@ class BackgroundWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._pool.shutdown()
         if error is None or isinstance(error, Stopped):
             self.wait()
@@ -44,8 +38,8 @@ class BackgroundWriter:
             if self._has_failed:
                 return
             started = time.perf_counter()
+            self._has_failed = True
             try:
-                self._has_failed = True
                 write()
                 self._has_failed = False
             finally:
@@ -60,10 +54,9 @@ class BackgroundWriter:
             WriteError: the first that could not be; and whatever else it raised.
         """
         pending, self._pending = self._pending, []
-        errors = [each.exception() for each in pending]
-        for error in errors:
-            if error is not None:
-                raise error
+        wait(pending)
+        for each in pending:
+            each.result()
 
     def take_seconds(self) -> float:
         """Seconds spent on writing since the last call."""

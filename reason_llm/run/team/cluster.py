@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -69,21 +68,9 @@ class Host:
 
         self._replica = Replica(work)
 
-    def load(self, *arguments: Any) -> None:
-        """See ``Replica.load``."""
-        self._replica.load(*arguments)
-
-    def hold(self, *arguments: Any) -> None:
-        """See ``Replica.hold``."""
-        self._replica.hold(*arguments)
-
-    def sample(self, *arguments: Any) -> Any:
-        """See ``Replica.sample``."""
-        return self._replica.sample(*arguments)
-
-    def learn(self, *arguments: Any) -> Any:
-        """See ``Replica.learn``."""
-        return self._replica.learn(*arguments)
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the ``Replica``."""
+        return getattr(self._replica, method)(*arguments)
 
 
 @dataclass(slots=True)
@@ -164,18 +151,18 @@ class Cluster:
 
     Args:
         count: replicas with this process; 0: as many as the cluster has GPUs for.
-        lost: called from another thread when a replica is found dead or silent.
 
     Raises (on entry):
         ReplicaError: the cluster cannot be started or joined, or has no place for the replicas.
     """
 
-    def __init__(self, config: Config, count: int, lost: Callable[[], None]) -> None:
+    def __init__(self, config: Config, count: int) -> None:
         self._config = config
         self.count = count
         self.samplers = config.run.samplers
         """Processes beside the replicas that only sample."""
-        self._lost = lost
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called from another thread when a replica is found dead or silent."""
         self.members: list[Member] = []
         self.address = LOOPBACK
         """Of this machine, as the replicas reach it."""
@@ -213,12 +200,7 @@ class Cluster:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -232,8 +214,10 @@ class Cluster:
         return member
 
     def call(self, member: Member, method: str, *arguments: Any) -> Call:
-        """Call a method of ``Host``, after those before it."""
-        return Call(member, getattr(member.handle, method).remote(*arguments))
+        """Call a method of ``Host``, or else of its ``Replica``, after those before it."""
+        if method in ("warm", "open"):
+            return Call(member, getattr(member.handle, method).remote(*arguments))
+        return Call(member, member.handle.do.remote(method, *arguments))
 
     def shared(self, value: Any) -> Any:
         """The value as an argument of several calls, sent once."""
@@ -396,7 +380,7 @@ class Cluster:
 
     def _lose(self, member: Member, why: str) -> None:
         member.lost = member.lost or why
-        self._lost()
+        self.on_loss()
 
     def _close(self) -> None:
         import ray

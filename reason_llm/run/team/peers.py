@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,56 +42,46 @@ def listen(address: str) -> tuple[dist.Store, int]:
     return store, port
 
 
-def connect(address: str, port: int) -> dist.Store:
-    """The store at that address.
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process's place in a group that learns together."""
 
-    Raises:
-        PeersLost: it cannot be reached.
-    """
-    try:
-        return dist.TCPStore(
-            address, port, None, False, timedelta(seconds=MEET_SECONDS), wait_for_workers=False
-        )
-    except (RuntimeError, ValueError) as error:
-        raise PeersLost(f"{address}:{port} cannot be reached ({one_line(error):.200})") from error
+    name: str
+    """Of the group; one that is made anew has another."""
+    rank: int
+    size: int
+    head: tuple[str, int] | Path
+    """Address and port of the head's store, or, on one machine, the folder of the stores: one of
+    this user alone, where ``listen`` would let every user of the machine read and write."""
+    secret: str = field(repr=False)
+    """That all of them have; gloo lets in whoever connects first."""
+    address: str
+    """Of the process's machine, by which the others reach it."""
 
-
-def in_file(folder: Path, name: str) -> dist.Store:
-    """The store of one group of peers on one machine: a file in a folder of this user alone, where
-    ``listen`` would let every user of the machine read and write."""
-    store = dist.FileStore(str(folder / f"peers-{name}"))
-    store.set_timeout(timedelta(seconds=MEET_SECONDS))
-    return store
+    def store(self) -> dist.Store:
+        """The store in which the group meets."""
+        patience = timedelta(seconds=MEET_SECONDS)
+        if isinstance(self.head, Path):
+            store = dist.FileStore(str(self.head / f"peers-{self.name}"))
+            store.set_timeout(patience)
+            return store
+        return dist.TCPStore(*self.head, None, False, patience, wait_for_workers=False)
 
 
 class GroupPeers:
     """The ``train.Peers`` of one process.
 
     Args:
-        name: of the group; one that is made anew has another.
-        address: of this process's machine, by which the others reach it.
         is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
             all-reduce, whose order depends on the number of processes.
-        secret: that all of them have; gloo lets in whoever connects first.
 
     Raises:
         PeersLost: the others did not come, or one has another secret; so does every call once one
             of them is gone.
     """
 
-    def __init__(
-        self,
-        store: dist.Store,
-        name: str,
-        rank: int,
-        size: int,
-        address: str,
-        device: torch.device,
-        is_exact: bool = True,
-        secret: str = "",
-    ) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, seat: Seat, device: torch.device, is_exact: bool = True) -> None:
+        self.rank, self.size = seat.rank, seat.size
         self.sent_bytes = 0
         self.waited_seconds = 0.0
         """In all calls: for the others, and for the network."""
@@ -98,26 +89,27 @@ class GroupPeers:
         self._lost = threading.Event()
         self._device = device
         try:
+            store = seat.store()
             gloo: Any = dist.ProcessGroupGloo  # whose stubs tell little
             options = gloo._Options()
-            options._devices = [gloo.create_device(hostname=address)]
+            options._devices = [gloo.create_device(hostname=seat.address)]
             options._timeout = timedelta(seconds=MEET_SECONDS)
-            place = dist.PrefixStore(f"{name}/gloo", store)
-            self._gloo: Any = gloo(place, rank, size, options)
+            place = dist.PrefixStore(f"{seat.name}/gloo", store)
+            self._gloo: Any = gloo(place, self.rank, self.size, options)
             self._gloo._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
             self._tensors: Any = self._gloo
             if device.type == "cuda":
-                place = dist.PrefixStore(f"{name}/nccl", store)
+                place = dist.PrefixStore(f"{seat.name}/nccl", store)
                 nccl = dist.ProcessGroupNCCL
-                self._tensors = nccl(place, rank, size, nccl.Options())
+                self._tensors = nccl(place, self.rank, self.size, nccl.Options())
                 self._tensors._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
         except (RuntimeError, ValueError) as error:
             raise PeersLost(f"the replicas did not meet ({one_line(error):.200})") from error
         proofs = [
-            hmac.digest(secret.encode(), f"{name}/{number}".encode(), "sha256")
-            for number in range(size)
+            hmac.digest(seat.secret.encode(), f"{seat.name}/{number}".encode(), "sha256")
+            for number in range(self.size)
         ]
-        if self.gather(proofs[rank]) != proofs:
+        if self.gather(proofs[self.rank]) != proofs:
             self.close()
             raise PeersLost("somebody connected to the replicas who does not have their secret")
         self.sent_bytes = 0  # from here on

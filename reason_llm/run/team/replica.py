@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -19,7 +19,7 @@ from reason_llm.model.plan import Plan
 from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.team.peers import GroupPeers, connect, in_file
+from reason_llm.run.team.peers import GroupPeers, Seat
 from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train import Learners, Shards, deal, learning
 
@@ -39,22 +39,6 @@ class Work:
     threads: int
     """Of torch on a CPU, on which the bits depend."""
     only_samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A replica's place in a group that learns together."""
-
-    name: str
-    """Of the group."""
-    rank: int
-    size: int
-    head: tuple[str, int] | Path
-    """Address and port of the head's store, or, on one machine, the folder of the stores."""
-    secret: str = field(repr=False)
-    """Of the run."""
-    address: str
-    """Of the replica's machine."""
 
 
 class Replica:
@@ -155,15 +139,8 @@ class Replica:
         started = time.perf_counter()
         try:
             if self._seat != seat:
-                store = (
-                    in_file(seat.head, seat.name)
-                    if isinstance(seat.head, Path)
-                    else connect(*seat.head)
-                )
-                peers = GroupPeers(
-                    store, seat.name, seat.rank, seat.size, seat.address,
-                    self._model.device, self._work.config.run.sum == "exact", seat.secret,
-                )  # fmt: skip
+                is_exact = self._work.config.run.sum == "exact"
+                peers = GroupPeers(seat, self._model.device, is_exact)
                 self._peers, self._seat = peers, seat
                 deal(self._learners, Shards(count, peers))
             if kl_coefficient is not None:

@@ -12,7 +12,7 @@ from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import differing_options
 from reason_llm.app.report.serve import has_not_begun, serve
 from reason_llm.config import Config
-from reason_llm.run.store.adapter_readme import readme
+from reason_llm.run.store.kept_adapters import readme
 from report_runs import record, write_run
 
 

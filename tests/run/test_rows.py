@@ -15,9 +15,8 @@ from marks import most_are_long
 from reason_llm.config import Config
 from reason_llm.loop import train
 from reason_llm.model import Datum
-from reason_llm.run import references
-from reason_llm.run.references import References
-from reason_llm.run.run import Run
+from reason_llm.run import rows
+from reason_llm.run.rows import References, Rows
 from reason_llm.run.watch import Progress, Silent
 from reason_llm.train import Learner
 
@@ -123,7 +122,7 @@ def test_the_adapter_is_that_of_a_run_that_measures_in_its_steps(
     train(with_file)
     twice_with = preferences(run__name="twice_with", train__packing=packing)
     train(twice_with)
-    monkeypatch.setattr(Run, "measure_references", lambda run: None)
+    monkeypatch.setattr(Rows, "measure", lambda rows, learner, record, watch, stop: None)
     without = preferences(run__name="without", run__steps=2, train__packing=packing)
     train(without)
     assert same(adapter(with_file), adapter(without))
@@ -138,7 +137,7 @@ def test_a_kill_while_it_measures_goes_on_to_the_same_bits(
 ) -> None:
     whole, killed = preferences(run__name="whole"), preferences(run__name="killed")
     train(whole)
-    monkeypatch.setattr(references, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rows, "SAVE_SECONDS", 0.0)
     with pytest.raises(Killed):
         train(killed, Seen(most=20))  # after the first step is written and before the second
     measured.clear()
@@ -204,18 +203,18 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
     (start / "adapter_model.safetensors").write_bytes(b"a" * 9)
     (start / "adapter_config.json").write_bytes(b"{}")
     started = preferences(model__start=str(start))
-    plain = references.path_of(config, folder, start)
-    assert plain == references.path_of(preferences(train__learning_rate=0.1), folder, start)
-    from_start = references.path_of(started, folder, start)
+    plain = rows.path_of(config, folder, start)
+    assert plain == rows.path_of(preferences(train__learning_rate=0.1), folder, start)
+    from_start = rows.path_of(started, folder, start)
     against_base = preferences(model__start=str(start), preference__reference="base")
-    assert references.path_of(against_base, folder, start) == plain
+    assert rows.path_of(against_base, folder, start) == plain
     (start / "adapter_model.safetensors").write_bytes(b"a" * 8 + b"b")
     others = {
-        plain, from_start, references.path_of(started, folder, start),
-        references.path_of(preferences(model__dtype="bfloat16"), folder, start),
+        plain, from_start, rows.path_of(started, folder, start),
+        rows.path_of(preferences(model__dtype="bfloat16"), folder, start),
     }  # fmt: skip
     (start / "adapter_config.json").write_bytes(b"{ }")
-    others.add(references.path_of(started, folder, start))
+    others.add(rows.path_of(started, folder, start))
     assert len(others) == 5
 
 
@@ -223,8 +222,8 @@ def test_a_row_is_known_by_its_ids_and_what_is_trained(tmp_path: Path) -> None:
     one, other = datum(1, 2, 3), datum(1, 2, 4)
     found = References(tmp_path / "reference-0.safetensors")
     found._logprobs = {
-        references._key(one): torch.tensor([-1.5, -2.5]),
-        references._key(datum(5, 6, trained=1)): torch.tensor([-3.0]),
+        rows._key(one): torch.tensor([-1.5, -2.5]),
+        rows._key(datum(5, 6, trained=1)): torch.tensor([-3.0]),
     }
     found.write()
     again = References(found.path)
@@ -243,7 +242,7 @@ def test_the_file_of_an_older_reference_goes(tmp_path: Path) -> None:
     old = tmp_path / "reference-old.safetensors"
     old.write_bytes(b"x")
     found = References(tmp_path / "reference-new.safetensors")
-    found._logprobs = {references._key(datum(1, 2, 3)): torch.tensor([0.0, 0.0])}
+    found._logprobs = {rows._key(datum(1, 2, 3)): torch.tensor([0.0, 0.0])}
     found.write()
     assert [file.name for file in tmp_path.iterdir()] == ["reference-new.safetensors"]
     assert found.path is not None

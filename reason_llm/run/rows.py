@@ -1,4 +1,5 @@
-"""A frozen reference's log-probs of the rows of a run, measured once before the first step.
+"""The rows of a run, in a stage that learns from a set of rows, with the log-probs of a frozen
+reference, which are measured once before the first step.
 
     <run>/reference-<digest>.safetensors: keys (N, 16) uint8, lengths (N,) int64,
                                           logprobs (sum of lengths,) float32, sha256 (32,) uint8
@@ -17,6 +18,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +28,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from reason_llm.config import Config
+from reason_llm.data import order
 from reason_llm.errors import one_line
 from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum
+from reason_llm.run.start.prepare import START, Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import folder as run_folder
+from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
-from reason_llm.train import Learner
+from reason_llm.train import Learner, learning
 
 COLUMN = "ref_logprobs"
 KEY_BYTES = 16
@@ -122,6 +127,50 @@ class References:
         for other in self.path.parent.glob("reference-*.safetensors"):
             if other != self.path:
                 other.unlink(missing_ok=True)
+
+
+class Rows:
+    """The rows of a run's steps, and those held out."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._references = References()
+
+    def drawn(self, start: int, count: int) -> list[Datum]:
+        """The rows of the units (pairs, or rows) from ``start`` on in the run's order."""
+        data = self._job.data
+        units = data.units
+        found = order(data.sizes, data.weights, self._job.config.run.seed, start, count)
+        return self._references.of(
+            [
+                replace(Datum.of_row(row), group=number)
+                for number, index in enumerate(found)
+                for row in units[index]
+            ]
+        )
+
+    def held_out(self) -> list[Datum]:
+        """The rows that evaluation judges by."""
+        data_set = self._job.data.held_out_rows
+        rows = [] if data_set is None else data_set.rows
+        return self._references.of([Datum.of_row(row) for row in rows])
+
+    def measure(self, learner: Learner, record: Record, watch: Watch, stop: StopSignal) -> None:
+        """Measure the reference's log-probs of all rows of the run, or read those on disk, where
+        the loss compares with a frozen reference."""
+        config = self._job.config
+        if config.stage != "preference" or not config.preference.row().needs_reference:
+            return
+        folder, count = self._job.folder, config.train.rows_per_step
+        size = 2 if config.learns_pairs else 1
+        rows = self.drawn(0, config.run.steps * count)
+        steps = [rows[n : n + count * size] for n in range(0, len(rows), count * size)]
+        steps.append(self.held_out())
+        self._references = References(path_of(config, folder, folder / START))
+        self._references.read(most_bytes(steps))
+        if missing := self._references.missing(steps):
+            with timed(record, "reference"), learning(learner):
+                self._references.measure(missing, learner, watch, stop)
 
 
 def path_of(config: Config, folder: Path, start: Path) -> Path:

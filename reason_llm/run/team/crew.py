@@ -1,0 +1,306 @@
+"""The processes beside the head, and the versions of the policy that are sampled by.
+
+Each holds a model of its own. They are opened, given adapters, asked for parts of a wave, and
+replaced when they are lost. Samplers are such processes, too, which only sample. One process alone
+has a crew without members where it works in shards or samples by an earlier version: then there is
+no cluster, and Ray is not imported.
+
+A version is the policy of a number of learned steps. The head keeps the adapters of the versions
+that steps to come ask for, and gives them in memory to whoever samples.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reason_llm.errors import PeersLost
+from reason_llm.rollout import Group
+from reason_llm.run.start.prepare import Job
+from reason_llm.run.store.metrics import Record
+from reason_llm.run.team import cluster
+from reason_llm.run.team.cluster import Call, Cluster, Member
+from reason_llm.run.team.replica import Work, completions
+from reason_llm.run.watch import Watch
+from reason_llm.sample import Part, SamplingParams
+from reason_llm.train import Learners
+
+MOST_STARTS = 8
+"""Processes that a run starts in the places of lost replicas."""
+WHILE_SAMPLING = "while sampling: what it had of the wave is sampled again"
+
+
+class Crew:
+    """The processes beside the head, as far as they sample.
+
+    Args:
+        connected: the cluster that they are in; None: there are none.
+    """
+
+    def __init__(self, job: Job, watch: Watch, connected: Cluster | None) -> None:
+        self._job = job
+        self._watch = watch
+        self.cluster = connected
+        self.version = job.state.step
+        """Learned steps of the head's adapter."""
+        self.adapters: dict[int, dict[str, Tensor]] = {}
+        """Of the versions that steps to come are sampled by, the head's own among them; none
+        without staleness."""
+        self.sampled_by: int | None = None
+        """Version that the head samples by in ``at``; None: its own."""
+        self._lock = threading.Lock()
+        """Held while the head's state is copied, and while ``sampled_by`` changes."""
+        self._learners: Learners | None = None
+        self._sent: tuple[int, Any] | None = None
+        """The version that was given last, as the cluster holds it."""
+        self._starts_left = MOST_STARTS
+        self._told: list[Member] = []
+        """Lost ones of which the user knows."""
+        self._record: Record = {}
+        for member in self.members:
+            self.call(member, "warm")
+
+    @property
+    def members(self) -> list[Member]:
+        """All of them, dead ones among them."""
+        return [] if self.cluster is None else list(self.cluster.members)
+
+    @property
+    def learners(self) -> Learners:
+        """The head's."""
+        assert self._learners is not None
+        return self._learners
+
+    def call(self, member: Member, method: str, *arguments: Any) -> Call:
+        """See ``Cluster.call``."""
+        assert self.cluster is not None
+        return self.cluster.call(member, method, *arguments)
+
+    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
+        """Have all load their models; see ``Team.begin``."""
+        self._learners = learners
+        self.adapters = dict(earlier)
+        self.keep_adapter()
+        if self.cluster is None:
+            return
+        opened = [self._open(member) for member in self.members]
+        started = time.perf_counter()
+        for call in opened:
+            with suppress(PeersLost):
+                call.result()
+        self.tell_of_losses("while it loaded the model")
+        count, machines = 1 + len(self.ready()), self._machines(self.cluster)
+        told = f"{count} replica{'s' if count > 1 else ''}"
+        if self.cluster.samplers:
+            told += f" and {len(self._alive(samplers=True))} that sample only"
+        self._watch.line(
+            f"{told} on {machines} machine{'s' if machines > 1 else ''}, "
+            f"{self._job.config.run.shards} shards; the others were waited for "
+            f"{time.perf_counter() - started:.0f} s; the plan above is for each"
+        )
+        if self._job.config.run.sum == "fast" and self.cluster.count > 1:
+            self._watch.line(
+                "gradients are added by a plain all-reduce (run.sum=fast): the adapter's last bits "
+                f"are those of {self.cluster.count} replicas"
+            )
+
+    def version_of(self, step: int) -> int:
+        """See ``Team``. A run that began from a checkpoint has no adapters from before it."""
+        if not self.adapters:
+            return step if self._job.config.learns else 0
+        return max(min(self.adapters), step - self._job.config.run.max_staleness)
+
+    def keep_adapter(self) -> None:
+        """Keep the head's adapter, and drop those that no step to come is sampled by."""
+        staleness = self._job.config.run.max_staleness
+        if staleness:
+            self.adapters[self.version] = self.learners.policy.model.adapter_of("policy")
+            for version in list(self.adapters):
+                if version < self.version - staleness:
+                    del self.adapters[version]
+
+    @contextmanager
+    def at(self, version: int) -> Iterator[None]:
+        """Context in which the head's policy is that of so many learned steps, for sampling."""
+        if version == self.version or not self.adapters:
+            yield
+            return
+        model = self.learners.policy.model
+        with self._lock:
+            self.sampled_by = version
+        try:
+            model.load_adapter("policy", self.adapters[version])
+            yield
+        finally:
+            model.load_adapter("policy", self.adapters[self.version])
+            self.sampled_by = None
+
+    def ready(self) -> list[Member]:
+        """Replicas that live and have the head's adapter. Those that have not are given it here,
+        unless the head samples by an earlier one at this moment."""
+        found = self._alive(samplers=False)
+        behind = [member for member in found if member.version != self.version]
+        with self._lock:
+            own = self.learners.state() if behind and self.sampled_by is None else None
+        if own is not None:
+            assert self.cluster is not None
+            state, tokens = self.cluster.shared(own), self.learners.policy.micro_batches.tokens
+            for call in [self.call(member, "load", state, tokens) for member in behind]:
+                with suppress(PeersLost):
+                    call.result()
+                    call.member.version = self.version
+        return [m for m in found if not m.lost and m.version == self.version]
+
+    def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
+        """Members that live; they are given the adapter of this version where they lack it.
+
+        Args:
+            learners: False: the samplers alone, while the others learn.
+        """
+        found = self._alive(samplers=True)
+        if learners:
+            found = self.ready() + found
+        for member in found:
+            if version not in (member.version, member.held):
+                self.call(member, "hold", version, self._as_sent(version))
+                member.held = version
+        return found
+
+    def tell_of_losses(self, when: str = WHILE_SAMPLING) -> None:
+        """A line for each member that was lost, and a new process in its place."""
+        for member in self.members:
+            if not member.lost or member in self._told:
+                continue
+            assert self.cluster is not None
+            self._told.append(member)
+            left = 1 + sum(not each.lost for each in self.members)
+            then = "no further one is started"
+            if self._starts_left:
+                self._starts_left -= 1
+                self._open(self.cluster.start_again(member))
+                then = "another one is started"
+            kind = "processes" if self.cluster.samplers else "replicas"
+            self._watch.line(
+                f"{member.name} {member.lost} {when}; {left} of {self.cluster.total} {kind} are "
+                f"left and {then}"
+            )
+
+    def note(self, number: int, values: Mapping[str, float]) -> None:
+        """Add to what is recorded of a process."""
+        for name, value in values.items() if self.cluster is not None else ():
+            key = f"replicas/{number}/{name}"
+            self._record[key] = self._record.get(key, 0.0) + value
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of the block to the head's in a phase."""
+        started = time.perf_counter()
+        yield
+        self.note(0, {f"{phase}_seconds": time.perf_counter() - started})
+
+    def take_record(self) -> Record:
+        """What was done by whom since the last call."""
+        record, self._record = self._record, {}
+        return record
+
+    def _as_sent(self, version: int) -> Any:
+        """The adapter of a version as the cluster holds it, sent once."""
+        if self._sent is None or self._sent[0] != version:
+            assert self.cluster is not None
+            adapter = self.adapters.get(version)
+            if adapter is None:
+                adapter = self.learners.policy.model.adapter_of("policy")
+            self._sent = version, self.cluster.shared(adapter)
+        return self._sent[1]
+
+    def _open(self, member: Member) -> Call:
+        job = self._job
+        # Rewards and rows in Python are the head's alone, and may be nothing that can be sent.
+        work = Work(
+            job.config.as_written,
+            job.folder,
+            Path.cwd(),
+            job.state,
+            job.plan,
+            job.data.teacher_prompts,
+            torch.get_num_threads(),
+            member.only_samples,
+        )
+        member.opened = self.call(member, "open", work)
+        return member.opened
+
+    def _alive(self, *, samplers: bool) -> list[Member]:
+        """Members that live: samplers, or replicas that learn."""
+        return [each for each in cluster.alive(self.members) if each.only_samples == samplers]
+
+    def _machines(self, connected: Cluster) -> int:
+        return len({connected.address, *(m.address or "" for m in self.members)} - {""})
+
+
+class Deal:
+    """The parts of a wave, which are taken by whoever has nothing else to do."""
+
+    def __init__(
+        self, crew: Crew, parts: Sequence[Part], params: SamplingParams, version: int
+    ) -> None:
+        self.params = params
+        self.version = version
+        """Learned steps of the policy that samples."""
+        self.found: dict[int, list[Group]] = {}
+        """By shard."""
+        self._crew = crew
+        self._parts = parts
+        self._waiting = deque(parts)
+        self._under_way: dict[int, list[tuple[Part, Call]]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every part is sampled."""
+        return len(self.found) == len(self._parts)
+
+    def groups(self) -> list[list[Group]]:
+        """The groups of each part, in order."""
+        return [self.found[part.shard] for part in self._parts]
+
+    def take(self) -> Part | None:
+        """A part that nobody has taken yet, for this process."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def hand_out(self, members: Sequence[Member], most: int) -> None:
+        """Give waiting parts to these members, so that each has up to ``most``."""
+        for _ in range(most):
+            for member in members:
+                calls = self._under_way.setdefault(member.number, [])
+                if len(calls) < most and (part := self.take()) is not None:
+                    of = None if self.version == member.version else self.version
+                    call = self._crew.call(member, "sample", part, self.params, of)
+                    calls.append((part, call))
+
+    def gather(self, *, wait: bool = False) -> list[Group]:
+        """Groups that members sampled since the last call. What a lost one had waits again.
+
+        Args:
+            wait: for whatever is under way.
+        """
+        found: list[Group] = []
+        for calls in self._under_way.values():
+            while calls and (wait or calls[0][1].is_done()):
+                part, call = calls.pop(0)
+                try:
+                    content, seconds = call.result()
+                except PeersLost:
+                    with self._lock:
+                        self._waiting.appendleft(part)
+                    continue
+                self._crew.note(call.member.number, {"sampling_seconds": seconds})
+                self.found[part.shard] = completions(part.prompts, content)
+                found += self.found[part.shard]
+        return found
