@@ -233,7 +233,8 @@ class Scorer:
 
 def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> float:
     """Weighted sum of the rewards that were given; 0 without any."""
-    return sum(r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name]))
+    given = [r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name])]
+    return sum(given, start=0.0)
 
 
 def _warn_of_unscored(groups: Sequence[Group]) -> None:
