@@ -182,6 +182,7 @@ def test_rows_that_were_changed_are_written_anew(
     assert made(now) == made(finished)
 
 
+@pytest.mark.long
 def test_anew_a_later_stage_s_mistake_is_told_first(
     now: Path, finished: Path, capsys: Capture
 ) -> None:

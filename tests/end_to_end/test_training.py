@@ -209,6 +209,7 @@ def test_filters_reach_the_sampler(small_run: Callable[..., Config], options: di
         assert len({tuple(c["token_ids"]) for c in group["completions"]}) == 1
 
 
+@pytest.mark.long
 def test_seed_and_wave_decide_prompts_and_draws(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_the_buffer_is_where_users_look_for_it(named: Callable[..., Config]) -> 
     assert named("mine", run__buffer="mine.json").run.buffer_path == Path("mine.json")
 
 
+@pytest.mark.long
 def test_unfinished_runs_lie_side_by_side_and_go_on(named: Callable[..., Config]) -> None:
     places = {"one": SHARED, "two": Path("data/buffer.two.json"), "3": Path("data/buffer.3.json")}
     for name in places:

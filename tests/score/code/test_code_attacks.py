@@ -215,6 +215,7 @@ def test_a_program_that_speaks_the_protocol_is_heard(code: CodeTests) -> None:
     assert found == Outcome(2, 2, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tests", FORMS)
 @pytest.mark.parametrize(
     "program",

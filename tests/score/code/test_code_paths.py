@@ -512,6 +512,7 @@ def test_a_program_cannot_lead_the_tests_past_it(code: CodeTests, tests: str, pr
     assert outcome(code, {"test": tests}, program, stop_early=True).problem is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tests", [tests for tests, program in WRONG.values() if program in (RAISES, NONE, ZERO)]
 )
