@@ -1,5 +1,6 @@
-"""108 wrong programs that look for pay and 41 right ones in odd dress, made by others than wrote
-the reward, each judged as in a run. ``docs/programs.md`` says what a hidden test cannot see."""
+"""Wrong programs that look for pay and right ones in odd dress, made by others than wrote the
+reward: 108 and 41, then 229 and 82 by others again. Each is judged as in a run.
+``docs/programs.md`` says what a hidden test cannot see."""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ ROWS = [
     json.loads(line)
     for line in Path(__file__).with_name("programs_of_others.jsonl").read_text().splitlines()
 ]
-UNSEEN = {"wrong-006", "wrong-014", "wrong-091"}
-"""Paid: a loop that the program ends after its first assertion; a bound that the result moves."""
+UNSEEN = {"wrong-006", "wrong-014", "wrong-091", "second-wrong-060"}
+"""Paid: a loop that the program ends after its first assertion; a bound that the result moves; an
+``async`` function, which is waited for."""
+REFUSED = {"second-right-275", "second-right-303", "second-right-304"}
+"""Right: a class that derives from ``list``, whose further methods are asked for; a context manager
+that changes a list of the tests after the call that got it."""
 ASSERT_NOTHING = {"wrong-099", "wrong-100"}
 """Their tests are refused when the data is read."""
 
@@ -42,4 +47,5 @@ def test_only_right_programs_are_paid(scorer: Scorer, row: dict) -> None:
         with pytest.raises(ValueError, match="asserts nothing"):
             reward()
         return
-    assert reward() == float(row["right"] or row["id"] in UNSEEN)
+    is_paid = row["right"] and row["id"] not in REFUSED
+    assert reward() == float(is_paid or row["id"] in UNSEEN)
