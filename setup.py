@@ -38,6 +38,7 @@ VLLM = ["vllm==0.31.0", "vllm-bnb-plugin==0.0.3"]
 UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
+GYM = ["reasoning-gym==0.1.25"]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -53,29 +54,31 @@ TEST = [
     "types-PyYAML",
     *TRACKERS,
     *RAY,
+    *GYM,
 ]
 
 
-class BuildWithQuickStart(build_py):
-    """The package and, in a wheel, the quick start: so that ``reason-llm train`` runs in an empty
+class BuildWithConfigs(build_py):
+    """The package and, in a wheel, ``configs/`` with the data and the model that they name, and the
+    lists in ``requirements/``: so ``reason-llm train configs/sft_tiny.yaml`` runs in an empty
     folder. A checkout and an editable install use the files where they are."""
 
     def run(self) -> None:
-        """Build, then copy the quick start into ``reason_llm/quickstart/``."""
+        """Build, then copy these files into ``reason_llm/quickstart/``."""
         super().run()
         if self.editable_mode:
             return
-        for file in self._quick_start():
+        for file in self._beside_the_package():
             target = Path(self.build_lib, "reason_llm", "quickstart", file)
             self.mkpath(str(target.parent))
             self.copy_file(file, target)
 
     def get_source_files(self) -> list[str]:
         """What a source distribution holds."""
-        return [*super().get_source_files(), *self._quick_start()]
+        return [*super().get_source_files(), *self._beside_the_package()]
 
-    def _quick_start(self) -> list[str]:
-        patterns = ("configs/quickstart.yaml", "data/arithmetic_t*.jsonl", "model/tiny/*")
+    def _beside_the_package(self) -> list[str]:
+        patterns = ("configs/*", "data/arithmetic_*", "model/tiny/*", "requirements/*")
         return [str(file) for pattern in patterns for file in sorted(Path().glob(pattern))]
 
 
@@ -86,8 +89,6 @@ setup(
     "the base model",
     long_description=Path("README.md").read_text() if Path("README.md").is_file() else "",
     long_description_content_type="text/markdown",
-    url="https://pypi.org/project/reason-llm/",
-    project_urls={"Releases": "https://pypi.org/project/reason-llm/#history"},
     keywords="reinforcement learning, RLHF, GRPO, PPO, DPO, LoRA, QLoRA, language models, vLLM",
     classifiers=[
         "Development Status :: 4 - Beta",
@@ -105,7 +106,7 @@ setup(
         "reason_llm.app.export": ["model_card.md.jinja"],
         "reason_llm.app.report": ["page.*", "*.js"],
     },
-    cmdclass={"build_py": BuildWithQuickStart},
+    cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["reason-llm = reason_llm.app.cli:main"]},
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
@@ -115,6 +116,7 @@ setup(
         "gpu": [*VLLM, *UNSLOTH],
         "trackers": TRACKERS,
         "ray": RAY,
+        "gym": GYM,
         "test": TEST,
     },
 )

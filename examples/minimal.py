@@ -18,6 +18,7 @@ from torch import Tensor
 
 from reason_llm import load_config
 from reason_llm.config import Config
+from reason_llm.config.surrogates import clipped_surrogate
 from reason_llm.data import load_data
 from reason_llm.model import (
     Datum,
@@ -30,7 +31,6 @@ from reason_llm.model import (
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.advantages import group_advantages
-from reason_llm.train.losses import clipped_surrogate
 
 STEPS = 40
 P, G = 64, 4

@@ -6,6 +6,7 @@ Importing this package, or ``reason_llm.config``, loads neither torch nor transf
 names are looked up when they are used.
 """
 
+import logging
 import os
 import sys
 from types import ModuleType
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 # that a step on the CPU takes many times as long where anything else uses the cores.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+# It names a faster kernel for some CPUs, as a warning, whenever it is imported there.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -8,7 +8,7 @@ error.
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -65,7 +65,7 @@ class ReplicaError(ReasonError, ConnectionError):
 
 
 class PeersLost(ReplicaError):
-    """A process with which a step was learned is gone or silent."""
+    """A process that took part in learning a step has ended or is silent."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -78,6 +78,19 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+def raise_all(errors: Iterable[ReasonError]) -> None:
+    """Raise the first of several errors with the others as its notes; none of them is told twice.
+
+    Raises:
+        ReasonError: there is one.
+    """
+    first, *others = {str(error): error for error in errors}.values() or (None,)
+    if first is not None:
+        for other in others:
+            first.add_note(str(other))
+        raise first
 
 
 def one_line(error: BaseException) -> str:
@@ -106,12 +119,13 @@ MOST_SHOWN_CHARACTERS = 2000
 _SECRET = re.compile(
     r"(^|_)(TOKEN|API_?KEY|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
-"""In the name of an environment variable that is for nobody else's eyes."""
+"""Words in the names of environment variables that hold secrets."""
 _SHORTEST_SECRET = 8
 
 
-def shown(error: Exception) -> str:
-    """Text of an error as it is printed: one printable line, of bounded length, without secrets."""
+def shown(error: Exception | str) -> str:
+    """Text of an error or of its note, as it is printed: one printable line, of bounded length,
+    without secrets."""
     text = without_secrets(printable(str(error)))
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 
@@ -129,12 +143,12 @@ def printable(text: str, keep: str = "") -> str:
 def secrets() -> dict[str, str]:
     """Values of the environment's tokens, keys and passwords with their names, longest first
     because one may begin with another."""
-    found = {
+    values = {
         value: name
         for name, value in os.environ.items()
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name)
     }
-    return dict(sorted(found.items(), key=lambda each: -len(each[0])))
+    return dict(sorted(values.items(), key=lambda each: -len(each[0])))
 
 
 def without_secrets(text: str, known: dict[str, str] | None = None) -> str:

@@ -1,14 +1,13 @@
 """Files: writing that survives a crash, bounded reading of files from others, and limits on the
 programs that come with them.
 
-Written: atomic replacement, locks that die with their process, moving aside. What a later stage or
-command reads carries its SHA-256, written with it in one act: a JSON object as its first member
-(``sealed``), a folder in ``digests.json``. Readers compare it (``compare``). What carries none, as
-others' files, is read as it is. Read: regular files only, no more of one than a bound, nothing
-nested deeper than any sane file; a FIFO would hang and ``/dev/zero`` would not end, so neither is
-opened. A model's chat template and its ``tokenizer.json`` are programs: they run, or are tried, in
-a process with limits on time and memory (``Confined``). The Hub is asked only where it can be
-reached: its libraries try again for most of a minute.
+Writing: atomic replacement, locks that end with their process, moving aside. Files that a later
+stage or command reads carry their SHA-256: a JSON object as its first member (``sealed``), a folder
+in ``digests.json``. Readers compare it (``compare``); files without one are read as they are.
+Reading: regular files only, up to a bound on size and nesting. A FIFO would hang and ``/dev/zero``
+would not end, so neither is opened. A model's chat template and its ``tokenizer.json`` are
+programs: they run, or are tried, in a process with limits on time and memory (``Confined``). The
+Hub is asked only where it can be reached: its libraries try again for most of a minute.
 """
 
 import ctypes
@@ -65,9 +64,9 @@ class FileLock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._file = os.open(self.path, flags, 0o644)
-            found = os.fstat(self._file)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            self._file = os.open(self.path, flags, 0o600)  # who can read it can lock it
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise OSError(errno.EINVAL, f"{self.path.name} is a link or no regular file")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -102,21 +101,19 @@ class FileLock:
 
 
 def write_for_oneself() -> None:
-    """Make all later files of this process writable by its user alone, whatever the umask; a
-    stricter umask stays."""
+    """Make all later files of this process writable by its user only; a stricter umask stays."""
     os.umask(os.umask(0o077) | 0o022)
 
 
 def discard_output() -> None:
-    """Discard all later standard output after its reader went away, including Python's own flush at
-    the end."""
+    """After the reader of standard output is gone, discard all output, also Python's last flush."""
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
 
 
 CLOSED_OUTPUT = 128 + signal.SIGPIPE
-"""Exit code of a program whose only work was to print, and whose reader went away."""
+"""Exit code of a program whose output was closed by its reader."""
 
 
 def check_writable(folder: Path) -> None:
@@ -127,7 +124,7 @@ def check_writable(folder: Path) -> None:
     """
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, the name is too long
         raise WriteError(
             f"{folder} cannot be written ({error.strerror}); choose another place"
         ) from error
@@ -146,7 +143,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Made anew: one that a kill left, or a link that somebody put there, is not written to.
+        # A new file: not one that a kill left, and not a link that somebody put there.
         beside.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
@@ -156,7 +153,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         beside.replace(path)
         sync(path.parent)
     except OSError as error:
-        with suppress(OSError):  # where nothing can be made, nothing can be removed
+        with suppress(OSError):  # a folder without write access: nothing can be removed, either
             beside.unlink()
         raise WriteError(
             f"{path} cannot be written ({error.strerror}); free or choose another place"
@@ -197,7 +194,7 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside
-        if is_noted:  # all but texts for a reader, which may be edited
+        if is_noted:  # except texts for users, who may edit them
             entries = {
                 file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
                 for file in sorted(beside.iterdir())
@@ -215,7 +212,7 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         raise WriteError(
             f"{target} cannot be written ({one_line(error)}); free or choose another place"
         ) from error
-    except BaseException:  # what is half done must not stay, whatever the reason
+    except BaseException:  # a half-made folder must never stay
         shutil.rmtree(beside, ignore_errors=True)
         raise
 
@@ -254,7 +251,7 @@ MIB = 1 << 20
 
 
 MOST_NESTING = 64
-"""Lists in lists, and mappings in mappings."""
+"""Deepest nesting of lists and mappings."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -286,7 +283,7 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise too_large(most_bytes)
-        content = file.read(size + 1)  # Python takes as much memory as it is asked to read
+        content = file.read(size + 1)  # Python allocates as much memory as it is asked to read
         while len(content) <= most_bytes and (more := file.read(MIB)):
             content += more  # it grew meanwhile, or has no size, as in /proc
     if len(content) > most_bytes:
@@ -330,7 +327,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
 
 
 _SEAL_BEGINS, _SEAL_ENDS = b'{"sha256":"', b'",'
-"""Around the 64 hexadecimal digits that a JSON object begins with."""
+"""Text around the 64 hexadecimal digits that a JSON object begins with."""
 MANIFEST = "digests.json"
 """File of a folder that was written whole, with size and SHA-256 of the others."""
 
@@ -387,7 +384,7 @@ def check_digests(folder: Path) -> dict[str, str]:
     if not os.path.lexists(folder / MANIFEST):
         return {}
     noted = read_object(folder / MANIFEST, MIB).get("files")
-    found = {}
+    digests = {}
     for name, entry in noted.items() if isinstance(noted, dict) else ():
         file = folder / name
         if Path(name).name != name or not isinstance(entry, dict) or not os.path.lexists(file):
@@ -399,9 +396,9 @@ def check_digests(folder: Path) -> dict[str, str]:
                 f"{name} is not what was written: it has {file.stat().st_size} bytes, and "
                 f"{entry.get('bytes')!s:.20} were noted"
             )
-        found[name] = _unless_known(file)
-        compare(name, found[name], str(entry.get("sha256")))
-    return found
+        digests[name] = _unless_known(file)
+        compare(name, digests[name], str(entry.get("sha256")))
+    return digests
 
 
 _KNOWN: dict[Path, tuple[tuple[int, int, int], str]] = {}
@@ -417,12 +414,12 @@ def _unless_known(file: Path) -> str:
 
 
 def _state_of(file: Path) -> tuple[int, int, int]:
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 MOST_BYTES = 1 << 40
-"""Of a file whose digest is taken."""
+"""Largest file whose digest is taken."""
 PIECE_BYTES = 16 * MIB
 KEPT_FROM_BYTES = 64 * MIB
 """Size of a file whose digest is kept on disk."""
@@ -449,7 +446,7 @@ def large_digest(files: Sequence[Path]) -> str:
             digests[place] = kept[place]
         else:
             digests[place] = [*state, _in_pieces(file)]
-    # A file of this moment may be written once more without another time.
+    # A file that is written twice within this moment may keep the same time.
     old = time.time_ns() - 2 * 10**9
     new = {
         place: value
@@ -519,8 +516,8 @@ def check_nesting(value: Any) -> None:
     for _ in range(MOST_NESTING):
         level = [
             item
-            for each in level
-            for item in (each.values() if isinstance(each, Mapping) else each)
+            for node in level
+            for item in (node.values() if isinstance(node, Mapping) else node)
             if isinstance(item, list | Mapping)
         ]
         if not level:
@@ -547,7 +544,7 @@ def without_panics() -> Iterator[None]:
 
 
 MOST_CONFINED_BYTES = 1 << 30
-"""Of memory, beyond what this process has."""
+"""Memory that a confined process may take beyond this process's."""
 MOST_ANSWER_BYTES = 256 << 20
 POLL_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1
@@ -622,7 +619,7 @@ def _end(parent: int, process: int, pipe: "Connection[Any, Any]") -> None:
 def _serve(call: Callable[..., tuple[Any, ...]], pipe: "Connection[Any, Any]", parent: int) -> None:
     """Answer until nobody asks; never returns."""
     try:
-        gc.freeze()  # what is this process's parent's is not ended here
+        gc.freeze()  # the parent's objects must not be closed here
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
@@ -651,7 +648,7 @@ def _serve(call: Callable[..., tuple[Any, ...]], pipe: "Connection[Any, Any]", p
 
 
 TOKENIZER_SECONDS = 20.0
-"""Of the processor's time, for reading a tokenizer and trying it once."""
+"""CPU seconds for reading a tokenizer and trying it once."""
 PROBE = "".join(map(chr, range(32, 127))) * 2 + " \u00e4\u00df\u4f60\u597d \n\t "
 
 
@@ -694,7 +691,7 @@ def _tried(content: bytes) -> str | None:
 
 
 HUB_SECONDS = 2.0
-"""Of opening a connection to the Hub, the look-up of its name included."""
+"""Seconds for opening a connection to the Hub, the look-up of its name included."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -731,10 +728,10 @@ def cached(repository: str, name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(repository, name)
+        path = try_to_load_from_cache(repository, name)
     except HFValidationError:  # it is no name of a repository
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 @cache

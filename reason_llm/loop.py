@@ -44,7 +44,7 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
 def rollouts(run: Run, number: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
     step = run.step(number)
-    saved = step.begin()  # a killed run goes on between the phases
+    saved = step.begin()  # a killed run may go on from here
     if saved is not None and saved.complete:
         return saved.groups
     if (groups := sampled_before(step)) is None:

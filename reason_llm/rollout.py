@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import compress
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from reason_llm.files import check_nesting
 
 T = TypeVar("T")
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "turns", "environment", "error"]
 CHAT = "@chat"
 """Member of ``Prompt.extra``, where a reward asks for it: the messages that the prompt was rendered
 from. No column that a custom reward could ask for has such a name."""
@@ -48,7 +49,7 @@ def _not_too_deep(value: Any) -> Any:
 
 
 NOT_TOO_DEEP = BeforeValidator(_not_too_deep)
-"""Of a field with any JSON: raises as ``check_nesting``."""
+"""A validator for fields with any JSON: raises as ``check_nesting``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,31 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``start .. end`` of a completion that the model did not write: what an environment
+    answered, with the chat template's tokens around it."""
+
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    start: Count
+    end: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer of T tokens, later with its rewards and its advantage."""
+    """One sampled answer of T tokens, later with its rewards and its advantage. In an environment
+    it is all that came after the prompt: the model's turns and the answers to them."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     token_ids: TokenIds
     """T ids, the end-of-sequence token included when it was sampled."""
     text: Text
     logprobs: Numbers
-    """T log-probs in nats, each under the very distribution its token was drawn from."""
+    """T log-probs in nats, each under the very distribution its token was drawn from; 0 for a token
+    that was not."""
     finish_reason: FinishReason
-    """``stop``: an end-of-sequence token was sampled; ``length``: the token limit came first."""
+    """``stop``: an end-of-sequence token was sampled; ``length``: the token limit came first. In an
+    environment, ``environment``: it said that it is over; ``turns``: the model had all its turns;
+    ``error``: the environment failed."""
     rewards: Mapping[str, Score] = field(default_factory=dict)
     """Each reward by name, before weights; NaN (null in JSON) where the reward gave none."""
     reward: Number | None = None
@@ -87,6 +102,31 @@ class Completion:
     learner_logprobs: Numbers | None = None
     """T log-probs in nats by the learner before the step's first update; None before learning and
     for completions that it had no need to pass through the model."""
+    spans: tuple[Span, ...] = ()
+    """What the model did not write, in order."""
+    environment: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
+    """Of an environment: the model's ``turns``, its ``calls`` of tools and ``failed_calls``, the
+    ``reward`` it gave, the ``problem`` it had."""
+    last_turn: Text | None = None
+    """Of several turns: the text of the model's last one."""
+
+    @property
+    def answer(self) -> str:
+        """The text that rewards judge: not what tools or an environment wrote."""
+        return self.text if self.last_turn is None else self.last_turn
+
+    @property
+    def is_sampled(self) -> tuple[bool, ...]:
+        """T flags: whether the model wrote the token."""
+        flags = [True] * len(self.token_ids)
+        for span in self.spans:
+            flags[span.start : span.end] = [False] * (span.end - span.start)
+        return tuple(flags)
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The ids of the tokens that the model wrote."""
+        return tuple(compress(self.token_ids, self.is_sampled)) if self.spans else self.token_ids
 
     @property
     def has_reward(self) -> bool:
@@ -144,12 +184,18 @@ def group_from_json(value: Any) -> Group:
 
 
 def check_lengths(group: Group) -> None:
-    """Check that each completion has as many log-probs as tokens.
+    """Check that each completion has as many log-probs as tokens, and that its spans lie within.
 
     Raises:
-        ValueError: one has not.
+        ValueError: of one they do not.
     """
     for number, completion in enumerate(group.completions):
+        ends = [0, *(n for span in completion.spans for n in (span.start, span.end))]
+        if ends != sorted(ends) or ends[-1] > len(completion.token_ids):
+            raise ValueError(
+                f"prompt {group.prompt.id!r}, completion {number}: its spans do not follow each "
+                "other within its tokens"
+            )
         for logprobs in (completion.logprobs, completion.learner_logprobs):
             if logprobs is not None and len(logprobs) != len(completion.token_ids):
                 raise ValueError(

@@ -1,9 +1,12 @@
 """What several tests share: one torch thread, the tiny model, a small run in its own folder."""
 
 import os
+import runpy
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,37 +72,68 @@ def mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "prefers_onednn", lambda: False)
 
 
+def config_of(tree: dict[str, Any], **overrides: Any) -> Config:
+    """A config of ``tree`` with dotted overrides, as keywords with ``__`` for the dot."""
+    for key, value in overrides.items():
+        *sections, leaf = key.split("__")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
+    return Config.model_validate(tree)
+
+
+def small_config(folder: Path, **overrides: Any) -> Config:
+    """A config for a run of seconds in ``folder``."""
+    tree = {
+        "run": {
+            "name": "small",
+            "directory": str(folder / "runs"),
+            "buffer": str(folder / "buffer.json"),
+            "steps": 3,
+        },
+        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
+        "data": {
+            "train": str(ROOT / "data" / "arithmetic_train.jsonl"),
+            "system_prompt": "none",
+            "limit": 256,
+        },
+        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
+        "score": {"rewards": [{"name": "think_answer_tags"}]},
+        "algorithm": {"name": "grpo", "kl": "none"},
+        "train": {"learning_rate": 1e-3, "gradient_checkpointing": False},
+    }
+    return config_of(tree, **overrides)
+
+
 @pytest.fixture
 def small_run(tmp_path: Path) -> Callable[..., Config]:
-    """A config for a run of seconds in ``tmp_path``; dotted overrides as keywords with ``__``."""
+    """A config for a run of seconds in ``tmp_path``."""
+    return partial(small_config, tmp_path)
 
-    def make(**overrides: Any) -> Config:
-        tree: dict[str, Any] = {
-            "run": {
-                "name": "small",
-                "directory": str(tmp_path / "runs"),
-                "buffer": str(tmp_path / "buffer.json"),
-                "steps": 3,
-            },
-            "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
-            "data": {
-                "train": str(ROOT / "data" / "arithmetic_train.jsonl"),
-                "system_prompt": "none",
-            },
-            "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
-            "score": {"rewards": [{"name": "think_answer_tags"}]},
-            "algorithm": {"name": "grpo", "kl": "none"},
-            "train": {"learning_rate": 1e-3, "gradient_checkpointing": False},
-        }
-        for key, value in overrides.items():
-            *sections, leaf = key.split("__")
-            place = tree
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[leaf] = value
-        return Config.model_validate(tree)
 
-    return make
+@pytest.fixture
+def script(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """A script called in this process: its exit code, standard output and error."""
+
+    def call(name: str, *arguments: str | Path) -> tuple[int, str, str]:
+        path = str(ROOT / "scripts" / name)
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(path, run_name="__main__")
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    return call
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    """The content of every file below ``folder``."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 @pytest.fixture(scope="session")
@@ -145,18 +179,9 @@ def load(tokenizer: Any) -> Callable[..., Data]:
         **options: Any,
     ) -> Data:  # fmt: skip
         train = path if isinstance(path, list) else str(path)
-        tree: dict[str, Any] = {
-            "data": {"train": train, "system_prompt": "none"}, "sample": {"max_new_tokens": 1},
-        }  # fmt: skip
-        for key, value in options.items():
-            *sections, leaf = key.split("__")
-            place = tree
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[leaf] = value
-        return load_data(
-            Config.model_validate(tree), by, room + 1, fault, end_token_ids=[by.eos_token_id]
-        )
+        tree = {"data": {"train": train, "system_prompt": "none"}, "sample": {"max_new_tokens": 1}}
+        config = config_of(tree, **options)
+        return load_data(config, by, room + 1, fault, end_token_ids=[by.eos_token_id])
 
     return load
 

@@ -1,20 +1,23 @@
-"""``scripts/benchmark.py gpu``: its own side runs here with a tiny model; a peer that cannot is a
-row with the reason.
+"""``scripts/benchmark.py``: all of it runs in its smallest form, and all sides do the same work; on
+a GPU's benchmark a peer that cannot is a cell with the reason.
 
-1. The dry run, from the shell.       2. The bisection over contexts.
-3. A process that ends early keeps the steps that it measured, and says all of its error.
-4. The ballast that makes a card smaller.       5. The check of a card, on a CPU to its end.
-6. Names of other packages that are gone are found.
-7. vLLM's config resolves for CUDA without a device, and its Triton kernels compile if Triton is
+1. The dry run, from the shell.       2. Beside TRL on a CPU.       3. The bisection over contexts.
+4. A process that ends early keeps the steps that it measured, and says all of its error.
+5. The ballast that makes a card smaller.       6. The check of a card, on a CPU to its end.
+7. Names of other packages that are gone are found.
+8. vLLM's config resolves for CUDA without a device, and its Triton kernels compile if Triton is
    there; a value that is another one and a kernel that no card can hold are found.
+9. What a micro-batch asks of a card, counted.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,24 +25,35 @@ import torch
 
 import triton_folder
 from conftest import ROOT
+from reason_llm.config.file import load
 
 SCRIPT = ROOT / "scripts" / "benchmark.py"
+
+
+@pytest.fixture(autouse=True)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+
+def table_of(out: Path, *arguments: str) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
+    """What the script gives: the rows of its table, and its blocks of numbers."""
+    command = [sys.executable, str(SCRIPT), *arguments, "--out", str(out)]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=out.parent.parent)
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    assert out.read_text() == shown.stdout
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+        for line in shown.stdout.splitlines()
+        if len(cells := line.split("|")) > 3
+    }
+    return rows, json.loads(out.with_suffix(".json").read_text())["blocks"]
 
 
 @pytest.mark.long
 def test_the_dry_run_gives_one_table_with_a_row_for_what_fails(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     out = tmp_path / "tables" / "gpu.md"
-    command = [sys.executable, str(SCRIPT), "gpu", "--dry-run", "--out", str(out)]
-    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr[-2000:]
-    table = out.read_text()
-    assert table.strip() == shown.stdout.strip()
-    rows = {
-        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
-        for line in table.splitlines()
-        if len(cells := line.split("|")) > 3
-    }
+    rows, (block,) = table_of(out, "gpu", "--dry-run")
     assert rows[""] == ["reason_llm", "vLLM alone", "TRL", "target"]
     speeds = rows["bf16: sampling, tokens/s"]
     assert all(float(cell.replace(",", "")) > 0 for cell in speeds[:2])
@@ -50,19 +64,87 @@ def test_the_dry_run_gives_one_table_with_a_row_for_what_fails(tmp_path: Path) -
     assert float(rows["bf16: a step, s"][0]) > 0
     assert rows["bf16: a step, s"][2] == "failed (1)"
     assert rows["bf16: longest context under 8 GiB"][0].startswith("64 at ")
-    assert "needs a CUDA GPU, and this machine has none" in table
-    whole = json.loads(out.with_suffix(".json").read_text())
-    systems = {entry["system"]: entry["rounds"] for entry in whole["speeds"]}
-    assert systems["trl"][0]["error"]
-    assert len(systems["reason_llm"][0]["values"]["sampling_tokens_per_second"]) == 1
+    assert "needs a CUDA GPU, and this machine has none" in out.read_text()
+    assert block["sides"]["trl"][0]["error"]
+    assert "sampling_tokens_per_second" in block["sides"]["reason_llm"][0]["steps"][0]
+
+
+@pytest.mark.long
+def test_the_smallest_form_of_both_sides_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "tables" / "cpu.md"
+    rows, (block,) = table_of(out, "cpu", "--repeats", "1", "--workload", "a", "--small")
+    sides = {name: rounds[0] for name, rounds in block["sides"].items()}
+    for side in sides.values():
+        (step,) = side["steps"]
+        assert 32 * 4 < step["tokens"] <= 32 * 32
+        assert 0 < step["sampling_seconds"] < step["step_seconds"]
+        assert 0 < step["learning_seconds"] < step["step_seconds"]
+        assert 0 < side["before_gib"] < side["largest_gib"]
+    ours, theirs = (side["steps"][0]["tokens"] for side in sides.values())
+    assert abs(ours - theirs) < 0.3 * theirs
+    assert rows["a: a step, times the first one's"][0] == "1.00"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("e", 2 * 48), ("c", None), ("sft", None), ("dpo_known", None)]
+)
+def test_both_sides_do_the_same_given_work(name: str, tokens: int | None, tmp_path: Path) -> None:
+    """Other settings too, and the distance from the machine's limit where a step samples."""
+    variants = ["trl_best", "ours_bfloat16"] if name == "e" else []
+    command = ["cpu", "--repeats", "1", "--workload", name, "--small", "--extras", *variants]
+    _, (block,) = table_of(tmp_path / "tables" / "cpu.md", *command)
+    assert list(block["sides"]) == ["reason_llm", "trl", *variants]
+    steps = [rounds[0]["steps"][0] for rounds in block["sides"].values()]
+    (common,) = {step["tokens"] for step in steps}
+    assert common == tokens if tokens else common > 0
+    if name == "e":
+        peaks = [step[f"{phase}_of_peak"] for step in steps for phase in ("sampling", "learning")]
+        assert all(0 < peak < 1 for peak in peaks)
+
+
+@pytest.mark.long
+def test_time_to_an_accuracy(tmp_path: Path) -> None:
+    command = ["cpu", "--repeats", "5", "--workload", "t1", "--small"]
+    rows, (block,) = table_of(tmp_path / "tables" / "t.md", *command)
+    for (outcome,) in block["sides"].values():
+        judged = [step.get("accuracy") for step in outcome["steps"]]
+        assert [value is None for value in judged] == [False, True, False, True, False]
+        assert all(0.1 < value < 0.8 for value in judged if value is not None)
+    assert rows["t1: until 80% of held-out answers"][:2] == ["not reached"] * 2
+
+
+def test_the_target_is_reached_by_a_mean() -> None:
+    from benchmarks.sides import Outcome
+
+    seen = [0.9, None, 0.6, None, 0.7, None, 0.8, None, 0.95, None]
+    steps = [{"step_seconds": 2.0} | ({} if a is None else {"accuracy": a}) for a in seen]
+    warm_up = {"step_seconds": 5.0}
+    assert Outcome(warm_up, steps).to_target == (5.0 + 2.0 * 9, 10)
+    assert Outcome(warm_up, steps[:8]).to_target is None
+
+
+def test_useful_work_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of 2 tokens with two answers of 3, one layer: queries 128, keys 64 wide."""
+    from benchmarks import limit, models
+    from benchmarks.work import Work
+
+    shape = models.Shape(1000, 128, 256, 1, 2, 1)
+    monkeypatch.setitem(models.SHAPES, "by hand", shape)
+    work = Work(models.make("by hand", tmp_path), 1, 2, 2, 3, "float32", rank=4)
+    weights = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 256
+    adapter = 4 * (256 + 192 + 192 + 256 + 3 * 384)
+    attention = 4 * 128 * (2 * 2 / 2 + 2 * (2 * 3 + 9 / 2))
+    head = 128_000 * 6
+    assert limit.useful(work) == {
+        "sampling": 2 * (weights + adapter) * 8 + 2 * head + attention,
+        "learning": (4 * weights + 6 * adapter) * 8 + 4 * head + 3 * attention,
+    }
 
 
 @pytest.mark.parametrize("longest", [0, 1, 3, 5, 8, 9])
-def test_the_bisection_finds_the_last_context_that_fits(
-    longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from benchmarks.gpu import last_that_fits
+def test_the_bisection_finds_the_last_context_that_fits(longest: int) -> None:
+    from benchmarks.measure import last_that_fits
 
     ladder, tried = list(range(1, 9)), []
 
@@ -83,58 +165,56 @@ def test_nothing_to_measure_is_one_line() -> None:
         command = [sys.executable, str(SCRIPT), "gpu", "--dry-run", option, "0"]
         shown = subprocess.run(command, capture_output=True, text=True)
         assert shown.returncode == 2
-        assert shown.stderr == f"{option} 0: nothing would be measured; give 1 or more\n"
+        assert f"{option}: 0: nothing would be measured; give 1 or more" in shown.stderr
 
 
 EARLY_END = """
 import sys, time
-sys.path.insert(0, {scripts!r})
-from pathlib import Path
-from benchmarks.work import Outcome, write
-write(Outcome(values={{"step_seconds": [2.5], "largest_gib": [1.0]}}), Path(sys.argv[4]))
+answer = '{{"step_seconds": 2.5, "memory": {{"largest_gib": 1.0, "before_gib": 0.5}}}}'
+print(answer, flush=True)
 print("first line of the error\\nlast line", file=sys.stderr, flush=True)
 {end}
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "said"),
-    [("time.sleep(60)", "took more than 5 s"), ("sys.exit(7)", "ended with 7: last line")],
+    [
+        pytest.param("time.sleep(60)", "took more than 2 s", marks=pytest.mark.long),
+        ("sys.exit(7)", "ended with 7: last line"),
+    ],
 )
 def test_what_was_measured_before_an_end_is_kept(
     end: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from benchmarks import gpu, table
+    from benchmarks import measure, sides, table
     from benchmarks.work import Work
 
     script = tmp_path / "early.py"
-    script.write_text(EARLY_END.format(scripts=str(ROOT / "scripts"), end=end))
-    monkeypatch.setattr(gpu, "SCRIPT", script)
-    work = Work("m", "bf16", 1, 1, 8, 8, 8, repeats=3, warmup=False)
-    settings = gpu.Settings(("reason_llm", "vllm"), ("bf16",), work, 1, (), (), 2, 5)
+    script.write_text(EARLY_END.format(end=end))
+    monkeypatch.setattr(sides, "SCRIPT", script)
+    work = Work("m", 1, 1, 8, 8, repeats=3, warmup=False)
+    settings = measure.Settings(("reason_llm", "vllm"), ("bf16",), work, 1, (), (), 2, 2)
     told: list[str] = []
     kept: list[str] = []
 
-    def keep(results: Any) -> None:
-        table.save(settings, results, "a machine", tmp_path / "table.md")
+    def keep(blocks: Any) -> None:
+        table.save(blocks, "a machine", tmp_path / "table.md")
         kept.append((tmp_path / "table.md").read_text())
 
-    results = gpu.run(settings, told.append, keep)
-    (outcome,) = results.speeds["bf16", "reason_llm"]
+    (block,) = measure.gpu(settings, told.append, keep)
+    (outcome,) = block.sides["reason_llm"]
     assert outcome.error == said
-    assert outcome.values["step_seconds"] == [2.5]
+    assert outcome.values("step_seconds") == [2.5]
     assert len(kept) == 2  # after the first system, the second is still unmeasured
-    assert "| bf16: a step, s | 2.50, then failed (1) | - |" in kept[0]
+    assert "| bf16: a step, s | 2.50, then failed (1) | < TRL's |" in kept[0]
     if "7" in said:
         assert any("first line of the error" in line for line in told)
     whole = json.loads((tmp_path / "table.json").read_text())
-    assert whole["speeds"][0]["rounds"][0]["values"]["step_seconds"] == [2.5]
+    assert whole["blocks"][0]["sides"]["vllm"][0]["steps"] == [{"step_seconds": 2.5}]
 
 
 def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     wrapper = pytest.importorskip("vllm.distributed.device_communicators.cuda_wrapper")
     from benchmarks import device
 
@@ -174,10 +254,7 @@ def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: P
         assert len(skipped) == 7
 
 
-def test_a_check_that_fails_is_told_whole_and_ends_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def test_a_check_that_fails_is_told_whole_and_ends_no_other() -> None:
     from benchmarks.gpu_check import Report
 
     told: list[str] = []
@@ -196,7 +273,6 @@ def test_a_check_that_fails_is_told_whole_and_ends_no_other(
 
 
 def test_names_that_are_gone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     from benchmarks import symbols
 
     site, repository = tmp_path / "site", tmp_path / "repository"
@@ -267,15 +343,14 @@ def test_the_kernels_compile_without_a_device(tmp_path: Path) -> None:
     assert shown.stdout.count("11 ok, 0 skipped, 0 FAILS") == 2
 
 
-def test_what_no_card_holds_and_another_value_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def test_what_no_card_holds_and_another_value_are_found() -> None:
     from benchmarks import kernels
     from benchmarks.emulated import Kernel
 
-    wanted = kernels.expected("none")
-    assert kernels.differences(wanted, wanted) == []
-    assert kernels.differences(wanted | {"graphs": "FULL"}, wanted) == [
-        "graphs is FULL, not FULL_DECODE_ONLY"
+    config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=8))
+    assert kernels.differences(config, {"lora_config.max_lora_rank": 8}) == []
+    assert kernels.differences(config, {"lora_config.max_lora_rank": 32}) == [
+        "lora_config.max_lora_rank is 8, not 32"
     ]
     small, large = Kernel("_small", "a", 89, 1024), Kernel("_large", "b", 89, 100 * 1024)
     assert kernels.summary([small, small], "8.9") == (
@@ -288,3 +363,22 @@ def test_what_no_card_holds_and_another_value_are_found(monkeypatch: pytest.Monk
     ):
         with pytest.raises(AssertionError, match=said):
             kernels.summary(made, capability)
+
+
+@pytest.mark.long
+def test_a_layer_takes_no_more_launches_than_peft_s_or_trl_s() -> None:
+    from benchmarks import count
+
+    config = load(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml")
+    of_layer, waits = {}, {}
+    for system in ("ours", "peft", "trl"):
+        two, three = (count.counted(config, system, layers) for layers in (2, 3))
+        of_layer[system], waits[system] = (three - two).launches, two.syncs
+    assert 100 < of_layer["ours"] <= min(of_layer["peft"], of_layer["trl"])
+    assert waits["ours"] <= waits["trl"]
+    said: list[str] = []
+    count.table(config, said.append)
+    assert said[2].startswith(f"| ours | {of_layer['ours']} |")
+    assert sum("at least RTX 4090" in line for line in said) == 2
+    share = float(re.findall(r"([\d.]+)% of the fastest", said[-1])[0])
+    assert 0 < share < 10

@@ -105,6 +105,7 @@ OPENED_OTHERWISE = {  # where, what: why
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/model/adapters.py", "shutil.copyfile"): "of a file that regular looked at",
     ("reason_llm/run/store/document.py", "gzip.open"): "of a file that open_regular opened",
+    ("reason_llm/app/report/texts.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/score/code/jail/launcher.py", "os.fdopen"): "pipes",
     (
         "reason_llm/score/code/jail/launcher.py",
@@ -118,8 +119,8 @@ OPENED_OTHERWISE = {  # where, what: why
     ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
     ("reason_llm/score/math/math_worker.py", "os.fdopen"): "a pipe",
     ("reason_llm/score/math/math_worker.py", ".open"): "sympy's open interval",
-    ("scripts/benchmarks/cpu.py", ".open"): "a log in its own temporary folder, for writing",
-    ("scripts/benchmarks/cpu_worker.py", "os.fdopen"): "a pipe",
+    ("scripts/benchmarks/sides.py", ".open"): "a log in its own temporary folder, for writing",
+    ("scripts/benchmarks/sides.py", "os.fdopen"): "a pipe",
 }
 
 

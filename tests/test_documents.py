@@ -136,7 +136,7 @@ def test_the_rows_of_the_docs_are_read() -> None:
             row = json.loads(line)
             has_tests = bool({"test_cases", "test", "test_list", *BESIDE} & row.keys())
             has_answer = has_tests or bool(set(row_forms.ANSWER_COLUMNS) & row.keys())
-            is_talk = "messages" in row and not has_answer
+            is_talk = bool({*row_forms.CHAT_COLUMNS} & row.keys()) and not has_answer
             if "label" in row:
                 row_forms.read_labelled(block.where, row, columns)
             elif "completion" in row or is_talk:
@@ -184,9 +184,10 @@ def test_every_quoted_message_is_one_that_the_code_says() -> None:
 
 def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
     readme, *pages = DOCUMENTS
-    linked = [path for path in pages if f"docs/{path.name}" in readme.read_text()]
-    from_there = "".join(path.read_text() for path in [readme, *linked])
-    assert [path.name for path in pages if f"docs/{path.name}" not in from_there] == []
+    index = ROOT / "docs" / "README.md"
+    assert f"(docs/{index.name})" in readme.read_text()
+    linked = set(re.findall(r"\]\(([\w.]+\.md)\)", index.read_text()))
+    assert {path.name for path in pages if path != index} == linked
     for path in DOCUMENTS:
         text = path.read_text()
         links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(
@@ -210,7 +211,11 @@ def test_every_option_that_is_named_exists() -> None:
 
 
 def test_commands_are_found() -> None:
-    found = {path.name: [str(command) for command in commands(path)] for path in DOCUMENTS}
+    found = {
+        str(path.relative_to(ROOT)).removeprefix("docs/"): [str(each) for each in commands(path)]
+        for path in DOCUMENTS
+        if path != ROOT / "docs" / "README.md"
+    }
     assert "make train" in found["README.md"]
     assert "python scripts/train.py --help" in found["configs.md"]
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reason_llm.app.cli.command import run_command
+from reason_llm.app.cli import run_command
 from reason_llm.errors import NotAsWritten, WriteError
 from reason_llm.files import (
     FileLock,

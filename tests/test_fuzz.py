@@ -25,9 +25,9 @@ from reason_llm.app.report.page import page
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, TrainSection
-from reason_llm.config.command_line import parse_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import QUICK_START, changes, leaves, load, to_yaml
+from reason_llm.config.pipeline import parse_training_line
 from reason_llm.data import check_ends, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
@@ -120,7 +120,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def read(arguments: list[str]) -> None:
         if not {"-h", "--help"} & set(arguments):
-            parse_command_line("train.py", "", arguments, {"plan": "p"})
+            parse_training_line("train.py", "", arguments, {"plan": "p"}, [])
 
     pairs = st.lists(
         st.one_of(st.tuples(option, value), st.tuples(option), st.tuples(value)), max_size=3
@@ -327,7 +327,7 @@ def test_what_a_run_left_for_its_report(tmp_path: Path) -> None:
     summaries = broken_tree({"steps": 1, "accuracy_after": 0.5}).map(
         lambda value: json.dumps(value).encode()
     )
-    fuzz(st.tuples(environments, summaries, broken_bytes(metrics_file)), read, 60)
+    fuzz(st.tuples(environments, summaries, broken_bytes(metrics_file)), read, 20)
 
 
 def test_an_adapter_s_config(tmp_path: Path, shared_model: Model) -> None:

@@ -162,7 +162,7 @@ def test_what_is_imported_is_declared() -> None:
     roots -= {*sys.stdlib_module_names, "reason_llm"}
     imported = {canonicalize_name(IMPORTED_AS.get(root, root)) for root in roots}
     names = {key: {canonicalize_name(r.name) for r in rows} for key, rows in declared().items()}
-    optional = names["VLLM"] | names["UNSLOTH"] | names["TRACKERS"] | names["RAY"]
+    optional = names["VLLM"] | names["UNSLOTH"] | names["TRACKERS"] | names["RAY"] | names["GYM"]
     optional.add("triton")  # comes with torch for CUDA
     assert imported - optional - names["BASE"] == set()
     assert names["BASE"] == imported - optional

@@ -7,9 +7,10 @@ from conftest import ROOT
 from house import PACKAGE
 from reason_llm.app.report.alarms import ALARMS
 from reason_llm.config import StageName
-from reason_llm.config.algorithms import ALGORITHMS, SURROGATES
+from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.preferences import PREFERENCES
 from reason_llm.config.sections import CHANGES
+from reason_llm.config.surrogates import SURROGATES
 from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.score.rewards import REWARDS
 
@@ -78,6 +79,19 @@ def test_every_reward_is_named() -> None:
     assert all(f"| `{name}` |" in page("rewards.md") for name in REWARDS)
 
 
+def test_it_is_read_in_a_minute() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 100 and max(map(len, lines)) <= 100
+
+
+def test_every_number_of_the_readme_is_on_the_other_pages() -> None:
+    table = README[README.index("| measured on two") :].partition("\n\n")[0]
+    others = page("benchmarks.md") + (ROOT / "LOG.md").read_text()
+    numbers = re.findall(r"\d[\d.]*\d", table)
+    assert len(numbers) > 10
+    assert [n for n in numbers if n not in others] == []
+
+
 def test_every_config_is_there() -> None:
     named = {word for word in README.split() if word.startswith("configs/") and ".yaml" in word}
     assert named
@@ -94,14 +108,15 @@ def test_every_family_that_vllm_cannot_share_is_named() -> None:
 
 
 def test_the_tree_names_every_folder_and_module() -> None:
-    tree = README.partition("## How it is made")[2]
+    tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## How it is made")[2]
     entries = {e.name + "/" * e.is_dir() for e in PACKAGE.iterdir() if e.name[:2] != "__"}
     assert entries <= set(re.findall(r"(?<=\s)\w+(?:\.py|/)(?=\s)", tree))
 
 
 def beside_other_trainers() -> list[list[str]]:
-    """The README's first table: what is compared, ours, TRL."""
-    table = README[README.index("| | reason_llm |") :].partition("\n\n")[0]
+    """The table of docs/benchmarks.md: what is compared, ours, TRL."""
+    text = page("benchmarks.md")
+    table = text[text.index("| | reason_llm |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
@@ -116,6 +131,6 @@ def test_every_number_beside_other_trainers_is_in_the_log() -> None:
 def test_what_was_not_measured_is_said() -> None:
     rows = beside_other_trainers()
     assert len(rows) > 5
-    assert "Unsloth and verl were not measured." in README
+    assert "Unsloth and verl were not measured." in page("benchmarks.md")
     (on_a_gpu,) = (row for row in rows if "on a GPU" in row[0])
     assert set(on_a_gpu[1:]) == {"not measured"}

@@ -17,6 +17,7 @@ from reason_llm.config import (
     Config,
     Rows,
     file as config_file,
+    installation,
     load_quick_start,
 )
 from reason_llm.errors import ConfigError, DataError, Stopped
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 
 Reward = str | Mapping[str, Any] | Callable[..., Any]
 """A reward's name, its members as in a config, or a function."""
+ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset": "eval_rows",
+             "args": "config", "model": "config, in model.path"}  # fmt: skip
+"""What arguments of TRL's trainers are called here."""
 ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
 """What the config calls rows that are given here."""
 
 
 class Summary(dict[str, Any]):
-    """What a run came to: the members of its ``summary.json``, and where its files are.
+    """Result of a run: the members of its ``summary.json``, and the paths of its files.
 
     Args:
         values: the members: ``accuracy_before`` and ``accuracy_after`` (fractions; None without a
@@ -80,16 +84,17 @@ def load_config(
         ConfigError: one line with the key, the value and the fix.
     """
     options = dict(overrides or {})
-    return load_quick_start(options) if path is None else config_file.load(Path(path), options)
+    return load_quick_start(options) if path is None else installation.load(Path(path), options)
 
 
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
-    rewards: Sequence[Reward] | None = None,
+    rewards: Reward | Sequence[Reward] | None = None,
     rows: Rows | None = None,
     eval_rows: Rows | None = None,
     watch: Watch | None = None,
+    **others: object,
 ) -> Summary:
     """Train, or go on where the run stopped.
 
@@ -97,23 +102,28 @@ def train(
         config: a config, its sections as a dict, the path of a YAML file, or YAML of several lines;
             None: the quick start. A run without a ``run.name`` is called by its file, or "config".
         rewards: in the place of ``score.rewards``: functions, names of rewards, or dicts as in a
-            config, in which ``custom`` may be a function.
+            config, in which ``custom`` may be a function; a list, or one of them.
         rows: in the place of ``data.train``: dicts, or a ``datasets.Dataset``.
         eval_rows: likewise in the place of ``data.eval``.
         watch: is told of lines, phases and steps in the console's place. None: the console, and in
             a notebook a plot at the end.
+        others: are no arguments; the error names what they are here.
 
     Raises:
         ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
         Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call goes on.
     """
+    for name in others:
+        problem, ours = f"train has no argument {name!r}", ARGUMENTS.get(name)
+        same = f"{problem}; {name} of TRL is {ours} here"
+        raise ConfigError(same if ours else config_file.unknown_key(name, problem))
     made = _config(config, _overrides(rewards, rows, eval_rows))
     made = made.with_options({"data": made.data.with_rows(_given(config, rows, eval_rows))})
     with _restored():
         from reason_llm.app.console import Console
 
         console = Console("quiet" if watch is not None else made.log.console)
-        # What is set up above is for libraries, which may say things as they are imported.
+        # Libraries may print while they are imported, so the settings above come first.
         from reason_llm.app.training import run_training
 
         try:
@@ -137,7 +147,7 @@ def evaluate(
     which: str = "last",
     out: str | Path | None = None,
     generate_only: bool = False,
-    rewards: Sequence[Reward] | None = None,
+    rewards: Reward | Sequence[Reward] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run, a config or a model; the summary that is also in ``<out>/summary.json``.
@@ -146,9 +156,10 @@ def evaluate(
         what: a run's folder, a config's file, or a model's folder or Hub id.
         sets: names, files or ``name=file``; None: those of the config.
         k: samples drawn of each problem beside the greedy answer.
-        model: "base", "adapter", "best", "ema", a folder or a Hub id; None: what ``what`` is.
+        model: "base", "adapter", another value of ``--which``, a folder or a Hub id; None: what
+            ``what`` is.
         compare: a second model, as ``model``.
-        which: "last", "best" or "ema", of a run's adapters.
+        which: which adapter of a run, as ``--which``.
         out: folder of the results; None: one beside the run.
         generate_only: write completions and judge nothing.
         rewards: in the place of ``score.rewards``, as in ``train``; the first one judges.
@@ -194,7 +205,7 @@ def export(
         source: a run's folder, or an adapter's.
         out: a new folder.
         base: folder or Hub id of the unquantised base; None: the run's own.
-        which: "last", "best" or "ema", of a run's adapters.
+        which: which adapter of a run, as ``--which``.
         adapter_only: write the adapter in PEFT's form and merge nothing.
         dtype: "bfloat16" or "float32".
         max_shard_gib: largest weights file.
@@ -228,25 +239,21 @@ def export(
 
 
 def _overrides(
-    rewards: Sequence[Reward] | None, rows: object | None, eval_rows: object | None
+    rewards: Reward | Sequence[Reward] | None, rows: object | None, eval_rows: object | None
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     if rewards is not None:
-        if isinstance(rewards, str | Mapping) or not isinstance(rewards, Sequence):
-            raise ConfigError(
-                f"rewards={str(rewards)[:60]} is no list; give one, such as rewards=[my_reward]"
-            )
-        found["score.rewards"] = list(rewards)
+        overrides["score.rewards"] = rewards
     if rows is not None:
-        found["data.train"] = ROWS
+        overrides["data.train"] = ROWS
     if eval_rows is not None:
-        found["data.eval"] = EVAL_ROWS
-    return found
+        overrides["data.eval"] = EVAL_ROWS
+    return overrides
 
 
 def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
     """The rows by the names that stand for them in the config."""
-    found = dict(config.data.given) if isinstance(config, Config) else {}
+    rows_by_name = dict(config.data.given) if isinstance(config, Config) else {}
     for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
         if given is None:
             continue
@@ -256,8 +263,8 @@ def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
                 f"{name} is of type {type(given).__name__}; give a list of dicts, or a "
                 "datasets.Dataset: of a DatasetDict one of its parts, of an iterator list(rows)"
             )
-        found[name] = given
-    return found
+        rows_by_name[name] = given
+    return rows_by_name
 
 
 def _config(
@@ -269,7 +276,7 @@ def _config(
     if isinstance(given, str) and "\n" in given:
         given = config_file.parse(given, "the config")
     if isinstance(given, str | Path):
-        return config_file.load(Path(given), overrides)
+        return installation.load(Path(given), overrides)
     if isinstance(given, Mapping):
         return config_file.build(copy.deepcopy(dict(given)), unnamed, overrides)
     if overrides:
@@ -283,7 +290,7 @@ def _config(
 
 def _show_in_notebook(picture: Path) -> None:
     """Show a picture under the cell, if this process is a notebook's."""
-    ipython = sys.modules.get("IPython")  # no notebook is without, and nothing else needs it
+    ipython = sys.modules.get("IPython")  # every notebook has it, and nothing else needs it
     shell = None if ipython is None else ipython.get_ipython()
     if ipython is None or shell is None or not hasattr(shell, "kernel") or not picture.is_file():
         return

@@ -55,7 +55,7 @@ class Options(Section):
     max_new_tokens: Count = 512
     """Longest answer, in tokens."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Of the draws. null: another one each time."""
+    """Seed of the random draws. null: a new one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Subject:
     system_prompt: str
     """As ``data.system_prompt``."""
     prompting_reward: str
-    """Which decides what ``system_prompt: auto`` is; empty for none."""
+    """The reward that ``system_prompt: auto`` follows; empty for none."""
     options: dict[str, Any]
-    """The run's own; ``Options`` checks them."""
+    """The run's sampling options, unchecked; ``Options`` checks them."""
     template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """As ``data.template_arguments``."""
     stop: tuple[str, ...] = ()
@@ -168,9 +168,9 @@ class Chat:
         self.conditioning = (
             None if self.adapter is None else run_folder.conditioning_of(self.adapter)
         )
-        """The adapter is asked for the best, where scores were in its prompts."""
+        """If training wrote scores into the prompts, this adapter is asked for the best."""
         self.messages: Messages = []
-        """Without the system prompt."""
+        """The messages, without the system prompt."""
 
     @property
     def who(self) -> str:
@@ -237,17 +237,17 @@ class Detokenizer:
     """
 
     LONGEST = 16
-    """Tokens that a character may take; bytes that are none by then are shown as such."""
+    """A character has at most this many tokens; longer incomplete bytes are shown as they are."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.token_ids: list[int] = []
         self._before, self._shown = 0, 0
-        """Tokens from ``_before`` are spelled anew; those up to ``_shown`` were given."""
+        """Decoding restarts at token ``_before``; the text up to ``_shown`` was returned."""
 
     @property
     def text(self) -> str:
-        """Text of all tokens."""
+        """The text of all tokens so far."""
         return self._spell(self.token_ids)
 
     def add(self, token: int) -> str:
@@ -256,7 +256,7 @@ class Detokenizer:
         return self._piece(last=len(self.token_ids) - self._shown > self.LONGEST)
 
     def rest(self) -> str:
-        """Text that is left at the end."""
+        """The text that was held back until the end."""
         return self._piece(last=True)
 
     def _piece(self, last: bool) -> str:
@@ -273,7 +273,7 @@ class Detokenizer:
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
-    """The run's options, overridden by those that were given.
+    """The run's options with those on the command line in their place.
 
     Raises:
         ConfigError: a value is none for its option.
@@ -307,7 +307,7 @@ def parse_option(options: Options, name: str, value: str) -> Options:
 
 
 KEPT = "\n\t\u00a0\u202f\u3000\u200d"
-"""Unprintable by Python's rule and harmless: line ends, tabs, spaces, the joiner inside emoji."""
+"""Characters that are harmless and that Python calls unprintable, such as joiners in emoji."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 COMMANDS = ("base", "adapter", "again", "new", "system", "settings", "help", "quit")
@@ -360,7 +360,7 @@ class AnswerWriter:
         self._out.flush()
 
     def end(self) -> None:
-        """Show the rest and restore the terminal's own style."""
+        """Show the text that was held back, and restore the terminal's style."""
         self._show(self._held)
         self._held = ""
         self._style(PLAIN)

@@ -14,8 +14,10 @@ import logging
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -24,6 +26,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress as Bars,
+    Task,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -81,6 +84,7 @@ class Console:
         self._clock = clock
         self._bars: Bars | None = None
         self._last_step = 0
+        self._recent = deque[Record](maxlen=lines.RECENT_STEPS)
         self._judged_by = "accuracy"
         handler = _Lines(self._rich)
         # On import it tells of CPU kernels that are nowhere asked for.
@@ -99,10 +103,10 @@ class Console:
         """Show the bars of the phase and of the run while the block runs; lines and warnings go
         above them."""
         self._last_step, self._judged_by = begun.last_step, begun.judged_by
+        self._recent = deque(begun.records, maxlen=lines.RECENT_STEPS)
         with self._shown("loading", 0) as bars:
-            bars.add_task(
-                "step", total=begun.last_step, completed=begun.step, told=_safe(begun.name)
-            )
+            name, end = _safe(begun.name), self._end()
+            bars.add_task("step", total=begun.last_step, completed=begun.step, told=name, end=end)
             bars.start()
             yield
 
@@ -112,13 +116,21 @@ class Console:
         Args:
             group: not shown.
         """
+        self._recent.append(record)
         if "time/learning_seconds" in record or "score/reward" in record:
-            self.line(lines.of_step(record, self._last_step, self._judged_by))
+            left = "" if self._live else lines.left(self._recent, self._last_step)
+            line = lines.of_step(record, self._last_step, self._judged_by)
+            self.line(f"{line}  {left}".rstrip())
         elif told := lines.judged(record, self._judged_by):
             self.line(f"before training: {', '.join(told)}")
         if self._bars is not None:
             run = self._bars.task_ids[-1]
-            self._bars.update(run, completed=record["step"], refresh=True)
+            self._bars.update(run, completed=record["step"], end=self._end(), refresh=True)
+
+    def _end(self) -> float | None:
+        """When the run is expected to end, by the clock; None if nothing is known."""
+        seconds = lines.seconds_left(self._recent, self._last_step)
+        return None if seconds is None else self._clock() + seconds
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:
@@ -147,7 +159,7 @@ class Console:
                 markup=False,
                 table_column=Column(no_wrap=True, max_width=MOST_CELLS),
             ),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True, **one_line),
+            _TimeLeft(compact=True, elapsed_when_finished=True, **one_line),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
             speed_estimate_period=math.inf,  # a step may take longer than rich's 30 seconds
@@ -163,6 +175,18 @@ class Console:
         finally:
             self._bars = None
             bars.stop()
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """Time left: of a phase by its speed, of the run, which knows its ``end``, until then."""
+
+    def render(self, task: Task) -> Text:
+        """``01:10``, or ``--:--``."""
+        if task.finished or "end" not in task.fields:
+            return super().render(task)
+        end = task.fields["end"]
+        left = "--:--" if end is None else timedelta(seconds=max(0, round(end - task.get_time())))
+        return Text(str(left).removeprefix("0:"), style="progress.remaining")
 
 
 def _advance(bars: Bars) -> Progress:

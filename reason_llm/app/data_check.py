@@ -1,57 +1,64 @@
-"""Report on all data that a config names (``--data-check``). The rewards say which columns are
-needed; no weight is read and no program is run."""
+"""Report on all data that a config names (``--data-check``). No weight is read and no program is
+run."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from reason_llm.app.option_check import check_options
 from reason_llm.config import Config
-from reason_llm.data import Data, DataSet, check_ends, load_data
-from reason_llm.errors import DataError, printable, without_secrets
+from reason_llm.data import SIDES, Data, DataSet, check_ends, load_data
+from reason_llm.errors import DataError, ReasonError, printable, without_secrets
 from reason_llm.model import base, quiet_libraries
 from reason_llm.rollout import TokenRow
-from reason_llm.score import Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_ERRORS_SHOWN = 10
 MOST_SHOWN_TOKENS = 1000
-"""Of one part of a row."""
+"""Tokens of one part of a row that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Lines and number of errors of a data check."""
+    """Text of a data check, and its number of errors."""
 
     lines: list[str]
     """For the terminal; escape sequences in the data are spelled out."""
     num_errors: int
+    errors: list[str]
+    """The first of each kind, in their order; ``lines`` has the first ten of them."""
 
 
-def check_data(config: Config) -> DataReport:
-    """Read, render and count all rows.
-
-    Raises:
-        ReasonError: the tokenizer, a template, a reward or the options cannot be used at all.
-    """
+def check_data(
+    config: Config, mistakes: list[ReasonError], planned: Config | None = None
+) -> DataReport:
+    """Check the options as ``check_options`` does, and read, render and count all rows. The report
+    is empty where they cannot be read for a mistake."""
     quiet_libraries()
+    config, columns, _ = check_options(config, mistakes, planned)
+    try:
+        report = _check_rows(config, columns)
+    except ReasonError as error:
+        mistakes.append(error)
+        return DataReport([], 0, [])
+    mistakes[:] = [each for each in mistakes if printable(str(each)) not in report.errors]
+    return report
+
+
+def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
     tokenizer = base.load_tokenizer(config.model.path, config.model.trust_remote_code)
-    first_errors: list[str] = []
-    num_errors = 0
+    errors: dict[str, list[str]] = defaultdict(list)
 
     def note(error: DataError) -> None:
-        nonlocal num_errors
-        num_errors += 1
-        if num_errors <= NUM_ERRORS_SHOWN:
-            first_errors.append(printable(str(error)))
+        errors[_kind(str(error))].append(str(error))
 
     context = base.context_limit(config.model)
-    with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
-        columns = scorer.columns
     models = [
         f"the reward model {key} in {options.path} is not read by this check"
         for key, options in config.score.reward_models.items()
@@ -64,12 +71,25 @@ def check_data(config: Config) -> DataReport:
     else:
         lines += _shown_prompts(data, tokenizer)
     lines += models
+    num_errors = sum(map(len, errors.values()))
+    more = {
+        of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
+    }
     if num_errors:
-        lines.append(f"{num_errors} errors, the first {len(first_errors)}:")
-        lines += [f"  {error}" for error in first_errors]
+        lines.append(f"{num_errors} errors, the first of each kind:")
+        lines += [f"  {printable(error)}{more[error]}" for error in [*more][:NUM_ERRORS_SHOWN]]
     else:
         lines.append("no errors")
-    return DataReport([printable(without_secrets(line), keep="\n\t") for line in lines], num_errors)
+    lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
+    return DataReport(lines, num_errors, list(map(printable, more)))
+
+
+def _kind(error: str) -> str:
+    """What errors have in common that differ in the row and the value alone."""
+    head, _, rest = error.partition(" is ")
+    return (head + rest.rpartition("; expected")[2]).translate(
+        dict.fromkeys(map(ord, "0123456789"))
+    )
 
 
 def _lines_of_sets(data: Data) -> list[str]:
@@ -94,6 +114,7 @@ def _described(title: str, data_set: DataSet) -> list[str]:
     if len(rows) > data_set.size:
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
+    lines += [f"  {origin}" for origin in data_set.origins]
     lines += [f"  {error}" for error in data_set.skipped]
     for what, lengths in (
         ("prompt", [len(prompt.token_ids) for prompt in data_set.prompts]),
@@ -111,22 +132,23 @@ def _lines_of_rows(
     tokenizer: "PreTrainedTokenizerBase",
     note: Callable[[DataError], None],
 ) -> list[str]:
-    """How the rows end, and the first, the middle and the last one."""
+    """The number of rows with an end token, and the first, the middle and the last row."""
     lines, units, rows = list[str](), data.units, data.imitated
     try:
         lines += check_ends(rows, end_token_ids, tokenizer) if rows else []
     except DataError as error:
         note(error)
     for index in sorted({0, len(units) // 2, len(units) - 1} if units else set()):
-        for row in units[index]:
-            lines += _shown_row(row, tokenizer)
+        sides = SIDES if len(units[index]) > 1 else ("",)
+        for row, side in zip(units[index], sides, strict=True):
+            lines += _shown_row(row, side, tokenizer)
     return lines
 
 
-def _shown_row(row: TokenRow, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The row's text in parts: what is read, and what is learned."""
+def _shown_row(row: TokenRow, side: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The row's text in parts, each either read only or learned; ``side`` is of a pair."""
     value = f", value {row.value:g}" if row.value else ""
-    lines = [f"--- {row.name}, {len(row.ids)} tokens{value}"]
+    lines = [f"--- {', '.join(filter(None, (row.name, side)))}, {len(row.ids)} tokens{value}"]
     for is_learned, part in groupby(zip(row.ids, row.trained, strict=True), itemgetter(1)):
         ids = [each for each, _ in part]
         if is_learned:

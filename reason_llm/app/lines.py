@@ -1,11 +1,16 @@
 """Console lines of a run, made from its records and its summary."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from reason_llm.evaluate import wilson
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
+
+RECENT_STEPS = 20
+"""From whose seconds the time left is made."""
 
 
 def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
@@ -32,8 +37,28 @@ def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
     return "  ".join(parts)
 
 
+def seconds_left(records: Sequence[Record], last_step: int) -> float | None:
+    """Expected seconds to the last step, from the median of the recent steps; None before two."""
+    key = "time/total_seconds"
+    known = [each[key] for each in records if each["step"] and key in each]
+    if len(known) < 2:
+        return None
+    return median(known[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
+
+
+def left(records: Sequence[Record], last_step: int) -> str:
+    """``about 12 min left``; empty where there is nothing left, or nothing known."""
+    seconds = seconds_left(records, last_step)
+    if not seconds:
+        return ""
+    if seconds < 90:
+        return f"about {max(1.0, seconds):.0f} s left"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"about {f'{hours} h ' if hours else ''}{minutes} min left"
+
+
 def watched(record: Record) -> list[str]:
-    """What shows how a stage, PPO's critic or a distillation gets on."""
+    """The numbers that show the progress of a stage, of PPO's critic or of a distillation."""
     shown = {
         "train/margin": "margin {:.3g}",
         "train/chosen_log_ratio": "log-ratio chosen {:+.2f}",
@@ -44,10 +69,10 @@ def watched(record: Record) -> list[str]:
         "train/kl_coefficient": "coefficient {:.3g}",
         "data/epoch": "epoch {:.2f}",
     }
-    found = [text.format(record[key]) for key, text in shown.items() if key in record]
+    texts = [text.format(record[key]) for key, text in shown.items() if key in record]
     if "critic/loss" in record and "train/loss" not in record:
-        found.append("the critic alone learns")
-    return found
+        texts.append("the critic alone learns")
+    return texts
 
 
 def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
@@ -56,19 +81,19 @@ def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
     Args:
         judged_by: name of what evaluation measures; only ``accuracy`` is a percentage.
     """
-    found = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
+    texts = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
     if "eval/loss" in record:
-        found.append(f"held-out loss {record['eval/loss']:.4g}")
+        texts.append(f"held-out loss {record['eval/loss']:.4g}")
     if "eval/perplexity" in record:
-        found.append(f"perplexity {record['eval/perplexity']:.4g}")
+        texts.append(f"perplexity {record['eval/perplexity']:.4g}")
     if "eval/pair_accuracy" in record:
         told = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
-        found.append(f"held-out pairs {told}")
-    return found
+        texts.append(f"held-out pairs {told}")
+    return texts
 
 
 def without_rounding(value: float) -> float:
-    """The value, or 0 where it is what rounding leaves of a sum that is 0."""
+    """The value, or 0 for a value that is only the rounding error of a sum."""
     return 0.0 if abs(value) < 1e-12 else value
 
 
@@ -77,8 +102,8 @@ def pairs(accuracy: float, count: float | None) -> str:
     one where nobody counted them."""
     if count is None:
         return f"{accuracy:.1%}"
-    found = wilson(accuracy, count)
-    return f"{accuracy:.1%} ({found.low:.1%} to {found.high:.1%})"
+    interval = wilson(accuracy, count)
+    return f"{accuracy:.1%} ({interval.low:.1%} to {interval.high:.1%})"
 
 
 def accuracy(record: Record, judged_by: str = "accuracy") -> str:
@@ -110,25 +135,25 @@ def of_replica(number: str, did: dict[str, float]) -> str:
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
     """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
-    found, by = [], summary.get("judged_by", "accuracy")
+    lines, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]
-        found.append(f"held-out {by} {mean_score(before, by)} -> {mean_score(after, by)}")
+        lines.append(f"held-out {by} {mean_score(before, by)} -> {mean_score(after, by)}")
     for name, (before, after) in summary["accuracy_of_sets"].items():
-        found.append(f"  {name} {mean_score(before, by)} -> {mean_score(after, by)}")
+        lines.append(f"  {name} {mean_score(before, by)} -> {mean_score(after, by)}")
     if (loss := summary["held_out_loss"]) is not None:
-        found.append(f"held-out loss {loss[0]:.4g} -> {loss[1]:.4g}")
+        lines.append(f"held-out loss {loss[0]:.4g} -> {loss[1]:.4g}")
     if (right := summary["held_out_pair_accuracy"]) is not None:
         counts = summary["held_out_pairs"]
         last = pairs(right[1], None if counts is None else counts[1])
-        found.append(f"held-out pairs {right[0]:.1%} -> {last}")
+        lines.append(f"held-out pairs {right[0]:.1%} -> {last}")
     if (best := summary.get("best")) is not None and best["step"] < summary["steps"]:
         best_folder = Path(summary["adapter"]).with_name(run_folder.BEST)
         place = f", in {best_folder}" if best_folder.is_dir() else ""
-        found.append(f"best: {Best(**best)}{place}")
+        lines.append(f"best: {Best(**best)}{place}")
     if summary.get("ended_early"):
-        found.append(summary["ended_early"])
-    found.append(
+        lines.append(summary["ended_early"])
+    lines.append(
         "memory: "
         + ", ".join(
             f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
@@ -137,16 +162,16 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
             if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
         )
     )
-    found += [of_replica(*each) for each in summary.get("replicas", {}).items()]
+    lines += [of_replica(*each) for each in summary.get("replicas", {}).items()]
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning")
         if summary[f"{phase}_seconds"]
     ]
     seconds.append(f"{summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving")
-    found.append(
+    lines.append(
         f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: {', '.join(seconds)}; "
         f"adapter in {summary['adapter']}, "
         f"curves in {Path(summary['adapter']).with_name('curves.png')}"
     )
-    return found
+    return lines

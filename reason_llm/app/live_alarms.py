@@ -1,15 +1,15 @@
-"""Alarms of a run while it runs: the report's checks, on the records so far."""
+"""Alarms during a run: the report's checks on the records so far."""
 
 from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Finding
 from reason_llm.app.report.payload import evidence
 from reason_llm.app.report.raised import Raised
-from reason_llm.app.report.runs import Run
+from reason_llm.app.report.runs import Run, is_evaluated
 from reason_llm.run import Record
 
 MOST_RECORDS = 500
-"""Looked at in each step, beside those with an evaluation."""
+"""The newest records that each step's checks read, beside those with an evaluation."""
 
 
 class LiveAlarms:
@@ -21,22 +21,24 @@ class LiveAlarms:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._raised: set[str] = set()
         step = run.records[-1]["step"] if run.records else -1
         before = raised.read(run.folder)
         self._history = [each for each in before if each.step <= step]
         self._is_written = self._history == before
+        self._raised: set[str] | None = None
 
     def take(self, record: Record) -> list[tuple[str, Finding]]:
-        """Titles and findings of the alarms that this record raises, without those that were raised
-        before and did not end."""
+        """Titles and findings of the alarms that this record newly raises."""
+        if self._raised is None:  # alarms of before the interruption that still hold
+            lasting = _raised_by(judge(evidence(self._run, []))) if self._history else set()
+            self._raised = lasting & {each.title for each in self._history}
         records = [*self._run.records, record]
         if len(records) > 2 * MOST_RECORDS:
             old = records[:-MOST_RECORDS]
-            records = [each for each in old if "eval/accuracy" in each] + records[-MOST_RECORDS:]
+            records = [*filter(is_evaluated, old), *records[-MOST_RECORDS:]]
         self._run.records[:] = records
         findings = judge(evidence(self._run, []))
-        now = {title for title, each in findings.items() if each.state == "alarm"}
+        now = _raised_by(findings)
         new = [(title, findings[title]) for title in findings if title in now - self._raised]
         self._raised = now
         step = int(record["step"])
@@ -48,3 +50,7 @@ class LiveAlarms:
             raised.write(self._run.folder, self._history)
             self._is_written = True
         return new
+
+
+def _raised_by(findings: dict[str, Finding]) -> set[str]:
+    return {title for title, each in findings.items() if each.state == "alarm"}

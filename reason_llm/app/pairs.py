@@ -6,10 +6,9 @@ Beside its texts each row has the token ids that were sampled, and the digest of
 they belong to, so that nothing is tokenised again: a run learns the very tokens that the policy
 wrote. The prompt's text is as the chat template wrote it.
 
-A completion that a string of ``sample.stop`` ended gets an end token, so that a model learns to
-stop there without the string, too. One that was cut off at the token limit is never learned as a
-good one, since a policy would learn never to stop; it may be the rejected side. Buffers are read
-one at a time.
+A completion that ended with a string of ``sample.stop`` gets an end token, so that a model learns
+to stop there. One that was cut off is never a good one, because a policy would learn never to stop;
+it may be the rejected side. Buffers are read one at a time.
 """
 
 import hashlib
@@ -46,7 +45,7 @@ Sides = tuple[Completion, ...]
 
 @dataclass(slots=True)
 class Written:
-    """Counts of what was written."""
+    """Counts of the written rows."""
 
     form: PairForm
     path: Path
@@ -101,7 +100,7 @@ def write_pairs(
         paths += files
     quiet_libraries()
     maker: _Maker | None = None
-    written, found = Written(form, target), []
+    written, lines = Written(form, target), []
     for path in paths:
         document = read_document(path)
         warn_of_another(path, document, None)
@@ -116,15 +115,15 @@ def write_pairs(
         written.buffers += 1
         origin = f"{document.run.name}, step {document.step}"
         for group in document.groups:
-            found += [orjson.dumps(row) + b"\n" for row in maker.rows(group, origin)]
-    written.rows = len(found)
-    if not found:
+            lines += [orjson.dumps(row) + b"\n" for row in maker.rows(group, origin)]
+    written.rows = len(lines)
+    if not lines:
         raise DataError(
             f"nothing to write: {written.rollouts:,} rollouts hold no {form} by {way}"
             + (f" ({written.line.partition('; ')[2]})" if written.left_out else "")
             + "; lower threshold or min_margin, or name other buffers"
         )
-    write_atomically(target, b"".join(found))
+    write_atomically(target, b"".join(lines))
     return written
 
 
@@ -137,7 +136,7 @@ def _model_of(document: Document, path: Path) -> str:
 
 
 class _Maker:
-    """What is known while the rows are made."""
+    """State while the rows are made."""
 
     def __init__(self, way: str, section: PairsSection, model: str, written: Written) -> None:
         self.form, self.way, self.section = written.form, way, section
@@ -146,7 +145,7 @@ class _Maker:
         self.digest = tokenizer_digest(self.tokenizer)
         self.ends = frozenset(end_token_ids(model, self.tokenizer))
         self.counts: Counter[tuple[bytes, bool]] = Counter()
-        """Rows of each prompt so far, of labels right and wrong ones apart."""
+        """Number of rows of each prompt so far; for labels, right and wrong ones separately."""
         self.seen: set[bytes] = set()
         """Digests of the rows so far."""
 
@@ -184,6 +183,9 @@ class _Maker:
         known = [c for c in group.completions if max(c.token_ids) < len(self.tokenizer)]
         if lost := len(group.completions) - len(known):
             self.written.left_out["with tokens beyond the tokenizer's"] += lost
+        whole, known = known, [c for c in known if not c.spans]
+        if lost := len(whole) - len(known):
+            self.written.left_out["of several turns"] += lost
         ended = []
         for each in sorted(known, key=lambda each: each.finish_reason == "length"):
             if each.finish_reason != "length" and each.token_ids[-1] not in self.ends:
@@ -195,7 +197,7 @@ class _Maker:
         return selection.reaches(value, self.section.threshold)
 
     def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
-        """The sides of each row, and their rewards."""
+        """The completions of each row, and their rewards."""
         section = self.section
         if not group.completions:
             return
@@ -221,10 +223,10 @@ class _Maker:
             if pair is not None and self.way == "threshold":
                 chosen, rejected = (self._is_right(rewards[i]) for i in pair)
                 places = places if chosen and not rejected else []
-        for each in places:
-            sides = tuple(group.completions[i] for i in each)
+        for place in places:
+            sides = tuple(group.completions[i] for i in place)
             if len({side.text for side in sides}) == len(sides):
-                yield sides, tuple(rewards[i] for i in each)
+                yield sides, tuple(rewards[i] for i in place)
 
     def _row(
         self, group: Group, sides: Sides, values: tuple[float, ...], is_right: bool, source: str
@@ -246,7 +248,7 @@ class _Maker:
 
 
 def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same pairs, so that the first few hold as many different completions as can be."""
+    """The same pairs in an order in which the first ones share as few completions as possible."""
     right = sorted({chosen for chosen, _ in pairs})
     wrong = sorted({rejected for _, rejected in pairs})
 

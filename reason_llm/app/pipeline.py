@@ -1,9 +1,9 @@
 """The stages of a pipeline, one after the other, each as a run of its own.
 
-A stage that has ended is passed over, and one that was killed goes on. Rows that are made of
-rollouts, <pipeline>/<stage>.jsonl, are written anew where <stage>.rows.json beside them, what they
-were made of, does not hold any more: of the same rollouts and options they have the same bytes, and
-a run that has begun with others refuses them. Before anything is learned, data, rewards and memory
+A stage that has ended is skipped, and one that was killed goes on. <stage>.rows.json says from
+which rollouts and options the rows in <pipeline>/<stage>.jsonl were made. If these changed, the
+rows are written again: the same rollouts and options give the same bytes, and a run that has begun
+with other rows refuses them. Before anything is learned, data, rewards and memory
 of all stages to come are checked, as far as they do not depend on what earlier ones make.
 """
 
@@ -15,12 +15,14 @@ from typing import Any
 from reason_llm.app import lines
 from reason_llm.app.console import Console
 from reason_llm.app.data_check import check_data
+from reason_llm.app.option_check import check_options
+from reason_llm.app.report.stages import Stage, write as write_stages
 from reason_llm.app.rows_of_rollouts import update_rows
-from reason_llm.app.training import run_training
+from reason_llm.app.training import run_training, write_report_of
 from reason_llm.config import Config, Pipeline, PipelineStage, command
-from reason_llm.errors import CheckpointError, DataError
+from reason_llm.errors import CheckpointError, DataError, ReasonError, Stopped, raise_all
 from reason_llm.files import check_writable
-from reason_llm.model.plan import plan_only
+from reason_llm.run import SILENT, StopSignal
 from reason_llm.run.store import checkpoint, folder, metrics
 
 logger = logging.getLogger(__name__)
@@ -35,47 +37,58 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
     """
     _check(pipeline)
     summaries: dict[str, dict[str, Any]] = {}
+    home = pipeline.stages[0].config.run.directory
+    noted = [Stage(each.name, each.config.stage, each.needs) for each in pipeline.stages]
+    StopSignal.unheeded = None
     for stage in pipeline.selected:
+        if StopSignal.unheeded is not None:  # by the stage before, if it had ended
+            raise Stopped(128 + StopSignal.unheeded)
         console.line(f"stage {stage.name} of {pipeline.path}: {stage.config.stage}")
         _check_needs(pipeline, stage, ended=summaries)
         _warn_of_another_start(pipeline, stage)
         is_passed_over = not is_to_come(stage)
+        write_stages(home, noted)
         _update_rows(pipeline, stage, console)
         summaries[stage.name] = run_training(stage.config, console)
         if is_passed_over:
             records = metrics.read_all(stage.folder)
-            judged = [told for each in records if (told := lines.judged(each))]
+            judged = [told for record in records if (told := lines.judged(record))]
             console.line(f"  {', '.join(judged[-1])}" if judged else "  nothing was held out")
+        write_report_of(home, console if stage is pipeline.selected[-1] else SILENT)
         gc.collect()  # the model's views of its storage, before the next stage's
     return summaries
 
 
-def plan_pipeline(pipeline: Pipeline) -> Iterator[str]:
-    """Lines with the memory plan of each selected stage, from the model's config alone."""
+def plan_pipeline(pipeline: Pipeline, mistakes: list[ReasonError]) -> Iterator[str]:
+    """Lines with the memory plan of each selected stage; ``mistakes`` are given what is wrong."""
     for stage in pipeline.selected:
         yield f"stage {stage.name}: {stage.config.stage}"
-        yield from plan_only(planned(pipeline, stage)).table()
+        config = without_what_is_made(pipeline, stage)
+        yield from check_options(config, mistakes, planned(pipeline, stage))[2]
 
 
-def check_pipeline(pipeline: Pipeline) -> tuple[list[str], int]:
-    """Lines of the data check of each selected stage, and the number of errors."""
-    found, num_errors = [], 0
+def check_pipeline(pipeline: Pipeline, mistakes: list[ReasonError]) -> tuple[list[str], int]:
+    """Lines of the data check of each selected stage, and the number of errors in rows;
+    ``mistakes`` are given what is wrong with options."""
+    all_lines, num_errors = [], 0
     for stage in pipeline.selected:
-        found.append(f"stage {stage.name}: {stage.config.stage}")
+        all_lines.append(f"stage {stage.name}: {stage.config.stage}")
+        configs = without_what_is_made(pipeline, stage), planned(pipeline, stage)
         if stage.rows is not None and not stage.rows.path.exists():
-            found.append(
+            all_lines.append(
                 f"its rows are written from the rollouts of {', '.join(stage.rows.sources)}, which "
                 "come first"
             )
+            check_options(configs[0], mistakes, configs[1])
             continue
-        report = check_data(without_what_is_made(pipeline, stage))
-        found += report.lines
+        report = check_data(configs[0], mistakes, configs[1])
+        all_lines += report.lines
         num_errors += report.num_errors
-    return found, num_errors
+    return all_lines, num_errors
 
 
 def is_finished(stage: PipelineStage) -> bool:
-    """Whether the run that is there has ended where its config asks."""
+    """Whether the stage's run has ended where its config says."""
     run = stage.config.run
     is_counted = run.epochs is None and run.from_buffer is None
     steps = run.steps if is_counted else None
@@ -83,7 +96,7 @@ def is_finished(stage: PipelineStage) -> bool:
 
 
 def is_to_come(stage: PipelineStage) -> bool:
-    """Whether there is something to learn."""
+    """Whether the stage still has steps to take, or begins anew."""
     return stage.begins_anew or not is_finished(stage)
 
 
@@ -99,11 +112,17 @@ def planned(pipeline: Pipeline, stage: PipelineStage) -> Config:
 
 
 def without_what_is_made(pipeline: Pipeline, stage: PipelineStage) -> Config:
-    """The stage's config without the rewards whose models earlier stages make."""
+    """The stage's config without the rows, adapters and rewards that earlier stages make."""
     adapters = {str(pipeline.stage(name).folder / "adapter") for name in stage.adapters}
     rewards = stage.config.score.rewards
     kept = [each for each in rewards if adapters.isdisjoint(map(str, each.options.values()))]
-    return stage.config.with_options({"score.rewards": kept or rewards})
+    without: dict[str, Any] = {"score.rewards": kept or rewards}
+    for section, option in (("model", "start"), ("critic", "start"), ("teacher", "adapter")):
+        if str(getattr(getattr(stage.config, section), option)) in adapters:
+            without[f"{section}.{option}"] = None
+    if stage.rows is not None and not stage.rows.path.exists():
+        without["data.train"] = []
+    return stage.config.with_options(without)
 
 
 def _check(pipeline: Pipeline) -> None:
@@ -115,14 +134,16 @@ def _check(pipeline: Pipeline) -> None:
     """
     for stage in [stage for stage in pipeline.selected if is_to_come(stage)][1:]:
         check_writable(stage.folder)
-        plan_only(planned(pipeline, stage))
+        mistakes: list[ReasonError] = []
+        configs = without_what_is_made(pipeline, stage), planned(pipeline, stage)
         if stage.rows is not None:
+            check_options(configs[0], mistakes, configs[1])
+            raise_all(mistakes)
             continue
-        report = check_data(without_what_is_made(pipeline, stage))
+        report = check_data(configs[0], mistakes, configs[1])
+        raise_all(mistakes)
         if report.num_errors:
-            first = next(line for line in report.lines[::-1] if "errors, the first" in line)
-            problem = report.lines[report.lines.index(first) + 1].strip()
-            raise DataError(f"stage {stage.name}: {problem}")
+            raise DataError(f"stage {stage.name}: {report.errors[0]}")
 
 
 def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str] = ()) -> None:
@@ -144,7 +165,7 @@ def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str
 
 
 def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
-    """Say so, if a run began from another adapter than the earlier stage has now."""
+    """Print a line if a run began from another adapter than the earlier stage has now."""
     begun = stage.folder / "start"
     if stage.start is None or stage.begins_anew or not begun.is_dir():
         return
@@ -157,7 +178,7 @@ def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
 
 
 def _update_rows(pipeline: Pipeline, stage: PipelineStage, console: Console) -> None:
-    """Write the stage's rows where they are not those of its sources' rollouts, and say so."""
+    """Write the stage's rows again if its sources' rollouts changed, and print a line."""
     if stage.rows is None:
         return
     archives = {name: pipeline.stage(name).folder / "buffers" for name in stage.rows.sources}

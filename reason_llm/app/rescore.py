@@ -73,7 +73,7 @@ def accept_edited(path: Path) -> bool:
     with nullcontext() if is_archived else lock(path):
         try:
             read_document(path)
-        except RolloutBufferError:  # for its digest; all else of it can be read
+        except RolloutBufferError:  # only because of its digest; the rest can be read
             document = read_document(path, accept_edited=True)
             write_atomically(path, to_bytes(document, compressed=is_archived))
             return True

@@ -4,8 +4,8 @@
     <pipeline>/<stage>.rows.json    {"form", "pairs", "rollouts": {stage: sha256}, "rows_sha256"}
 
 The second file is the origin of the first: form and options of the rows, a digest of the archive of
-each source, and of the rows themselves. Where it says something else than what is there now, the
-rows are written anew. The same rollouts and options give the same bytes.
+each source, and of the rows themselves. If any of these changed, the rows are written again. The
+same rollouts and options give the same bytes.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Update:
 
     written: Written
     others_before: bool
-    """Other rows were there."""
+    """Whether other rows were there before."""
 
 
 def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: bool) -> Update | None:
@@ -65,7 +65,7 @@ def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: boo
 
 
 def _digest(archive: Path) -> str | None:
-    """Of the names and contents of all archived rollouts; None without any."""
+    """Digest of the names and contents of all archived rollouts; None without any."""
     try:
         files = buffer_files(archive)
     except RolloutBufferError:
@@ -75,7 +75,7 @@ def _digest(archive: Path) -> str | None:
 
 
 def _sha256(file: Path) -> str | None:
-    """None for a file that is not there or cannot be read."""
+    """Digest of a file; None if it does not exist or cannot be read."""
     try:
         return sha256(file)
     except OSError:

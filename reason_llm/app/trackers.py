@@ -1,8 +1,8 @@
 """Trackers beside a run: TensorBoard, Weights & Biases, trackio.
 
-metrics.jsonl is the truth: the run writes its records there as ever, and a tracker gets a copy of
-each, once, also when a killed run goes on: it says itself up to which step it has them. A tracker
-that raises, or takes longer than ``LIMIT_SECONDS`` for one call, is dropped with one warning.
+The run writes its records to metrics.jsonl. A tracker gets a copy of each one once, also when a
+killed run goes on, because it knows up to which step it has them. A tracker that raises, or takes
+longer than ``LIMIT_SECONDS`` for one call, is dropped with one warning.
 """
 
 import importlib.util
@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import yaml
 
-from reason_llm.config import yaml_text
+from reason_llm.config import installation, yaml_text
 from reason_llm.data import within
 from reason_llm.errors import (
     ConfigError,
@@ -33,9 +32,9 @@ from reason_llm.files import read_text
 from reason_llm.run import Begun, Record
 
 LIMIT_SECONDS = 60.0
-"""What one call of a tracker may take."""
+"""Longest time that one call of a tracker may take."""
 MOST_CHARACTERS = 500
-"""Of a tracker's words that are shown."""
+"""Longest part of a tracker's message that is shown."""
 PROJECT = "reason_llm"
 Values = dict[str, float]
 logger = logging.getLogger(__name__)
@@ -51,8 +50,8 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"log.trackers={name}: {name} is not installed; pip install -e '.[trackers]', or "
-                "leave it out"
+                f"log.trackers={name}: {name} is not installed; "
+                f"{installation.install('trackers')}, or leave it out"
             )
 
 
@@ -63,7 +62,7 @@ class Tracker(Protocol):
     """How the user looks at them: a command or an address."""
 
     last_step: int
-    """Of the last record that is there already; -1 for none."""
+    """Step of the last record that the tracker already has; -1 for none."""
 
     def write(self, step: int, values: Values) -> None:
         """Add a record."""
@@ -98,7 +97,7 @@ class Trackers:
             self.write(record)
 
     def write(self, record: Record) -> None:
-        """Give a record to each tracker that does not have it."""
+        """Give a record to each tracker that does not have it yet."""
         step, values = int(record["step"]), tree_without_secrets(_numbers(record))
         for name, tracker in list(self._trackers.items()):
             if step > tracker.last_step:
@@ -108,18 +107,13 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let the trackers write the rest."""
+    def __exit__(self, *error: object) -> None:
+        """Let the trackers write what they still hold."""
         for name, tracker in list(self._trackers.items()):
             self._call(name, tracker.close)
 
     def _call(self, name: str, call: Callable[[], T]) -> T | None:
-        """What the call gives; a tracker that fails or hangs is dropped."""
+        """Result of the call; a tracker that fails or hangs is dropped."""
         try:
             return within(LIMIT_SECONDS, "a call", call)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a library raises)
@@ -204,6 +198,8 @@ class Wandb:
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
+            x_service_wait=LIMIT_SECONDS,
+            init_timeout=LIMIT_SECONDS,
         )
         self._run = wandb.init(
             project=project_of(config, os.environ.get("WANDB_PROJECT")),
@@ -221,7 +217,8 @@ class Wandb:
             self.opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / synced.name))}"
             for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
                 if folder.name != synced.name:
-                    shutil.rmtree(folder)
+                    # The service of a killed run may still write there.
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, step: int, values: Values) -> None:
         """See ``Tracker.write``."""

@@ -37,11 +37,12 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
         watch = _Followed(shown, followers)
         summary = train(config, watch)
         folder = config.run.directory / str(config.run.name)
-        if watch.has_begun or not (folder / "curves.png").exists():
+        pages = [folder / "curves.png", folder / "report.html"]
+        if watch.has_begun or not all(page.exists() for page in pages):
             _write_curves(config, folder)
             for line in lines.of_summary(summary):
                 shown.line(line)
-            _write_report(folder, shown)
+            write_report_of(folder, shown)
     return summary
 
 
@@ -74,12 +75,12 @@ class _Followed:
         if self._alarms is None:
             return
         try:
-            found = self._alarms.take(record)
+            raised = self._alarms.take(record)
         except Exception as error:  # noqa: BLE001  (nothing wrong with an alarm may fail the run)
             logger.warning("no more alarms: %s: %s", type(error).__name__, one_line(error))
             self._alarms = None
             return
-        for title, finding in found:
+        for title, finding in raised:
             logger.warning(
                 "alarm at step %d: %s. %s %s",
                 *(record["step"], title, finding.text, finding.advice),
@@ -87,16 +88,17 @@ class _Followed:
 
 
 def _write_curves(config: Config, folder: Path) -> None:
-    sources = " + ".join(each.source for each in config.data.sources)
+    sources = " + ".join(source.source for source in config.data.sources)
     title = f"{config.run.name}: {config.method.name} on {sources}"
     picture = curves.draw_curves(metrics.read_all(folder), title, config.score.judged_by)
     write_atomically(folder / "curves.png", picture)
 
 
-def _write_report(folder: Path, shown: Watch) -> None:
-    """Write report.html after everything else. Nothing wrong with it may fail the run."""
+def write_report_of(folder: Path, shown: Watch) -> None:
+    """Write the report.html of a run or pipeline after everything else. Nothing wrong with it may
+    fail the run."""
     try:
-        (alarms,) = write_report([folder], folder / "report.html")
+        alarms = "; ".join(write_report([folder], folder / "report.html"))
     except Exception as error:  # noqa: BLE001
         logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
     else:

@@ -1,23 +1,21 @@
 """Every option of a run: one section a file, the file they are read from, the command line."""
 
 from reason_llm.config.algorithms import (
-    SURROGATES,
     Aggregation,
     Algorithm,
     Baseline,
     Correction,
     KLEstimator,
-    Ratio,
     Scale,
-    Surrogate,
     resolve,
 )
 from reason_llm.config.command_line import (
+    WITHOUT_CONFIG,
     CommandLine,
     Parser,
     Value,
     command,
-    parse_command_line,
+    config_of_line,
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
@@ -47,6 +45,7 @@ from reason_llm.config.sections import (
     TrainSection,
 )
 from reason_llm.config.stages import STAGES, CriticSection, Stage, StageName, SupervisedSection
+from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
 
@@ -58,6 +57,7 @@ __all__ = [
     "RIGHTNESS",
     "STAGES",
     "SURROGATES",
+    "WITHOUT_CONFIG",
     "AdapterSection",
     "Aggregation",
     "Algorithm",
@@ -78,7 +78,6 @@ __all__ = [
     "Pipeline",
     "PipelineStage",
     "PreferenceRow",
-    "Ratio",
     "RewardModelOptions",
     "RewardSpec",
     "Rows",
@@ -89,18 +88,19 @@ __all__ = [
     "Stage",
     "StageName",
     "SupervisedSection",
-    "Surrogate",
+    "Terms",
     "TrainSection",
     "Value",
     "changes",
     "command",
+    "config_of_line",
     "docstring",
     "load",
     "load_pipeline",
     "load_quick_start",
+    "masked_mean",
     "matching",
     "nearest",
-    "parse_command_line",
     "parse_training_line",
     "read_command_line",
     "resolve",

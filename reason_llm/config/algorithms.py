@@ -2,8 +2,8 @@
 and changes columns of it. Adding an algorithm is a row and a test.
 
 Nothing here loads torch. The maths of each column is in ``train.advantages`` (baseline, scale,
-normalization, KL in the reward) and ``train.losses`` (ratio, surrogate, aggregation, KL and entropy
-in the loss).
+normalization, KL in the reward), ``surrogates`` (surrogate and its columns) and ``train.losses``
+(aggregation, KL and entropy in the loss).
 
 Each row is its paper's form. Differs: ``gdpo`` and the ``reinforce_pp`` rows divide each completion
 by its length, as their equations do; code around them (TRL, verl and OpenRLHF as they come) takes
@@ -14,19 +14,18 @@ ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.surrogates import SURROGATES, SurrogateColumns
 from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Whole
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "whiten", "none"]
 Normalization = Literal["total", "per_reward"]
-Ratio = Literal["token", "sequence", "sequence_token"]
-Surrogate = Literal["clip", "reinforce", "cispo", "sapo", "gmpo", "vespo"]
 Aggregation = Literal["sequence_mean", "token_mean", "sequence_sum", "constant"]
 KLEstimator = Literal["none", "k1", "k2", "k3"]
 KLPlace = Literal["loss", "reward", "token_reward"]
@@ -36,18 +35,23 @@ Truncated = Literal["train", "leave_out"]
 Correction = Literal[
     "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
 ]
+if TYPE_CHECKING:
+    SurrogateName = str
+else:
+    _IDEAS = "; ".join(f"{name}: {each.idea}" for name, each in SURROGATES.items())
+    SurrogateName = Annotated[Literal[*SURROGATES], Field(description=f"{_IDEAS}.")]
 
 
 @row_of_table
-class Algorithm:
+class Algorithm(SurrogateColumns):
     """One row. A config may change every column but those in ``FIXED``."""
 
     idea: str
-    """In a few words."""
+    """The idea in a few words."""
     source: str
-    """Paper and equation."""
+    """The paper and its equation."""
     baseline: Baseline = "group_mean"
-    """Subtracted from each reward: the group's mean, the mean of its others (leave_one_out), or
+    """Subtracted from each reward: the group's mean, the others' mean (leave_one_out), or
     nothing."""
     scale: Scale = "group"
     """Divisor of the advantages. group, batch: standard deviation of the group or the step; whiten:
@@ -59,23 +63,7 @@ class Algorithm:
     each group with the highest rewards."""
     top_k: Whole = 0
     """Completions kept of each group, for keep: top_k."""
-    ratio: Ratio = "token"
-    """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
-    that value with each token's gradient (sequence_token)."""
-    surrogate: Surrogate = "clip"
-    """clip (PPO, GRPO), reinforce, cispo, sapo, gmpo or vespo."""
-    clip_low: NonNegative = 0.2
-    """The probability ratio is clipped below at 1 - clip_low (gmpo: its log at -clip_low)."""
-    clip_high: NonNegative = 0.2
-    """The probability ratio is clipped above at 1 + clip_high (gmpo: its log at clip_high)."""
-    delta: NonNegative = 0.0
-    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
-    dual_clip: NonNegative = 0.0
-    """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
-    temperature_positive: Positive = 1.0
-    """SAPO's gate for positive advantages."""
-    temperature_negative: Positive = 1.05
-    """SAPO's gate for negative advantages."""
+    surrogate: SurrogateName = "clip"
     aggregation: Aggregation = "token_mean"
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
     max_new_tokens)."""
@@ -86,19 +74,16 @@ class Algorithm:
     kl_coefficient: NonNegative = 0.0
     """Weight of that KL (beta)."""
     kl_place: KLPlace = "loss"
-    """loss: added to it; reward: subtracted from the completion's; token_reward: from each
-    token's."""
+    """loss: added; reward: subtracted from the completion's; token_reward: from each token's."""
     kl_reference: KLReference = "base"
-    """base: the base model; start: a frozen copy of the adapter in model.start, where there is
-    one."""
+    """base: the base model; start: a frozen copy of the adapter in model.start, if set."""
     kl_target: NonNegative = 0.0
     """KL of a completion, in nats, that the weight is adapted to after each step. 0: the weight
     stays. Source: arXiv:1909.08593 section 2.2."""
     kl_horizon: Count = 10_000
     """Rollouts over which the weight adapts."""
     entropy_coefficient: NonNegative = 0.0
-    """Weight of the entropy bonus: the mean entropy of the trained tokens, subtracted from the
-    loss. 0: none."""
+    """Weight of the trained tokens' mean entropy, which is subtracted from the loss. 0: none."""
     top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Train only this fraction of each optimizer batch's tokens, those with the highest entropy
     before the step. 1: all. Source: arXiv:2506.01939."""
@@ -142,17 +127,17 @@ class Algorithm:
 
     @property
     def needs_group(self) -> bool:
-        """Whether a single completion of a prompt has no advantage."""
+        """Whether the advantages need two or more completions of a prompt."""
         return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
 
     @property
     def compares_rewards_in_groups(self) -> bool:
-        """Whether the rewards of a group alone make its advantages."""
+        """Whether the advantages of a group depend on its rewards only."""
         return self.needs_group and not self.critic and not self.teacher
 
     @property
     def needs_whole_step(self) -> bool:
-        """Whether advantages are made from log-probs of all the step's rollouts."""
+        """Whether advantages depend on log-probs of all the step's rollouts."""
         return self.kl_place != "loss" or self.critic or self.teacher
 
 
@@ -255,27 +240,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SurrogateForm:
-    """What a surrogate reads; its function, which needs torch, is of the same name in
-    ``train.losses``, and its equation stands in docs/algorithms.md."""
-
-    columns: tuple[str, ...] = ()
-    """Columns that not every surrogate reads."""
-    weights_inside: bool = False
-    """Whether the importance weights are in its own ratio, and no factor beside it."""
-
-
-SURROGATES: dict[Surrogate, SurrogateForm] = {
-    "clip": SurrogateForm(("ratio", "clip_low", "clip_high", "delta", "dual_clip")),
-    "reinforce": SurrogateForm(),
-    "cispo": SurrogateForm(("ratio", "clip_low", "clip_high")),
-    "sapo": SurrogateForm(("ratio", "temperature_positive", "temperature_negative")),
-    "gmpo": SurrogateForm(("clip_low", "clip_high")),
-    "vespo": SurrogateForm(weights_inside=True),
-}
-
-
 FIXED = {"idea", "source", "critic", "teacher"}
 """Columns that a config may not change."""
 
@@ -304,9 +268,9 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
 
 def _ignored(row: Algorithm, overrides: dict[str, object]) -> Iterator[tuple[str, str, str]]:
     """(column, the option that makes it useless, the fix) for each override without effect."""
-    only_some = {column for form in SURROGATES.values() for column in form.columns}
+    only_some = {column for surrogate in SURROGATES.values() for column in surrogate.columns}
     for column in sorted(only_some & overrides.keys()):
-        surrogates = [name for name, form in SURROGATES.items() if column in form.columns]
+        surrogates = [name for name, each in SURROGATES.items() if column in each.columns]
         if row.surrogate not in surrogates:
             fix = f"leave it out, or set surrogate to {surrogates[0]}"
             yield column, f"algorithm.surrogate is {row.surrogate}", fix
@@ -354,8 +318,7 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      lambda row, given: row.dynamic_sampling == 1 and row.success_range is not None,
      "algorithm.dynamic_sampling is 1", "set algorithm.dynamic_sampling to 3"),
 )  # fmt: skip
-"""(column, whether this row ignores it, why, the fix), asked in order; ``given`` are the columns
-that the config names."""
+"""(column, whether the row ignores it, why, the fix), in order; ``given``: the config's columns."""
 
 CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.keep == "top_k" and row.top_k < 1,
@@ -407,7 +370,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
      "algorithm.success_range=[{row.success_range[0]}, {row.success_range[1]}] is empty; put the "
      "smaller number first"),
 )  # fmt: skip
-"""(whether this row contradicts itself, what the user is told)."""
+"""(whether the row contradicts itself, the message for the user)."""
 
 
 class _ChosenRow(ChosenRow):
@@ -419,8 +382,7 @@ class _ChosenRow(ChosenRow):
     gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
 
     def row(self) -> Algorithm:
-        """The table's row with this section's changes; ValueError if one of them would be
-        ignored."""
+        """The table's row with this section's changes; ValueError if one is ignored."""
         return resolve(self.name, self.changes)
 
 

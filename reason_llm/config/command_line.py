@@ -16,6 +16,7 @@ from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
     CHECKOUT,
     QUICK_START,
+    Mistakes,
     docstring,
     leaves,
     load,
@@ -25,7 +26,7 @@ from reason_llm.config.file import (
 )
 from reason_llm.config.score import RewardSpec
 from reason_llm.config.sections import Config
-from reason_llm.errors import ConfigError, one_line
+from reason_llm.errors import ConfigError, one_line, raise_all
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
 """Other names of options."""
@@ -97,39 +98,15 @@ class CommandLine:
         return self.values[name][0] if name in self.values else None
 
 
-def parse_command_line(
-    program: str,
-    description: str,
-    arguments: Sequence[str],
-    switches: Mapping[str, str],
-) -> tuple[Config, set[str]]:
-    """A positional config path (default: the quick start), then ``--section.key value`` for any
-    option; ``--help`` lists them all.
-
-    Values are read as YAML, as they would be in the file.
-
-    Args:
-        switches: what else may be asked for, with its help: ``{"plan": "print and stop"}``.
-
-    Returns:
-        The config, and the switches that were given.
-    """
-    what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(
-        program, description, what, arguments, switches, in_force=config_of_line
-    )
-    return config_of_line(line), line.given
-
-
-def config_of_line(line: CommandLine) -> Config:
-    """The config that a command line names, with its options.
+def config_of_line(line: CommandLine, mistakes: Mistakes | None = None) -> Config:
+    """The config that a command line names (default: the quick start), with its options.
 
     Raises:
         ConfigError: as ``load``.
     """
     if line.what is None:
-        return load_quick_start(line.overrides)
-    return load(Path(line.what), line.overrides)
+        return load_quick_start(line.overrides, mistakes)
+    return load(Path(line.what), line.overrides, mistakes)
 
 
 def read_command_line(
@@ -173,7 +150,32 @@ def read_command_line(
         )
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
-    for section, of_section in _by_section() if with_config else ():
+    if with_config:
+        _add_options_of_config(parser, here)
+    known, unknown = parser.parse_known_args(arguments)
+    options = [word for word in unknown if word.startswith("--")] or unknown[:1]
+    raise_all(_unknown(word, [*switches, *(values or {})], with_config) for word in options)
+    found = vars(known)
+    first = found.pop("what")
+    if with_config and first is not None and "=" in first and not Path(first).exists():
+        raise ConfigError(_of_another_form(first))
+    given = {name for name in switches if found.pop(name)}
+    own = {
+        name: value if isinstance(value, list) else [value]
+        for name in values or {}
+        if (value := found.pop(f"={name}", None)) is not None
+    }
+    overrides = {key: _value(key, text) for key, text in found.items()}
+    return CommandLine(first, overrides, given, own)
+
+
+def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
+    """Add every option of the config, by sections.
+
+    Args:
+        here: values in force, by dotted names, that the help shows beside the defaults.
+    """
+    for section, of_section in _by_section():
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in of_section:
             default = f"default: {_shown_default(option)}"
@@ -187,25 +189,15 @@ def read_command_line(
                 metavar=shown_type(option),
                 default=argparse.SUPPRESS,
             )
-    known, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        problem = f"unknown argument {unknown[0]!r}"
-        if not with_config:
-            raise ConfigError(f"{problem}; see --help for all options")
-        key = unknown[0].lstrip("-").split("=")[0]
-        raise ConfigError(unknown_key(key, problem, "--", [*switches, *(values or {})]))
-    found = vars(known)
-    first = found.pop("what")
-    if with_config and first is not None and "=" in first and not Path(first).exists():
-        raise ConfigError(_of_another_form(first))
-    given = {name for name in switches if found.pop(name)}
-    own = {
-        name: value if isinstance(value, list) else [value]
-        for name in values or {}
-        if (value := found.pop(f"={name}", None)) is not None
-    }
-    overrides = {key: _value(key, text) for key, text in found.items()}
-    return CommandLine(first, overrides, given, own)
+
+
+def _unknown(word: str, others: Sequence[str], with_config: bool) -> ConfigError:
+    """The error for an argument that is neither an option of the config nor one of the others."""
+    problem = f"unknown argument {word!r}"
+    if not with_config:
+        return ConfigError(f"{problem}; see --help for all options")
+    key = word.lstrip("-").split("=")[0]
+    return ConfigError(unknown_key(key, problem, "--", list(others)))
 
 
 def _of_another_form(word: str) -> str:

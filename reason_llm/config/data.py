@@ -16,7 +16,7 @@ RESERVED_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Names that are no arguments of a chat template, or are the caller's."""
+"""Names that arguments of a chat template may not have."""
 
 
 class Rows(Protocol):
@@ -32,7 +32,8 @@ class ColumnsSection(Section):
 
     prompt: str | None = None
     """Column of the question: text, one message or a list of messages; of rows of the form texts,
-    of the text. null: messages, question, problem or prompt; text."""
+    of the text. null: messages, question, problem, prompt or conversations;
+    text."""
     answer: str | None = None
     """Column of the gold answer; for a code reward, of the tests; of demonstrations and labels, of
     the completion. null: gt_answer, answer, solution or reward_model, of which what follows ####
@@ -43,8 +44,8 @@ class PassRateSection(Section):
     """Range of difficulty for training problems, by a number in each row."""
 
     column: str | None = None
-    """Column with the share of earlier attempts that were right, or any other measure. null: all
-    rows are taken."""
+    """Column with the part of earlier attempts that were right, or another number. null: all
+    rows."""
     min: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Rows below are dropped, in the column's own unit."""
     max: Annotated[float, Field(allow_inf_nan=False)] = 1.0
@@ -95,22 +96,20 @@ class DataSection(Section):
     """Training and evaluation sets, filters, prompts."""
 
     train: Sources
-    """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight} with several
-    of them."""
+    """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight}."""
     form: Literal["problems", "prompts", "demonstrations", "texts", "preferences", "labels"] = (
         "problems"
     )
     """What the training rows are. problems: a prompt and a gold answer (or tests). prompts: a
-    prompt alone, for rewards that need no gold answer. demonstrations: {prompt, completion} or
-    {messages}. texts: {text}. preferences: {prompt, chosen, rejected}, or {chosen, rejected} that
-    begin with the same messages. labels: {prompt, completion, label}."""
+    prompt alone, for rewards that need no gold answer. demonstrations: {prompt, completion},
+    {messages} or {conversations}. texts: {text}. preferences: {prompt, chosen, rejected}, or
+    {chosen, rejected} that begin alike. labels: {prompt, completion, label}."""
     split: str = "train"
     """Split of a Hub data set to train on; evaluation takes its test split."""
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
     columns_of: dict[str, ColumnsSection] = {}  # noqa: RUF012
-    """Column names of single sets, {file, Hub id or name in eval.sets: {prompt, answer}}, in the
-    place of columns."""
+    """Column names of single sets: {file, Hub id or name in eval.sets: {prompt, answer}}."""
     preprocess: str | None = None
     """A function of your own that each row of every set goes through as it is read,
     path/to/file.py:function: it takes the row as a dict and returns one, or None to drop it."""
@@ -201,7 +200,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _sources_differ(self) -> Self:
-        names = [each.source for each in self.sources]
+        names = [source.source for source in self.sources]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"data.train names {name} twice; give it one weight")

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -16,9 +16,10 @@ from reason_llm.config import other_names, yaml_text
 from reason_llm.config.sections import CHANGES, Config
 from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
-from reason_llm.errors import ConfigError, one_line
+from reason_llm.errors import ConfigError, ReasonError, one_line, raise_all
 from reason_llm.files import read_bounded
 
+Mistakes = list[ReasonError]
 MOST_CONFIG_BYTES = 1 << 18
 COMMAND_LINE = "command line"
 """What is to blame for an option that was given there, in place of a file."""
@@ -32,24 +33,33 @@ MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
 
-def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+def load(
+    path: Path, overrides: dict[str, Any] | None = None, mistakes: Mistakes | None = None
+) -> Config:
     """The config in the YAML file ``path`` with dotted ``overrides``, e.g.
     ``{"train.learning_rate": 1e-4}``.
 
+    Args:
+        mistakes: is given what is wrong, and the config is then that of all other options.
+
     Raises:
-        ConfigError: one line with the key, the value and the fix.
+        ConfigError: a line with the key, the value and the fix; further mistakes are its notes.
     """
-    return build(read_yaml(path), path, overrides or {})
+    return build(read_yaml(path), path, overrides or {}, mistakes)
 
 
-def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config:
-    """The config that ``tree`` holds, with dotted ``overrides``.
+def build(
+    tree: dict[str, Any], path: Path, overrides: dict[str, Any], mistakes: Mistakes | None = None
+) -> Config:
+    """The config that ``tree`` holds, with dotted ``overrides``. What is wrong is taken out of the
+    tree, so that what can be checked only without it is checked, too.
 
     Args:
         path: what to call it in an error; its stem is the run's name, unless there is one.
+        mistakes: as ``load``.
 
     Raises:
-        ConfigError: as ``load``.
+        ConfigError: as ``load``; with ``mistakes``, too, where no config is left.
     """
     if "stages" in tree:
         raise ConfigError(
@@ -64,13 +74,26 @@ def build(tree: dict[str, Any], path: Path, overrides: dict[str, Any]) -> Config
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
         tree["run"]["name"] = path.stem
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(_first_problem(error, str(path), overrides)) from error
+    told, gone, left = list[ReasonError](), set[str](), tree
+    while True:
+        try:
+            config = Config.model_validate(left)
+            break
+        except ValidationError as error:
+            found = list(_problems(error, str(path), overrides))
+            told += [ConfigError(line) for line, keys in found if line and not _overlap(keys, gone)]
+            gone |= {key for _, keys in found for key in keys}
+            before, left = left, _without(tree, gone - {"data.train"})
+            if left == before:
+                raise_all([*(mistakes or ()), *told])
+    if mistakes is None:
+        raise_all(told)
+    else:
+        mistakes += told
+    return config
 
 
-def load_quick_start(overrides: dict[str, Any]) -> Config:
+def load_quick_start(overrides: dict[str, Any], mistakes: Mistakes | None = None) -> Config:
     """The quick start with dotted ``overrides``; with a model or a training set among them a run of
     their own, in which every other option has its default.
 
@@ -81,15 +104,15 @@ def load_quick_start(overrides: dict[str, Any]) -> Config:
         ConfigError: as ``load``.
     """
     if overrides.keys() & {"model.path", "data.train"}:
-        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides)
+        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides, mistakes)
     bundled = _PACKAGE / "quickstart"  # in a wheel, made by setup.py; laid out as the repository
     home = bundled if bundled.is_dir() else CHECKOUT
     if QUICK_START.exists() or not (home / QUICK_START).is_file():
-        return load(QUICK_START, overrides)
+        return load(QUICK_START, overrides, mistakes)
     tree = read_yaml(home / QUICK_START)
     for section, name in (("model", "path"), ("data", "train"), ("data", "eval")):
         tree[section][name] = str(home / tree[section][name])
-    return build(tree, home / QUICK_START, overrides)
+    return build(tree, home / QUICK_START, overrides, mistakes)
 
 
 def to_yaml(config: Config) -> str:
@@ -218,14 +241,56 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def _first_problem(error: ValidationError, path: str, overrides: dict[str, Any]) -> str:
-    """First problem of a failed validation: where, key, value, fix."""
-    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    key = _key(first["loc"])
-    problem = _problem(first, [e for e in error.errors() if _key(e["loc"]) == key])
-    named = set(_OPTION.findall(problem)) | {key}
-    if any(f"{each}.".startswith(f"{name}.") for name in overrides for each in named):
-        path = COMMAND_LINE
+def _problems(
+    error: ValidationError, path: str, overrides: dict[str, Any]
+) -> Iterator[tuple[str, set[str]]]:
+    """Each problem of a failed validation as a line, with the options that are in it."""
+    by_key: dict[str, list[Any]] = {}
+    for each in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
+        by_key.setdefault(_key(each["loc"]), []).append(each)
+    before = ""
+    for key, same in by_key.items():
+        if same[0]["type"] == "missing" and f"did you mean {key}?" in before:
+            yield "", {key}  # it is misspelt
+            continue
+        for problem in _problem(same[0], same).split("\n"):
+            named = {key, *_OPTION.findall(problem)} - {""}
+            line = _line(
+                same[0], key, problem, COMMAND_LINE if _overlap(overrides, named) else path
+            )
+            before += line
+            is_of_options = same[0]["type"] == "value_error" and key in ("", *Config.model_fields)
+            yield line, named - {key} if is_of_options else {key}
+
+
+def _overlap(keys: Iterable[str], others: Collection[str]) -> bool:
+    """Whether one of the keys is in one of the others, or is one."""
+    return any(f"{other}.".startswith(f"{key}.") for key in keys for other in others)
+
+
+def _without(tree: Any, keys: Collection[str]) -> Any:
+    """A copy of the sections without these options and items of lists."""
+    if isinstance(tree, list):
+        named = [(str(number), value) for number, value in enumerate(tree)]
+        return [_without(value, _inner(name, keys)) for name, value in named if name not in keys]
+    if not isinstance(tree, dict):
+        return tree
+    # A name or a function in the place of a list of one goes as that one.
+    return {
+        name: _without(value, inner)
+        for name, value in tree.items()
+        if name not in keys
+        and not ("0" in (inner := _inner(str(name), keys)) and not isinstance(value, list | dict))
+    }
+
+
+def _inner(name: str, keys: Collection[str]) -> set[str]:
+    """What of the keys is within this one."""
+    return {key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")}
+
+
+def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
+    """Where, key, value, fix."""
     # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
     options = dict(leaves(Config))
     option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
@@ -276,7 +341,8 @@ def _key(places: tuple[int | str, ...]) -> str:
 
 
 _BRANCHES = {"str", "int", "float", "bool", "list"}
-_OPTION = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
+_OPTION = re.compile(r"[a-z_]+(?:\.[a-z_]+)+|\bstage(?==)|(?<=the )[a-z]+(?= section)")
+"""An option or a section in a message of ours."""
 
 
 def _shown(value: Any) -> str:

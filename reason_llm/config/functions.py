@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 PYTHON = "python:"
-"""What the config names so was given in Python: a function, or rows."""
+"""Prefix in the config of functions and rows that were given in Python."""
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -1,5 +1,4 @@
-"""What options of TRL, Unsloth and verl are called here (``other_names.yaml``), for whoever types
-their names."""
+"""Our names of the options of TRL, Unsloth and verl (``other_names.yaml``), for error messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ class Equivalent:
 
     whose: str
     options: tuple[str, ...]
-    """Ours; none where there is nothing to set."""
+    """Our option; empty where there is nothing to set."""
     note: str = ""
     """How the values differ, or why there is nothing to set."""
 

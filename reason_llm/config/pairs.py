@@ -1,5 +1,5 @@
-"""Which of the saved rollouts become rows to learn from: options of the command ``pairs`` and of a
-pipeline's ``pairs_of``."""
+"""The choice of rollouts that become rows: options of ``pairs`` and of a pipeline's
+``pairs_of``."""
 
 from typing import Annotated, Literal, get_args
 
@@ -15,7 +15,7 @@ WAYS: dict[PairForm, tuple[str, ...]] = {
     "labels": ("threshold",),
     "demonstrations": ("threshold", "best"),
 }
-"""What ``by`` may be for rows of each form, the usual first."""
+"""Values of ``by`` for each form of rows, the default first."""
 
 
 class PairsSection(Section):
@@ -27,7 +27,7 @@ class PairsSection(Section):
     right ones. all: each right completion with each wrong one. best: the best completions, right or
     not. null: best_worst for preferences, else threshold."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """The reward from which on a completion is right."""
+    """Completions with at least this reward are right."""
     min_margin: NonNegative = 0.0
     """Pairs whose rewards are less than this apart are left out; equal ones always are."""
     per_prompt: Count | None = None

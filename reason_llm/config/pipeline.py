@@ -7,8 +7,8 @@ beginning from earlier ones.
       rm: {stage: reward, from: sft, data: {train: preferences.jsonl}}
       ppo: {from: sft, critic: {start: {stage: rm}}, algorithm: {name: ppo}, ...}
 
-A stage's sections are merged into the shared ones, option by option; a list takes the other's
-place, and a section that is null begins anew. ``from: sft`` is ``model.start`` with the adapter of
+A stage's sections are merged into the shared ones, option by option; a list replaces the shared
+list, and a null removes the shared section. ``from: sft`` is ``model.start`` with the adapter of
 that run, and ``{stage: rm}`` stands for the folder of its adapter wherever an option takes one.
 ``data.train: {pairs_of: STAGE}``, with the options of the command pairs, are rows that are written
 from the rollouts of that stage. The runs live in <run.directory>/<pipeline>/<stage>/.
@@ -22,8 +22,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reason_llm.config.command_line import WITHOUT_CONFIG, config_of_line, read_command_line
-from reason_llm.config.file import build, read_yaml
+from reason_llm.config import installation
+from reason_llm.config.command_line import (
+    WITHOUT_CONFIG,
+    CommandLine,
+    config_of_line,
+    read_command_line,
+)
+from reason_llm.config.file import Mistakes, build
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.sections import Config
 from reason_llm.config.stages import READ_BY, STAGES, usual_form
@@ -40,11 +46,11 @@ class RowsOfRollouts:
     """Rows that are written from the rollouts of earlier stages before a stage begins."""
 
     sources: tuple[str, ...]
-    """Stages."""
+    """The stages whose rollouts are used."""
     form: PairForm
     section: PairsSection
     path: Path
-    """Where they are written."""
+    """The file of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,12 @@ class PipelineStage:
 
     @property
     def folder(self) -> Path:
-        """The run's."""
+        """The folder of the stage's run."""
         return self.config.run.directory / self.name
 
     @property
     def begins_anew(self) -> bool:
-        """Whether a run that is there is moved aside (``run.resume: never``)."""
+        """Whether an earlier run of the stage is moved aside (``run.resume: never``)."""
         return self.config.run.resume == "never"
 
 
@@ -97,35 +103,47 @@ class Pipeline:
 
 
 def parse_training_line(
-    program: str, description: str, arguments: Sequence[str], switches: Mapping[str, str]
+    program: str,
+    description: str,
+    arguments: Sequence[str],
+    switches: Mapping[str, str],
+    mistakes: Mistakes,
 ) -> tuple[Config | Pipeline, set[str]]:
-    """As ``parse_command_line``; the config may be a pipeline, of which ``--stage`` names one
-    stage.
+    """A positional config path (default: the quick start), then ``--section.key value`` for any
+    option, read as YAML. The config may be a pipeline, of which ``--stage`` names one stage;
+    ``mistakes`` are given what is wrong in its options, as by ``load``.
 
     Returns:
         The config or pipeline, and the switches that were given.
     """
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(
-        program, description, what, arguments, switches, in_force=config_of_line
-    )
-    if line.what is not None and "stages" in read_yaml(Path(line.what)):
-        return load_pipeline(Path(line.what), line.overrides), line.given
-    return config_of_line(line), line.given
+    line = read_command_line(program, description, what, arguments, switches, in_force=_config_of)
+    if line.what is not None and "stages" in installation.read(Path(line.what)):
+        return load_pipeline(Path(line.what), line.overrides, mistakes), line.given
+    return _config_of(line, mistakes), line.given
 
 
-def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
+def _config_of(line: CommandLine, mistakes: Mistakes | None = None) -> Config:
+    if line.what is None:
+        return config_of_line(line, mistakes)
+    return installation.load(Path(line.what), line.overrides, mistakes)
+
+
+def load_pipeline(
+    path: Path, overrides: Mapping[str, Any], mistakes: Mistakes | None = None
+) -> Pipeline:
     """The pipeline in a YAML file.
 
     Args:
         overrides: dotted options for all stages that read them. ``stage`` names the only stage that
             is run, which alone takes the others; but for ``run.name``, the pipeline's, and
             ``run.directory``.
+        mistakes: as ``load``.
 
     Raises:
         ConfigError: one line with stage, key, value, fix.
     """
-    shared, options = read_yaml(path), dict(overrides)
+    shared, options = installation.read(path), dict(overrides)
     trees = shared.pop("stages")
     if not isinstance(trees, dict) or not trees or {*map(type, trees.values())} != {dict}:
         raise ConfigError(
@@ -133,7 +151,9 @@ def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
         )
     only = options.pop(STAGE, None)
     if only is not None and only not in trees:
-        raise ConfigError(f"--stage {only!r:.60} is none of {path}; {_nearest(str(only), trees)}")
+        raise ConfigError(
+            f"--stage {only!r:.60} is no stage of {path}; {_nearest(str(only), trees)}"
+        )
     run = _section(shared, "run")
     name = options.pop("run.name", None) or run.pop("name", None) or path.stem
     directory = options.pop("run.directory", None) or run.pop("directory", None) or "runs"
@@ -144,7 +164,8 @@ def load_pipeline(path: Path, overrides: Mapping[str, Any]) -> Pipeline:
     made: dict[str, PipelineStage] = {}
     for stage, tree in trees.items():
         its_own = options if only in (None, stage) else {}
-        made[stage] = _Builder(path, folder, stage, only, made, its_own).build(shared, tree)
+        builder = _Builder(path, folder, stage, only, made, its_own, mistakes)
+        made[stage] = builder.build(shared, tree)
     return Pipeline(path, tuple(made.values()), only)
 
 
@@ -166,17 +187,18 @@ def _check_overrides(path: Path, options: Tree, trees: Mapping[str, Tree], only:
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """What is known while a stage is built."""
+    """State while a stage is built."""
 
     path: Path
     folder: Path
-    """Of the pipeline's runs."""
+    """The folder of the pipeline's runs."""
     name: str
     only: str | None
     """As in the pipeline."""
     earlier: Mapping[str, PipelineStage]
     overrides: Tree
     """Options of the command line for this stage."""
+    mistakes: Mistakes | None
 
     def build(self, shared: Tree, own: Tree) -> PipelineStage:
         """The stage whose sections are ``own``, over the ``shared`` ones.
@@ -216,14 +238,14 @@ class _Builder:
                 for key, value in overrides.items()
                 if not any(f"{key}.".startswith(f"{name}.") for name in ignored)
             }
-        config = build(tree, Path(self._place), overrides)
+        config = build(tree, Path(self._place), overrides, self.mistakes)
         if self.only is None:  # a stage that is run alone finds the files of earlier ones
             self._check_reward_models(config)
         return PipelineStage(self.name, config, start, adapters, rows)
 
     @property
     def _place(self) -> str:
-        """What an error calls the stage."""
+        """Name of the stage in error messages."""
         return f"{self.path}, stage {self.name}"
 
     def _error(self, problem: str) -> ConfigError:
@@ -271,7 +293,7 @@ class _Builder:
             )
 
     def _resolved(self, tree: Tree) -> Iterator[str]:
-        """Put paths in the place of ``{stage: NAME}``, and tell the names."""
+        """Replace each ``{stage: NAME}`` by a path, and yield the names."""
         for key, value in _mappings(tree):
             for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, dict) and set(inner) == {STAGE}:
@@ -281,7 +303,7 @@ class _Builder:
                     yield stage
 
     def _rows(self, tree: Tree) -> RowsOfRollouts | None:
-        """Rows of ``data.train: {pairs_of: ...}``, whose place is put there."""
+        """Rows of ``data.train: {pairs_of: ...}``, which is replaced by their path."""
         data = _section(tree, "data")
         train = data.get("train")
         if not isinstance(train, dict) or PAIRS_OF not in train:
@@ -315,8 +337,8 @@ class _Builder:
         return RowsOfRollouts(tuple(sources), form, section, path)
 
     def _check_source(self, source: Any) -> None:
-        """Check that a stage keeps the rollouts of all its steps. One that has ended says so by
-        its files."""
+        """Check that a stage keeps all its rollouts. A stage that has ended shows it by its
+        files."""
         self._check_stage(f"data.train.{PAIRS_OF}", source)
         config = self.earlier[source].config
         if not config.samples:
@@ -335,7 +357,7 @@ class _Builder:
 
 
 def _mappings(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every mapping and list within the sections, with what stands before its keys."""
+    """Every mapping and list within the sections, with the prefix of its keys."""
     children = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for name, value in children:
         if isinstance(value, dict | list):
@@ -345,26 +367,25 @@ def _mappings(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _without(tree: Tree, keys: Collection[str]) -> Tree:
     """A copy of a tree without these keys, which are dotted."""
-    found = deepcopy(tree)
+    copy = deepcopy(tree)
     for key in keys:
         section, _, option = key.partition(".")
-        _section(found, section).pop(option, None) if option else found.pop(section, None)
-    return found
+        _section(copy, section).pop(option, None) if option else copy.pop(section, None)
+    return copy
 
 
 def _merged(shared: Tree, own: Tree) -> Tree:
-    """``own`` over ``shared``, mapping by mapping; a null takes away what is shared."""
-    found = dict(shared)
+    """``own`` merged over ``shared``; a null removes the shared value."""
+    merged = dict(shared)
     for key, value in own.items():
-        before = found.get(key)
+        before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
-        found[key] = _merged(before, value) if both else deepcopy(value)  # type: ignore[arg-type]
-    return found
+        merged[key] = _merged(before, value) if both else deepcopy(value)  # type: ignore[arg-type]
+    return merged
 
 
 def _section(tree: Tree, name: str) -> Tree:
-    """The section of a tree, made if it is not there; one that is no section is left for the check
-    of the whole."""
+    """The section of a tree, created if missing; a wrong value is left for the later check."""
     section = tree.get(name)
     if section is None:
         section = tree[name] = {}

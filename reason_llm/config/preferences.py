@@ -24,15 +24,16 @@ class PreferenceRow:
     """One row. A config may change every column but those in ``FIXED``."""
 
     idea: str
-    """In a few words."""
+    """The idea in a few words."""
     source: str
-    """Paper and equation."""
+    """The paper and its equation."""
     loss: PreferenceLoss = "sigmoid"
     beta: Positive = 0.1
     """How far the policy may go from the reference: larger stays nearer. (orpo: the weight of the
     odds; ipo: tau; simpo: the scale of the mean log-probs.)"""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of pairs whose sides are taken to be swapped."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of pairs whose sides are taken to be swapped. One half and more would turn the loss
+    against the chosen side."""
     margin: NonNegative = 0.0
     """simpo: the margin gamma by which the chosen side must be ahead."""
     normalize_length: bool = False
@@ -125,11 +126,6 @@ def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
                 f"preference.{column}={overrides[column]} would be ignored because "
                 f"preference.name is {name}; leave it out"
             )
-    if row.loss == "robust" and not row.label_smoothing < 0.5:
-        raise ValueError(
-            f"preference.label_smoothing={row.label_smoothing} must be below 0.5 for {name}, which "
-            "divides by 1 - 2 of it"
-        )
     return row
 
 

@@ -13,11 +13,11 @@ from reason_llm.config.wrong_values import none_of
 Row = TypeVar("Row")
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def row_of_table(row: type[Row]) -> type[Row]:
     """Make a frozen dataclass, whose values pydantic checks."""
     settings = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    made: Any = dataclass(frozen=True, config=settings)(row)
+    made: Any = dataclass(frozen=True, kw_only=True, config=settings)(row)
     return made  # type: ignore[no-any-return]
 
 
@@ -26,7 +26,7 @@ class ChosenRow(Section):
 
     TABLE: ClassVar[dict[str, Any]]
     OTHERS: ClassVar[set[str]] = {"name"}
-    """Options that are no columns."""
+    """Options of the section that are not columns of the row."""
     name: str
 
     @field_validator("name")
@@ -42,8 +42,7 @@ class ChosenRow(Section):
         return self.model_dump(exclude=self.OTHERS, exclude_none=True)
 
     def row(self) -> Any:
-        """The table's row with this section's changes; ValueError if one of them would be
-        ignored."""
+        """The table's row with this section's changes; ValueError if one is ignored."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -60,9 +59,15 @@ def with_columns(
 ) -> type[Chosen]:
     """The section with an option for each column that may be changed; null is the row's own."""
     types = get_type_hints(row, include_extras=True)
+    helps = {  # pydantic reads a docstring in the class that has the column, and not in a subclass
+        column: option.description
+        for table in reversed(row.__mro__[:-1])
+        for column, option in table.__pydantic_fields__.items()
+        if option.description
+    }
     options: dict[str, Any] = {
-        column: (types[column] | None, Field(None, description=option.description))
-        for column, option in row.__pydantic_fields__.items()
+        column: (types[column] | None, Field(None, description=helps.get(column)))
+        for column in row.__pydantic_fields__
         if column not in fixed
     }
     made = create_model(name, __base__=section, __module__=section.__module__, **options)

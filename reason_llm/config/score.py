@@ -15,20 +15,19 @@ from pydantic import (
 )
 
 from reason_llm.config.functions import name_of, source_digest
-from reason_llm.config.types import Positive, Section
+from reason_llm.config.types import ONE_IS_A_LIST, Positive, Section
 from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset(
     {"reward", "errors", "timeouts", "groups_without_signal_fraction", "first_reward_std"}
 )
-"""What stands in the metrics beside the rewards."""
+"""Names in the metrics that no reward may have."""
 
 
-RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction")
-"""Rewards that tell what is right."""
+RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction", "gym")
+"""Rewards that judge whether an answer is right."""
 GO_BY_FIRST = ("cosine", "length")
-"""Rewards that go by what the first one says is right (above 0), and give none where that gave
-none."""
+"""Rewards that depend on whether the first reward is above 0, and give none if it gave none."""
 SAYS_RIGHT = (*RIGHTNESS, "regex")
 """Built-in rewards by which those may go; the others are above 0 for wrong answers, too."""
 REWARD_MODEL = "reward_model"
@@ -104,7 +103,7 @@ class RewardSpec(Section):
     def _may_be_a_name_or_a_function(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self]
     ) -> Self:
-        """``boxed`` is ``{name: boxed}``, and a function in Python ``{custom: its name}``."""
+        """``boxed`` becomes ``{name: boxed}``; a Python function becomes ``{custom: its name}``."""
         if isinstance(value, str):
             return handler({"custom" if ".py:" in value else "name": value})
         function = value.get("custom") if isinstance(value, dict) else value
@@ -149,9 +148,11 @@ class RewardSpec(Section):
 class ScoreSection(Section):
     """How completions become rewards."""
 
-    rewards: Annotated[list[RewardSpec], Field(min_length=1)] = [RewardSpec(name="boxed")]  # noqa: RUF012
-    """List of {name, weight, options}; the total is the weighted sum. The first one also scores
-    evaluation."""
+    rewards: Annotated[list[RewardSpec], Field(min_length=1), ONE_IS_A_LIST] = [  # noqa: RUF012
+        RewardSpec(name="boxed")
+    ]
+    """List of {name, weight, options}, or one of them; the total is the weighted sum. The first one
+    also scores evaluation."""
     on_error: Literal["stop", "zero"] = "stop"
     """When a reward raises: stop with the rollout's id, or count 0 for it and warn."""
     timeout_seconds: Positive | None = None
@@ -170,7 +171,7 @@ class ScoreSection(Section):
         if rewards[0].name == REWARD_MODEL:
             raise ValueError(
                 f"begins with the reward model {names[0]}, and the first reward judges evaluation; "
-                "put a reward that judges answers first, with weight 0 if it is not to be paid"
+                "put a reward that judges answers first, with weight 0 if it only evaluates"
             )
         first, names_of = rewards[0].name, [reward.name for reward in rewards]
         is_form = first is not None and first not in SAYS_RIGHT
@@ -179,8 +180,8 @@ class ScoreSection(Section):
                 first if first in GO_BY_FIRST else next(n for n in names_of if n in GO_BY_FIRST)
             )
             raise ValueError(
-                f"begins with {first}, and {by_first} takes for right what the first reward gives "
-                "more than 0; put one first that says what is right, such as boxed"
+                f"begins with {first}, and {by_first} takes answers as right if the first reward "
+                "is above 0; put a reward first that judges what is right, such as boxed"
             )
         if taken := TAKEN.intersection(names):
             name = min(taken)

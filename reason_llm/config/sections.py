@@ -5,7 +5,7 @@ turns that into one line. Reward names are checked in ``score``, templates in ``
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -39,13 +39,13 @@ from reason_llm.config.types import (
 )
 
 SHARED_BUFFER = Path("data/buffer.json")
-"""Buffer of the quick start."""
+"""Buffer of the runs that name none."""
 HEAD = "lm_head"
-"""What nearly every causal language model of Transformers calls its output head."""
+"""Usual name of the output head in causal language models of Transformers."""
 
 
 SHARDS = 8
-"""Of a run with replicas that says nothing else."""
+"""Default number of shards of a run with replicas."""
 
 
 class RunSection(Section):
@@ -128,8 +128,8 @@ class RunSection(Section):
         for name, count in (("replicas", self.replicas), ("samplers", self.samplers)):
             if count != "auto" and count > self.shards:
                 raise ValueError(
-                    f"run.{name}={count} contradicts run.shards={self.shards}: one without a shard "
-                    f"has nothing to do; set run.shards to {count} or more, or lower run.{name}"
+                    f"run.{name}={count} contradicts run.shards={self.shards}: each needs a "
+                    f"shard; set run.shards to {count} or more, or lower run.{name}"
                 )
         if self.replicas == 1 and not self.samplers and self.ray is not None:
             raise ValueError(
@@ -157,7 +157,7 @@ class RunSection(Section):
 
     @property
     def buffer_path(self) -> Path:
-        """``buffer``; the shared one where it is left out."""
+        """``buffer``, or if it is null the shared one."""
         return SHARED_BUFFER if self.buffer is None else self.buffer
 
 
@@ -192,7 +192,7 @@ class ModelSection(Section):
     path: str = "model/tiny"
     """A folder or a Hub id."""
     trust_remote_code: bool = False
-    """true: run Python code that comes with the model, with all rights of yours. Such a model is
+    """true: run Python code that comes with the model, with all your rights. Such a model is
     sampled with transformers. false: a model that needs it is refused."""
     allow_pickle: bool = False
     """true: take pickled weights (pytorch_model.bin), as plain tensors, where there are no
@@ -209,6 +209,10 @@ class ModelSection(Section):
     bitsandbytes. none: the base as dtype says."""
     context_tokens: Count | None = None
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
+    deterministic: bool = False
+    """true: the same step gives the same bits on a GPU, as it does on a CPU anyway: deterministic
+    operators while learning, vLLM's sampling that does not depend on the batch. Never run on a GPU,
+    nor its cost measured."""
     start: Path | None = None
     """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
     adapter: AdapterSection = AdapterSection()
@@ -226,8 +230,7 @@ class SampleSection(Section):
     completions_per_prompt: Count = 8
     """Completions of each prompt: the size G of a group."""
     prompts_per_wave: Count | None = None
-    """Prompts sampled between two writes of the buffer. null: as many as fit into memory
-    together."""
+    """Prompts sampled between two writes of the buffer. null: as many as fit into memory."""
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -245,6 +248,21 @@ class SampleSection(Section):
     ] = []  # noqa: RUF012
     """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
     list, such as [</answer>]. They hold in evaluation and in the chat, too."""
+    environment: str | None = None
+    """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
+    are tools that the model may call (docs/environments.md). It runs in this process: it is your
+    own code. null: one answer and no more."""
+    turns: Count = 8
+    """Most turns of the model in an environment. All of them and the replies to them have at most
+    sample.max_new_tokens together."""
+    turn_tokens: Count | None = None
+    """Longest turn, in tokens. null: as long as max_new_tokens leaves."""
+    reply_tokens: Count = 512
+    """Longest reply of an environment or a tool, in tokens; a longer one loses its middle."""
+    tool_calls_per_turn: Count = 4
+    """Most calls of tools in a turn; the model is told of those that were not made."""
+    environment_seconds: Positive = 10.0
+    """What one call of an environment may take."""
 
     @property
     def is_filtered(self) -> bool:
@@ -273,8 +291,8 @@ class TrainSection(Section):
     run.steps; the others are polynomial, inverse_sqrt, cosine_with_restarts, cosine_with_min_lr and
     warmup_stable_decay."""
     schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
-    """What Transformers' schedule of that name takes, such as {num_cycles: 3}, {min_lr_rate: 0.1}
-    or {num_decay_steps: 20}."""
+    """Options of Transformers' schedule of that name, such as {num_cycles: 3} or {min_lr_rate:
+    0.1}."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
@@ -292,8 +310,7 @@ class TrainSection(Section):
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
-    """Tokens of one forward and backward pass, padding included. It changes memory and speed, never
-    the gradient."""
+    """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
     """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
     end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
@@ -324,8 +341,7 @@ class EvalSection(Section):
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
     keep_completions: bool = True
-    """Keep the completions of every evaluation with their scores, compressed, in
-    <run>/evaluations/."""
+    """Keep completions and scores of every evaluation, compressed, in <run>/evaluations/."""
 
     @field_validator("sets")
     @classmethod
@@ -352,8 +368,8 @@ class LogSection(Section):
     """Console and trackers."""
 
     console: Literal["auto", "plain", "quiet"] = "auto"
-    """auto: live on a terminal, plain lines elsewhere; plain: always lines; quiet: warnings and
-    errors only."""
+    """auto: live on a terminal, lines elsewhere; plain: always lines; quiet: only warnings,
+    errors."""
     project: str | None = None
     """Project of the run in wandb and trackio. null: WANDB_PROJECT of the environment for wandb,
     else reason_llm."""
@@ -443,7 +459,7 @@ class Config(Section):
 
     @property
     def of_stage(self) -> Stage:
-        """What is known of the run's stage."""
+        """The table's entry for the run's stage."""
         return STAGES[self.stage]
 
     @property
@@ -462,7 +478,7 @@ class Config(Section):
 
     @property
     def samples(self) -> bool:
-        """Whether the stage draws rollouts."""
+        """Whether the stage samples rollouts."""
         return self.of_stage.samples
 
     @property
@@ -477,8 +493,8 @@ class Config(Section):
 
     @property
     def prompting_reward(self) -> str:
-        """Reward whose system prompt ``data.system_prompt=auto`` takes: the first one; empty where
-        no completion is judged."""
+        """The first reward, whose prompt ``data.system_prompt=auto`` takes; empty without
+        judging."""
         return self.score.rewards[0].kind if self.judges_answers else ""
 
     @property
@@ -507,17 +523,16 @@ class Config(Section):
     def roles(self) -> list[str]:
         """Roles beside the policy's that have an adapter of their own."""
         row = self.algorithm.row()
-        found = ["start"] if self.compares_with_start else []
+        roles = ["start"] if self.compares_with_start else []
         if self.samples and row.critic:
-            found.append("critic")
+            roles.append("critic")
         if self.samples and row.teacher and self.teacher.adapter is not None:
-            found.append("teacher")
-        return [*found, *self.reward_adapters]
+            roles.append("teacher")
+        return [*roles, *self.reward_adapters]
 
     @property
     def reward_models(self) -> dict[str, RewardModelOptions]:
-        """Reward models that the run asks, by the key of their reward: none where saved rollouts
-        have all their rewards."""
+        """Reward models that the run uses, by reward; none if saved rollouts have all rewards."""
         asks = self.samples and self.run.from_buffer is None
         return self.score.reward_models if asks else {}
 
@@ -547,11 +562,10 @@ class Config(Section):
 
     @property
     def units(self) -> str:
-        """``units_per_step`` and what makes them, for a reader."""
+        """``units_per_step`` and its factors, for messages."""
         if self.samples:
-            return (
-                f"sample.prompts_per_step * completions_per_prompt = {self.units_per_step} rollouts"
-            )
+            made_of = "sample.prompts_per_step * sample.completions_per_prompt"
+            return f"{made_of} = {self.units_per_step} rollouts"
         return f"train.rows_per_step = {self.units_per_step} rows"
 
     @property
@@ -569,7 +583,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _form_follows_from_the_stage(cls, values: Any) -> Any:
-        """A data section that names no form has the stage's."""
+        """Give a data section without a form the stage's usual form."""
         if not isinstance(values, dict):
             return values
         data, form = (
@@ -581,31 +595,29 @@ class Config(Section):
         return values
 
     @model_validator(mode="after")
-    def _every_section_is_read(self) -> Self:
+    def _options_agree(self) -> Self:
         row = self.algorithm.row()
+        found = [text.format(c=self, row=row) for is_so, text in CONTRADICTIONS if is_so(self, row)]
+        if found := [*self._unread_sections(row), *found]:
+            raise ValueError("\n".join(found))
+        return self
+
+    def _unread_sections(self, row: Algorithm) -> Iterator[str]:
+        """A line for each section with options that the run does not read."""
         for name, stages in READ_BY.items():
             section = getattr(self, name)
             if section == type(section)():
                 continue
             if self.stage not in stages:
-                raise ValueError(
+                yield (
                     f"the {name} section contradicts stage={self.stage}, which does not read it; "
                     f"leave it out, or set stage to {stages[0]}"
                 )
-            if name in ("critic", "teacher") and not getattr(row, name):
-                raise ValueError(
+            elif name in ("critic", "teacher") and not getattr(row, name):
+                yield (
                     f"the {name} section contradicts algorithm.name={self.algorithm.name}, which "
                     f"has no {name}; leave it out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _options_agree(self) -> Self:
-        row = self.algorithm.row()
-        for contradicts, message in CONTRADICTIONS:
-            if contradicts(self, row):
-                raise ValueError(message.format(c=self, row=row))
-        return self
 
 
 CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
@@ -626,6 +638,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
+    (lambda c, row: c.sample.environment is None and any(
+        spec.kind == "environment" for spec in c.score.rewards
+     ),
+     "score.rewards has environment and sample.environment=null: nothing would give it; set "
+     "sample.environment to path/to/file.py:Class"),
+    (lambda c, row: c.sample.environment is not None and c.run.max_staleness > 0,
+     "sample.environment={c.sample.environment} contradicts run.max_staleness="
+     "{c.run.max_staleness}: no steps are sampled ahead in an environment; leave it out"),
     (lambda c, row: c.of_stage.scores and bool(c.evaluation_sets),
      "data.eval contradicts stage={c.stage}, whose model writes no answers; give held-out "
      "preferences as eval.rows"),
@@ -637,7 +657,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "begins from; set model.start to one, or leave the option out for the base"),
     (lambda c, row: row.teacher and c.teacher.adapter is None and c.teacher.prompt is None,
      "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, or "
-     "teacher.prompt to what the base is told and the student is not"),
+     "teacher.prompt to a prompt that tells the base more than the student"),
     (lambda c, row: row.critic and c.has_steps and c.critic.warmup_steps >= c.run.steps,
      "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
      "would never learn; set it below"),
@@ -649,7 +669,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         c.stage == "rl" and c.sample.rollouts_per_step < 2
         and row.scale != "none" and row.kl_place != "token_reward"
      ),
-     "sample.prompts_per_step * completions_per_prompt = 1 contradicts algorithm.scale="
+     "sample.prompts_per_step * sample.completions_per_prompt = 1 contradicts algorithm.scale="
      "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
     (lambda c, row: row.max_ratio > 0 and c.train.epochs * c.train.optimizer_steps == 1,
      "algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
@@ -660,7 +680,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "{c.sample.completions_per_prompt}; set it to that or less"),
     (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
      "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
-     "score.rewards, which scores when all is sampled; set dynamic_sampling to 1, or leave the "
+     "score.rewards, which scores after all is sampled; set dynamic_sampling to 1, or leave the "
      "reward model out"),
     (lambda c, row: c.sample.is_filtered and row.correction not in ("auto", "none"),
      "algorithm.correction={row.correction} contradicts sample.top_p, top_k or min_p: the "
@@ -695,14 +715,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "{c.train.optimizer_steps} leaves one row to an optimizer batch, and {c.preference.name} "
      "compares each row with another one; set rows_per_step to twice the optimizer_steps or more"),
     (lambda c, row: c.has_steps and 0 < c.policy_optimizer_steps <= c.train.warmup_steps,
-     "train.warmup_steps={c.train.warmup_steps} contradicts the policy's "
-     "{c.policy_optimizer_steps} optimizer steps: the learning rate would never be reached; set it "
-     "below"),
+     "train.warmup_steps={c.train.warmup_steps} contradicts run.steps={c.run.steps}, in which the "
+     "policy has {c.policy_optimizer_steps} optimizer steps: the learning rate would never be "
+     "reached; set it below"),
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
 )  # fmt: skip
-"""(whether the options contradict each other, what the user is told), asked in order. ``row`` is
+"""(whether the options contradict each other, what the user is told). ``row`` is
 the algorithm's, of stages that do not read it the default."""
 
 CHANGES: dict[str, Literal["free", "warn"]] = {
@@ -720,6 +740,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
+            "model.deterministic",
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
             *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
             "data.columns_sha256",  # what the rewards read beside the answer

@@ -18,14 +18,14 @@ class Method:
 
     name: str
     idea: str
-    """In a few words."""
+    """The idea in a few words."""
     source: str
-    """Paper and equation."""
+    """The paper and its equation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage learns from. Its objective is in ``run.learners``."""
+    """What a stage learns from. Its objective is in ``train.stages``."""
 
     forms: tuple[str, ...]
     """What its training rows may be, the usual first."""
@@ -107,8 +107,7 @@ READ_BY = readers()
 
 
 def usual_form(stage: Any, preference: Any) -> Any:
-    """The form of the training rows by the stage and the section preference, which are not checked
-    yet; None for no stage."""
+    """The form of the training rows, from an unchecked stage and section; None for no stage."""
     name = preference.get("name") if isinstance(preference, dict) else None
     if stage not in [*STAGES]:  # it may be a list
         return None
@@ -130,8 +129,8 @@ class SupervisedSection(Section):
     condition_text: str = "{input} <rm_score>: {reward} "
     """How prompt and score are put together."""
     condition_target: str | None = None
-    """What evaluation, chat and evaluate ask for in the score's place. null: the best, which is
-    5.00, or the highest bin."""
+    """The score in prompts of evaluation and chat. null: the best, which is 5.00 or the highest
+    bin."""
 
     @model_validator(mode="after")
     def _condition_reads_every_option(self) -> Self:
@@ -193,9 +192,9 @@ class CriticSection(Section):
     def _a_reward_model_is_warmed_up(self) -> Self:
         if self.start is not None and self.warmup_steps == 0:
             raise ValueError(
-                f"critic.warmup_steps=0 contradicts critic.start={self.start}: a reward model's "
-                "values of unfinished answers are not forecasts yet; set warmup_steps to 1 or "
-                "more, such as 10"
+                f"critic.warmup_steps=0 contradicts critic.start={self.start}: a reward model "
+                "must first learn the values of unfinished answers; set warmup_steps to 1 or more, "
+                "such as 10"
             )
         return self
 

@@ -10,11 +10,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, strict=True)]
-ONE_IS_A_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+ONE_IS_A_LIST = BeforeValidator(
+    lambda value: [value] if isinstance(value, str | Mapping) or callable(value) else value
+)
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys, docstrings as descriptions."""
+    """Base of every section: frozen, without unknown keys, with docstrings as descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in the words of a reader and not of the library that found it."""
+"""Messages about wrong values, in words for users and not those of pydantic."""
 
 import difflib
 import re
@@ -22,7 +22,7 @@ def wrong(problem: Mapping[str, Any]) -> str:
 
 
 def literals(problem: Mapping[str, Any]) -> list[str]:
-    """The names of which a value must be one; empty for another kind of error."""
+    """The allowed names of a value; empty for another kind of error."""
     if problem["type"] != "literal_error":
         return []
     return str(problem["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
@@ -37,6 +37,6 @@ def none_of(value: Any, names: Iterable[str]) -> str:
 
 
 def nearest(value: Any, names: Iterable[str]) -> str | None:
-    """The name that is spelled nearly as the value is; None without one."""
+    """The name with the most similar spelling; None if no name is similar."""
     near = difflib.get_close_matches(str(value)[:100].lower(), list(names), n=1)
     return near[0] if near else None

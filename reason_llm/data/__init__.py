@@ -1,23 +1,31 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
 from reason_llm.data.conditioning import Conditioning, read as read_conditioning
-from reason_llm.data.forms import Messages
-from reason_llm.data.load import load_data, load_evaluation, renderer_of
+from reason_llm.data.forms import SIDES, Messages
+from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer, order
+from reason_llm.data.rows import GYM, gym_tasks
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
+from reason_llm.data.tools import calls_of, environment_class, tool_methods
 
 __all__ = [
+    "GYM",
+    "SIDES",
     "Conditioning",
     "Data",
     "DataSet",
     "Messages",
     "Renderer",
+    "calls_of",
     "chat_template",
     "check_ends",
+    "check_files",
+    "environment_class",
+    "gym_tasks",
     "load_data",
     "load_evaluation",
     "load_function",
@@ -28,5 +36,6 @@ __all__ = [
     "renderer_of",
     "system_prompt",
     "tokenizer_digest",
+    "tool_methods",
     "within",
 ]

@@ -27,7 +27,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import MIB, read_object, sealed, write_atomically
 
 BEST_SCORE = "5.00"
-"""The z-score that is asked for; few rows of a set have one as high."""
+"""The z-score in the prompt when the policy is sampled; few rows of a set have one as high."""
 FILE = "conditioning.json"
 _FIELDS = ("{input}", "{reward}")
 
@@ -42,7 +42,7 @@ class Conditioning:
     edges: tuple[float, ...] | None
     """The K - 1 borders of the bins, in the unit of the scores; None for z-scores."""
     target: str = BEST_SCORE
-    """What stands for {reward} when the policy is sampled."""
+    """The value of {reward} in the prompt when the policy is sampled."""
 
     def reward_text(self, score: float) -> str:
         """What stands for {reward}.
@@ -73,7 +73,7 @@ class Conditioning:
         return replace(example, messages=self._written(example.where, example.messages, reward))
 
     def asking(self, where: str, messages: Messages) -> Messages:
-        """The messages as they are sampled: the target in the user's last one; raises as
+        """The messages for sampling, with the target in the user's last one; raises as
         ``apply``."""
         return self._written(where, messages, self.target)
 

@@ -3,29 +3,41 @@ a demonstration, a document, a preference or a judged completion.
 
 Every form but the document has a prompt: text, one message or a list of messages that ends with the
 user's. Columns have their usual names, or those that ``data.columns`` gives. The forms to learn
-from are those of TRL's data set formats, plain and conversational. A row that is of another form is
-an error with its file and line; nothing is guessed.
+from are those of TRL's data set formats, plain and conversational, and ShareGPT's conversations. A
+row of another form is an error with its file and line, and the options with which it is read.
 
 Differs: a plain text as prompt is a user's message for a model with a chat template, as it is when
 completions are sampled; TRL tokenises it without the template.
 """
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import ColumnsSection
-from reason_llm.data.rows import Row
+from reason_llm.data.rows import Row, check_made
 from reason_llm.errors import DataError
 from reason_llm.score.code import BESIDE, answer_of_row
 from reason_llm.score.math import has_box, last_boxed
 
-PROMPT_COLUMNS = ("messages", "question", "problem", "prompt")
+CHAT_COLUMNS = ("messages", "conversations")
+PROMPT_COLUMNS = ("messages", "question", "problem", "prompt", "conversations")
 ANSWER_COLUMNS = ("gt_answer", "answer", "solution", "reward_model")
 SIDES = ("chosen", "rejected")
 """Columns of a preference."""
+FORMS = {
+    "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
+    "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
+    "demonstrations": ({"completion"}, "stage=sft"),
+    "texts": ({"text"}, "stage=pretrain"),
+}
+"""Columns by which the rows of a form are known, and the options that read them."""
+ROLES = {"human": "user", "gpt": "assistant"} | {n: n for n in ("user", "assistant", "system")}
+"""What ShareGPT and HH-RLHF call the roles of a conversation, in small letters."""
 
 MOST_MESSAGES = 1000
 """Of one conversation to learn from: its template is rendered for each of them."""
@@ -82,6 +94,8 @@ class Completed:
     """Of a demonstration its score, where that is asked for; of a preference the margin, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
     sampled: Sampled | None = None
+    origin: str = field(default="", compare=False)
+    """Of a preference, which column is which side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +140,7 @@ def read_demonstration(
     value = 0.0
     if score:
         value = number_in(where, row, _column(where, row, None, ("score",), "data.form"))
-    whole = columns.prompt or "messages"
+    whole = columns.prompt or _found(row, CHAT_COLUMNS) or "messages"
     if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
         return replace(_completed(where, row, columns, "completion"), value=value)
     messages = _conversation(where, row, whole)
@@ -153,26 +167,38 @@ def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
 def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row for preference learning and reward models.
 
-    The prompt is a column, or the messages with which both sides begin: where there is no such
-    column, or it holds text and the sides are conversations from their first message on. These are
-    TRL's two ways (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2), whose implicit prompts
-    of plain texts are not read here.
+    The prompt is a column, or what both sides begin with: where there is no such column, or it
+    holds text and the sides are conversations from their first message on. These are TRL's two ways
+    (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2).
+
+    Differs: whole texts in HH-RLHF's form, ``\\n\\nHuman: …\\n\\nAssistant: …``, are conversations,
+    and other texts are cut between two words; TRL cuts at the first letter that differs.
     """
     margin = number_in(where, row, "margin") if "margin" in row else 0.0
-    names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
-    prompt = next((row[name] for name in names if name in row), None)
+    prompt = _found(row, PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,))
+    names = [_column(where, row, None, (side,), "data.form") for side in SIDES]
+    sides = {side: row[name] for side, name in zip(SIDES, names, strict=True)}
+    are_texts = prompt is None and all(isinstance(side, str) for side in sides.values())
+    if are_texts and all(dialogues := [_dialogue(text) for text in sides.values()]):
+        sides = dict(zip(SIDES, dialogues, strict=True))
     are_whole = all(
-        isinstance(side := row.get(name), list)
+        isinstance(side, list)
         and side
         and isinstance(side[0], dict)
-        and side[0].get("role") != "assistant"
-        for name in SIDES
+        and (_message(side[0]) or {}).get("role") != "assistant"
+        for side in sides.values()
     )
-    if are_whole and (prompt is None or isinstance(prompt, str)):
-        example = _implicit(where, row)
+    if are_whole and (prompt is None or isinstance(row[prompt], str)):
+        example, prompt = _implicit(where, sides), None
+    elif are_texts:
+        example = _completed(where, _cut(where, sides), ColumnsSection(), *SIDES)
     else:
         example = _completed(where, row, columns, *SIDES)
-    return replace(example, value=margin)
+    place = "the start that both share" if prompt is None else f"column {prompt!r}"
+    origin = (
+        f"chosen is column {names[0]!r}, rejected is column {names[1]!r}, the prompt is {place}"
+    )
+    return replace(example, value=margin, origin=origin)
 
 
 def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
@@ -189,6 +215,22 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
             "may stand; fix the row"
         )
     return replace(example, value=value)
+
+
+def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
+    """What to set for a row that is none of ``form``: ``"stage=sft"``; None where its columns tell
+    no other form."""
+    names = {str(name).casefold() for name in row}
+    fits = [each for each, (needed, _) in FORMS.items() if needed <= names]
+    talk = row.get(_found(row, CHAT_COLUMNS) or "")
+    turns = [_message(each) for each in talk] if isinstance(talk, list) else []
+    if any(turn and turn["role"] == "assistant" for turn in turns):
+        fits.append("demonstrations")
+    elif _found(row, PROMPT_COLUMNS):
+        fits.append("prompts")
+    if _found(row, ANSWER_COLUMNS if columns.answer is None else (columns.answer,)):
+        fits.append("problems")
+    return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
 
 
 def gold_answer(text: str) -> str:
@@ -208,6 +250,12 @@ def gold_answer(text: str) -> str:
 def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
     column = _column(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
     value = row[column]
+    if isinstance(value, str) and value.lstrip()[:1] == "{" and "ground_truth" in value:
+        try:  # as a .csv file holds it
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = {}
+        check_made(where, {column: value})
     if isinstance(value, dict):  # verl's and PRIME's reward_model
         value = value.get("ground_truth")
     if isinstance(value, list) and len(value) == 1:  # OlympiadBench
@@ -254,7 +302,8 @@ def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Co
     usual = {"completion": columns.answer or "completion"}
     completions, are_texts = [], []
     for name in names:
-        column = _column(where, row, None, (usual.get(name, name),), "data.form")
+        option = "data.columns.answer" if name in usual else "data.form"
+        column = _column(where, row, None, (usual.get(name, name),), option)
         _check_turns(where, column, row[column])
         messages = _messages(row[column], "assistant")
         if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
@@ -308,12 +357,32 @@ def _are_token_ids(value: Any) -> bool:
     return all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
+def _dialogue(text: str) -> Messages:
+    """The messages of a text in HH-RLHF's form; none of another text."""
+    before, *parts = re.split(r"\n\n(Human|Assistant):", f"\n\n{text.strip()}")
+    turns = zip(parts[::2], parts[1::2], strict=True)
+    said = [{"role": ROLES[who.lower()], "content": what.strip()} for who, what in turns]
+    return [] if before or len(said) < 2 else said
+
+
+def _cut(where: str, sides: Mapping[str, str]) -> Row:
+    """A preference with a prompt: the words with which both texts begin. The space after them
+    belongs to the completions, as in TRL."""
+    start = sides["chosen"][: _num_same(*sides.values())]
+    end = max(start.rfind(" "), start.rfind("\n") + 1)
+    if not start[:end].strip():
+        raise DataError(
+            f"{where}: has no column of the prompt, and 'chosen' and 'rejected' begin with no word "
+            "in common; add a column 'prompt', or set data.columns.prompt to the one that has it"
+        )
+    return {"prompt": start[:end], **{side: text[end:] for side, text in sides.items()}}
+
+
 def _implicit(where: str, row: Row) -> Completed:
     """A preference whose prompt is the messages with which both sides begin."""
     chosen, rejected = (_conversation(where, row, side) for side in SIDES)
     _check_differ(where, (chosen, rejected))
-    pairs = zip(chosen, rejected, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = _num_same(chosen, rejected)
     tails = chosen[same:], rejected[same:]
     for name, tail in zip(SIDES, tails, strict=True):
         ends = {tail[0]["role"], tail[-1]["role"]} if tail else set()
@@ -326,6 +395,12 @@ def _implicit(where: str, row: Row) -> Completed:
     return Completed(where, chosen[:same], tails)
 
 
+def _num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many items, or letters, two sequences have in common from their start."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _check_differ(where: str, completions: Sequence[Messages]) -> None:
     if len(completions) > 1 and completions[0] == completions[1]:
         raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
@@ -335,10 +410,10 @@ def _conversation(where: str, row: Row, column: str) -> Messages:
     """The messages of a list."""
     _check_turns(where, column, row[column])
     for number, message in enumerate(row[column], start=1):
-        if not _is_message(message):
+        if _message(message) is None:
             raise DataError(
-                f"{where}: {column!r} has as message {number} {_shown(message)}; expected "
-                '{"role": …, "content": …} with text in both; fix the row'
+                f"{where}: {column!r}, message {number} is {_shown(message)}; expected "
+                '{"role": …, "content": …} or {"from": …, "value": …} with text in both; fix it'
             )
     return _messages(row[column], "")
 
@@ -348,9 +423,8 @@ def _messages(value: Any, role: str) -> Messages:
     if isinstance(value, str):
         value = {"role": role, "content": value}
     messages = [value] if isinstance(value, dict) else value
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        return []
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
+    read = [_message(each) for each in messages] if isinstance(messages, list) else []
+    return [each for each in read if each is not None] if all(read) else []
 
 
 def _check_turns(where: str, column: str, value: Any) -> None:
@@ -382,15 +456,19 @@ def number_in(where: str, row: Row, column: str) -> float:
     return number
 
 
-def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
-    candidates = (named,) if named is not None else usual
+def _found(row: Row, candidates: Sequence[str]) -> str | None:
+    """The first of these columns that the row has."""
     for name in candidates:
         if name in row:
             return name
-    folded = {str(column).casefold(): column for column in row}
-    for name in candidates:  # AIME's Problem and Answer
-        if name.casefold() in folded:
-            return str(folded[name.casefold()])
+    folded = {str(column).casefold(): str(column) for column in row}
+    return next((folded[n.casefold()] for n in candidates if n.casefold() in folded), None)
+
+
+def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
+    candidates = (named,) if named is not None else usual
+    if (found := _found(row, candidates)) is not None:
+        return found
     names = ", ".join(map(repr, candidates))
     wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
     fix = "to the form that the rows have" if option == "data.form" else "to one of these"
@@ -399,13 +477,16 @@ def _column(where: str, row: Row, named: str | None, usual: Sequence[str], optio
     )
 
 
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-        and bool(value["content"].strip())
-    )
+def _message(value: Any) -> dict[str, str] | None:
+    """A message without its other members; None for what is none."""
+    if not isinstance(value, dict):
+        return None
+    role, content = value.get("role"), value.get("content")
+    if role is None and "from" in value:
+        role, content = ROLES.get(str(value["from"]).lower()), value.get("value")
+    if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
+        return None
+    return {"role": role, "content": content}
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
@@ -24,6 +25,7 @@ from reason_llm.data.forms import (
     Learned,
     Messages,
     Problem,
+    option_for,
     read_demonstration,
     read_document,
     read_labelled,
@@ -32,7 +34,7 @@ from reason_llm.data.forms import (
 )
 from reason_llm.data.own_code import load_function
 from reason_llm.data.render import Renderer
-from reason_llm.data.rows import Fault, Row, raise_fault, read_rows
+from reason_llm.data.rows import READERS, Fault, Row, raise_fault, read_rows
 from reason_llm.data.sets import (
     Data,
     DataSet,
@@ -44,6 +46,7 @@ from reason_llm.data.sets import (
 )
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
+from reason_llm.data.tools import tool_schemas
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Prompt
 
@@ -108,6 +111,19 @@ def load_data(
     )
 
 
+def check_files(config: Config, fault: Fault) -> None:
+    """Read the first row of each file that the config names, but not of sets of the Hub; ``fault``
+    is given those that cannot be read."""
+    section = config.data
+    sources = [*(each.source for each in section.sources), *config.evaluation_sets.values()]
+    for source in filter(None, [*sources, config.eval.rows]):
+        try:
+            if Path(source).suffix.lower() in READERS or Path(source).exists():
+                next(read_rows(source, "", lambda error: None, section.given), None)
+        except DataError as error:
+            fault(error)
+
+
 def load_evaluation(
     config: Config,
     tokenizer: "PreTrainedTokenizerBase",
@@ -144,6 +160,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         ModelError: the model has no chat template, and prompts need one.
     """
     section, has_one = config.data, tokenizer.chat_template is not None
+    where = config.sample.environment
+    tools = tool_schemas(where) if where is not None and config.judges_answers else ()
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
     if takes_texts and not has_one:
         if section.system_prompt not in ("auto", "none"):
@@ -157,6 +175,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         tokenizer,
         chat_template(section.template, config.model.path, has_one, section.template_arguments),
         system_prompt(section.system_prompt, config.prompting_reward),
+        tools,
     )
 
 
@@ -182,6 +201,8 @@ class _Reader:
     preprocess: Preprocess | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.config.sample.environment is not None:
+            self.extra_columns = {*self.extra_columns, CHAT, ROW}
         if (name := self.config.data.preprocess) is not None:
             self.preprocess = load_function(name, "data.preprocess")
 
@@ -282,11 +303,33 @@ class _Reader:
             row = made
         if data_set.is_training and not passes(where, row, section.pass_rate):
             return "data.pass_rate"
-        example = self._of_form(data_set, where, row)
+        try:
+            example = self._of_form(data_set, where, row)
+        except DataError as error:
+            if (other := self._of_another_form(data_set, where, row)) is not None:
+                raise other from error
+            raise
+        if isinstance(example, Completed) and example.origin:
+            data_set.origins.setdefault(example.origin)
         if not data_set.is_training:
             self.questions.evaluate(example)
             return example
         return self.questions.dropped_by(example, section) or example
+
+    def _of_another_form(self, data_set: DataSet, where: str, row: Row) -> DataError | None:
+        """The error for a row that another stage reads; None where no stage is known to."""
+        columns = self.config.data.columns_for(data_set.name, data_set.source)
+        option, form = option_for(row, data_set.form, columns), self.config.data.form
+        if option is None:
+            return None
+        if not data_set.is_training and data_set.form != form:
+            option = "eval.rows in the place of data.eval or eval.sets, if rows are learned from"
+        elif form == "prompts":
+            option += ", and leave data.form out"
+        return DataError(
+            f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
+            f"data.form={data_set.form}; set {option}"
+        )
 
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
         columns = self.config.data.columns_for(data_set.name, data_set.source)

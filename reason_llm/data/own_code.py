@@ -43,19 +43,19 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
             f"{option}={where}: {path} cannot be imported ({type(error).__name__}: "
             f"{one_line(error)}{f' at {place}' if place else ''}); fix it"
         ) from error
-    found: Callable[..., Any] | None = vars(module).get(function)
-    if not callable(found):
+    loaded: Callable[..., Any] | None = vars(module).get(function)
+    if not callable(loaded):
         known = [n for n, v in vars(module).items() if inspect.isfunction(v)]
         raise ConfigError(
             f"{option}={where}: {path} has no function {function!r}; it has "
             f"{', '.join(known) or 'none'}"
         )
-    return found
+    return loaded
 
 
 def place_of(error: BaseException) -> str | None:
-    """``my_rewards.py:12``: the deepest line of the user's own code in an error's traceback; None
-    where there is none."""
+    """``my_rewards.py:12``: the deepest line of the user's code in a traceback; None without
+    one."""
     frames = [
         (path, frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)

@@ -27,16 +27,19 @@ from reason_llm.files import Confined, Panic, without_panics
 from reason_llm.rollout import Prompt
 
 RENDER_SECONDS = 5.0
-"""Of the processor's time, for one conversation."""
+"""CPU seconds for one conversation."""
 MOST_TEXT_CHARACTERS = 16 << 20
-"""Of one conversation."""
+"""Longest text of one conversation."""
 ENCODE_SECONDS = 20.0
-"""Of one text. The tokenizer lets other threads run meanwhile."""
+"""Seconds for one text. The tokenizer lets other threads run meanwhile."""
 AT_ONCE = 256
 """Conversations that a process is asked for at once: a question and its answer take 0.3 ms."""
 
+_REPLY = "an environment's reply"
+_ASKED: Messages = [{"role": "user", "content": "."}]
+_ANSWERED = {"role": "assistant", "content": "<think>\n.\n</think>\n\n."}
 _Rendering = tuple[str | None, str, int | None]
-"""The text; or the problem, with the line of the template where its syntax is wrong."""
+"""The text; or the problem, with the template's line that has wrong syntax."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,6 +53,8 @@ class Renderer:
     template: ChatTemplate
     system_prompt: str | None
     """Text put before each conversation that has no system message of its own; None for none."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """JSON schemas of the tools that the model is told of."""
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
         """The Prompt of these messages.
@@ -62,9 +67,9 @@ class Renderer:
         return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
 
     def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt]:
-        """``prompt`` of many rows, by their ``where``. A part in which one fails is left out, for
-        ``prompt`` to tell why."""
-        found: dict[str, Prompt] = {}
+        """``prompt`` of many rows, by ``where``. Parts with an error are left out; ``prompt``
+        raises it."""
+        prompts: dict[str, Prompt] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
             try:
@@ -76,8 +81,8 @@ class Renderer:
             except (TimeoutError, Panic, ValueError, MemoryError):
                 continue
             for (where, _, answer), text, of_text in zip(part, texts, ids, strict=True):
-                found[where] = Prompt(where, text, tuple(of_text), answer)
-        return found
+                prompts[where] = Prompt(where, text, tuple(of_text), answer)
+        return prompts
 
     @property
     def digest(self) -> str:
@@ -86,6 +91,8 @@ class Renderer:
         content = f"{jinja}\0{self.system_prompt}"
         if self.template.arguments:
             content += f"\0{self.template.arguments}"
+        if self.tools:
+            content += f"\0{self.tools}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
@@ -130,7 +137,7 @@ class Renderer:
             ((text, problem, line),) = self._rendered([messages], generation)
         except TimeoutError as error:
             raise ConfigError(
-                f"{source} took longer than {RENDER_SECONDS:g} s of the processor on {where}; take "
+                f"{source} took more than {RENDER_SECONDS:g} s of CPU time on {where}; take "
                 "another template"
             ) from error
         except (ValueError, MemoryError) as error:
@@ -143,8 +150,58 @@ class Renderer:
                 "data.system_prompt=none if it takes no system message"
             )
         if not text.strip():
-            raise DataError(f"{where}: {source} makes nothing of it; fix it")
+            raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
+
+    def replies(self, replies: Sequence[Messages], most_tokens: int) -> list[list[int]]:
+        """Token ids of what follows an assistant's answer when these messages reply to it: the end
+        of the answer, the reply, and what comes before the next answer. They go after the ids that
+        were sampled, which are never encoded again.
+
+        A content of more than ``most_tokens`` is cut in its middle, which says so. Control tokens
+        that it spells are text.
+
+        Raises:
+            ConfigError: the template does not write an answer before a reply as it was sampled.
+            DataError: the tokenizer gives up or takes too long.
+        """
+        replies = [
+            [{**each, "content": self._cut(each["content"], most_tokens)} for each in reply]
+            for reply in replies
+        ]
+        (begin, _, _), *wholes = self._rendered(
+            [_ASKED, *([*_ASKED, _ANSWERED, *reply] for reply in replies)]
+        )
+        answered, found = f"{begin}{_ANSWERED['content']}", []
+        for reply, (whole, problem, _) in zip(replies, wholes, strict=True):
+            if whole is None or not whole.startswith(answered):
+                raise ConfigError(
+                    f"{self.template.source} {problem or 'writes an earlier answer anew'}, so what "
+                    "the model sampled would not be what it reads in its next turn; name one that "
+                    "keeps whole answers, thoughts and all, as data.template: TRL has such files "
+                    "in its chat_templates"
+                )
+            found.append(self._plain(whole[len(answered) :], [m["content"] for m in reply]))
+        return found
+
+    def _plain(self, text: str, contents: Sequence[str]) -> list[int]:
+        """Token ids of a text in which control tokens of these parts are text."""
+        controls, ids = self.tokenizer.all_special_tokens, list[int]()
+        if any(control in content for control in controls for content in contents):
+            for content in contents:
+                before, here, text = text.partition(content.strip())
+                plain = self.tokenizer(here, add_special_tokens=False, split_special_tokens=True)
+                ids += [*self.token_ids(_REPLY, before), *plain["input_ids"]]
+        return ids + self.token_ids(_REPLY, text)
+
+    def _cut(self, text: str, most_tokens: int) -> str:
+        """The text, without its middle where it has more tokens."""
+        ids = self.token_ids(_REPLY, text)
+        if len(ids) <= most_tokens:
+            return text
+        half = most_tokens // 2
+        begin, end = self.tokenizer.decode(ids[:half]), self.tokenizer.decode(ids[-half:])
+        return f"{begin}\n[{len(ids) - 2 * half:,} tokens are left out here]\n{end}"
 
     def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
         """What ``_render`` makes of each, in the process that may take little memory.
@@ -159,7 +216,10 @@ class Renderer:
         if process is None or not process.lives:
             process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
         jinja = tokenizer.get_chat_template(self.template.jinja)
-        arguments = {"add_generation_prompt": generation, **dict(self.template.arguments)}
+        arguments: dict[str, Any] = {"add_generation_prompt": generation}
+        arguments |= dict(self.template.arguments)
+        if self.tools:
+            arguments["tools"] = list(self.tools)
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
@@ -177,7 +237,7 @@ class Renderer:
 
 
 _PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDictionary()
-"""Those that render, by the tokenizer that they have a copy of."""
+"""The processes that render, by the tokenizer of which they have a copy."""
 
 
 def _render(

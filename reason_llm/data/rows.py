@@ -11,9 +11,14 @@ batch of it unpacks to is not bounded.
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
 
 from reason_llm.config import PYTHON, Rows
 from reason_llm.errors import DataError, one_line
@@ -28,6 +33,8 @@ MOST_LINE_CHARACTERS = 16 * MIB
 thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
 """Of a .json file, which is read as a whole."""
+GYM, GYM_SIZE = "gym:", 2000
+"""What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, Rows] = {}
 
@@ -71,6 +78,12 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
             f"{source} were given in Python; give them again, as in reason_llm.train(config, "
             "rows=rows), or name a file"
         )
+    if source.startswith(GYM):
+        tasks = (
+            {name: task[name] for name in ("question", "answer")} for task in gym_tasks(source)
+        )
+        yield from _numbered(source, tasks)
+        return
     path = Path(source)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -133,7 +146,10 @@ def _json_rows(path: Path) -> Read:
 def _csv_rows(path: Path) -> Read:
     csv.field_size_limit(MOST_LINE_CHARACTERS)  # of the whole process; its own is 128 KiB
     with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(_lines(path, file), strict=True)
+        lines = _lines(path, file)
+        header = next(lines, "")
+        mark = max(",;\t", key=header.count)  # a semicolon where the comma is in the numbers
+        reader = csv.DictReader(chain([header], lines), delimiter=mark, strict=True)
         try:
             names = [name for name in reader.fieldnames or [] if name]
             if len(set(names)) < len(names):
@@ -237,6 +253,31 @@ def _hub_rows(source: str, split: str) -> Read:
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
     yield from _numbered(source, map(dict, rows))
+
+
+@cache
+def gym_tasks(source: str) -> Any:
+    """The tasks that a generator of ``reasoning-gym`` makes, as its data set, by number from 0:
+    ``gym:chain_sum?size=2000&seed=1``, with further options of the generator.
+
+    Raises:
+        DataError: it makes no such tasks, or is not installed.
+    """
+    name, _, asked = source.removeprefix(GYM).partition("?")
+    try:
+        import reasoning_gym
+
+        options = {key: orjson.loads(value) for key, value in parse_qsl(asked, strict_parsing=True)}
+        return reasoning_gym.create_dataset(name, **{"size": GYM_SIZE, "seed": 0, **options})
+    except ImportError as error:
+        raise DataError(
+            f"{source} needs the package reasoning-gym; install it with: pip install -e '.[gym]'"
+        ) from error
+    except Exception as error:  # the generators raise what they like
+        raise DataError(
+            f"{source}: reasoning-gym makes no such tasks ({one_line(error)[:200]}); write "
+            "gym:NAME?size=2000&seed=1&OPTION=VALUE with options of that generator"
+        ) from error
 
 
 def _parsed(text: str) -> Any:

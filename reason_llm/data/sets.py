@@ -21,7 +21,7 @@ from reason_llm.rollout import Prompt, TokenRow
 
 NUM_SKIPPED_SHOWN = 3
 PREPROCESS_SECONDS = 60.0
-"""Of one row."""
+"""Seconds for one row."""
 Preprocess = Callable[[Row], Any]
 
 _LAYOUT = re.compile(
@@ -35,7 +35,7 @@ class DataSet:
     """One file or Hub set: what was read, what was dropped, and what is left."""
 
     name: str
-    """As in ``eval.sets``; empty for all other sets."""
+    """Its name in ``eval.sets``; empty for all other sets."""
     source: str
     form: str
     """As ``data.form``."""
@@ -46,15 +46,17 @@ class DataSet:
     dropped: Counter[str] = field(default_factory=Counter)
     """How many rows each option left out."""
     skipped: list[str] = field(default_factory=list)
-    """What was wrong with the first rows that ``data.on_bad_row`` left out."""
+    """The errors of the first rows that ``data.on_bad_row`` dropped."""
+    origins: dict[str, None] = field(default_factory=dict)
+    """Of preferences, which column is which side; a line for each way that the rows have."""
     prompts: list[Prompt] = field(default_factory=list)
-    """Of problems and prompts."""
+    """The prompts, of sets of the forms problems and prompts."""
     units: list[tuple[TokenRow, ...]] = field(default_factory=list)
     """Of the other forms: one row each, of preferences the chosen and the rejected one."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether its rows become prompts, and not rows to learn from."""
+        """Whether its rows become prompts instead of rows to learn from."""
         return self.form in ("problems", "prompts")
 
     @property
@@ -69,7 +71,7 @@ class DataSet:
 
     @property
     def left_out(self) -> str:
-        """``left out: 3 by data.pass_rate, 1 by data.deduplicate``; empty if nothing is."""
+        """``left out: 3 by data.pass_rate, 1 by data.deduplicate``; empty without dropped rows."""
         counts = ", ".join(f"{count} by {option}" for option, count in self.dropped.items())
         return counts and f"left out: {counts}"
 
@@ -88,11 +90,11 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Everything that a run learns from and is judged by."""
+    """All data from which a run learns and by which it is judged."""
 
     training: list[DataSet]
     weights: list[float]
-    """Of the training sets."""
+    """The weights of the training sets."""
     held_out: list[DataSet]
     """The problems of ``data.eval`` and ``eval.sets``."""
     held_out_rows: DataSet | None = None
@@ -100,8 +102,7 @@ class Data:
     contamination: list[tuple[str, str]] = field(default_factory=list)
     """(training row, held-out row) with the same question, those left out included."""
     teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """With teacher.prompt, what the teacher is asked in the place of each training prompt; both as
-    token ids."""
+    """With teacher.prompt, the teacher's prompt for each training prompt; both as token ids."""
     conditioning: Conditioning | None = None
     """How scores were written into the prompts; None if they were not."""
 
@@ -127,8 +128,7 @@ class Data:
 
     @property
     def imitated(self) -> list[TokenRow]:
-        """Rows that a policy learns to write: of a pair the chosen side, of labels those that are
-        not bad."""
+        """Rows that a policy learns to write: chosen sides, and labels that are not bad."""
         return [
             unit[0]
             for data_set in self.training
@@ -142,7 +142,7 @@ class Data:
         labels = {row.value for each in self.training if each.form == "labels" for row in each.rows}
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
-            lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO tells good from bad")
+            lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
         return lines
 
     def contamination_warning(self) -> str | None:
@@ -152,8 +152,8 @@ class Data:
             return None
         ours, theirs = self.contamination[0]
         return printable(
-            f"training rows that ask what an evaluation set asks: {len(self.contamination)}, such "
-            f"as {ours}, which is {theirs}; set data.contamination to drop or ignore"
+            f"training rows with questions of an evaluation set: {len(self.contamination)}, such "
+            f"as {ours}, which asks the same as {theirs}; set data.contamination to drop or ignore"
         )
 
 
@@ -204,7 +204,7 @@ class Questions:
     """The questions of all sets so far."""
 
     evaluated: dict[str, str] = field(default_factory=dict)
-    """Where each question of a held-out set stands, by its key."""
+    """Place of each question of a held-out set, by its key."""
     trained: set[str] = field(default_factory=set)
     """Keys of the training questions that were kept."""
     contamination: list[tuple[str, str]] = field(default_factory=list)

@@ -42,8 +42,8 @@ def system_prompt(name: str, reward: str) -> str | None:
             f"data.system_prompt={name!r} is neither a text of several words nor any of auto, "
             f"{', '.join(texts)}{_nearest(name, list(texts))}"
         )
-    found: str | None = texts.get(name, name)
-    return found
+    prompt: str | None = texts.get(name, name)
+    return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class ChatTemplate:
     """A chat template and where it comes from."""
 
     source: str
-    """What to call it in an error."""
+    """Its name in error messages."""
     jinja: str | None
-    """None for the tokenizer's own."""
+    """The template's text; None for the tokenizer's own."""
     arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
-    """What it is given by name."""
+    """Further arguments of the template, by name."""
 
 
 def chat_template(

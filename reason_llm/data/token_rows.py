@@ -81,7 +81,7 @@ def render(
 
 
 def prompt_tokens(row: TokenRow) -> int:
-    """How many tokens stand before the first one that is learned."""
+    """The number of tokens before the first learned one."""
     return row.trained.index(True)
 
 
@@ -188,8 +188,7 @@ def _row(
 def _plain(
     where: str, prompt: str, completion: str, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]]:
-    """As ``_spans``, of texts that no template writes: an end token follows the completion, unless
-    it has one."""
+    """As ``_spans``, for texts without a template: an end token is added to the completion."""
     if not completion.endswith(tuple(ends)):
         completion += renderer.tokenizer.eos_token
     if sum(map(completion.count, ends)) > 1:
@@ -340,7 +339,7 @@ def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list
 
 
 def _begin(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """What the tokenizer puts before a text that no template has written."""
+    """The token ids that the tokenizer adds before a text without a template."""
     bos = tokenizer.bos_token_id
     return [bos] if bos is not None and bos in tokenizer.encode("")[:1] else []
 

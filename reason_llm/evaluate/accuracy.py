@@ -37,7 +37,7 @@ def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -
         return values
     samples = [[sample["reward"] for sample in each["samples"]] for each in outcomes]
     values[f"mean@{num_samples}"] = [fmean(each) for each in samples]
-    if all(_is_binary(each) for each in samples):
+    if all(value in (0.0, 1.0) for each in samples for value in each):
         rights = [round(sum(each)) for each in samples]
         for k in _ladder(num_samples):
             values[f"pass@{k}"] = [pass_at_k(num_samples, right, k) for right in rights]
@@ -120,7 +120,7 @@ def table(summary: Mapping[str, Any]) -> list[str]:
         for name, found in sets.items():
             for score, each in found.items():
                 if isinstance(each, dict):
-                    shown = f"{_percent(each['value'])}   {_interval(each)}"
+                    shown = f"{100 * each['value']:5.1f}   {_interval(each)}"
                     rows.append((name, f"{found['problems']}", score, model, shown))
     sets_in_order = list(dict.fromkeys(row[0] for row in rows))
     scores_in_order = list(dict.fromkeys(row[2] for row in rows))
@@ -137,10 +137,6 @@ def table(summary: Mapping[str, Any]) -> list[str]:
                 f"worse on {each['worse']})"
             )
     return lines
-
-
-def _is_binary(values: Sequence[float]) -> bool:
-    return all(value in (0.0, 1.0) for value in values)
 
 
 def _ladder(most: int) -> list[int]:
@@ -164,10 +160,6 @@ def _lengths(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "completion_tokens": fmean(answer["tokens"] for answer in answers),
         "truncated_fraction": fmean(answer["finish_reason"] == "length" for answer in answers),
     }
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:5.1f}"
 
 
 def _interval(each: Mapping[str, float]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data import Conditioning, DataSet, load_evaluation
+from reason_llm.data import Conditioning, DataSet, load_evaluation, renderer_of
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
@@ -37,7 +37,16 @@ from reason_llm.model import Model, adapters, quiet_libraries
 from reason_llm.model.plan import Plan, look_at
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
-from reason_llm.sample import Progress, Sampler, SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.sample import (
+    Environments,
+    Progress,
+    Sampler,
+    SamplingParams,
+    environments_of,
+    in_environment,
+    prove_sampler_is_policy,
+    sampling,
+)
 from reason_llm.score import Scorer
 
 MOST_WAVE_PROMPTS = 64
@@ -54,6 +63,7 @@ class _Stage:
     tokenizer: Any
     sets: list[DataSet]
     plan: Plan
+    environments: Environments | None
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
@@ -132,7 +142,9 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         )  # fmt: skip
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
         plan = subject.plan(longest, learns=False)
-        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan))
+        renderer = renderer_of(config, subject.tokenizer)
+        played = environments_of(config, renderer, subject.context_tokens)
+        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
@@ -271,8 +283,9 @@ def _run_stage(
             ):
                 if model.engine is not None:
                     prove_sampler_is_policy(sampler, model, todo[0].prompts)
+                playing = in_environment(sampler, stage.environments)
                 for wave in todo:
-                    log.append(_wave_outcomes(request, config, wave, sampler, scorer, progress))
+                    log.append(_wave_outcomes(request, config, wave, playing, scorer, progress))
     for name, count in scorer.take_counts().items():
         if count:
             logger.warning("%s: %.0f", name, count)
@@ -301,7 +314,7 @@ def _wave_outcomes(
         if not request.generate_only:
             groups = scorer.score(groups, only_first=True)
         return [
-            [answer_of(each, find(each.text) if find else None) for each in group.completions]
+            [answer_of(each, find(each.answer) if find else None) for each in group.completions]
             for group in groups
         ]
 

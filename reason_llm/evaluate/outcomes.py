@@ -165,7 +165,7 @@ def answer_of(completion: Completion, final: str | None) -> Answer:
     """A completion as it is stored in the file."""
     return {
         "text": completion.text,
-        "tokens": len(completion.token_ids),
+        "tokens": len(completion.sampled_ids),
         "finish_reason": completion.finish_reason,
         "reward": completion.reward,
         "answer": final,

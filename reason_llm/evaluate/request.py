@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import CommandLine, Config, file as config_file
+from reason_llm.config import CommandLine, Config, file as config_file, nearest
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
 from reason_llm.run.store import folder as run_folder
@@ -23,7 +23,7 @@ PRESETS = {
 """Sets by name, their test splits on the Hub."""
 HELD_OUT = "held_out"
 """The name of the set that ``data.eval`` gives."""
-OF_A_RUN = ("adapter", "best", "ema")
+OF_A_RUN = {"adapter", *run_folder.KEPT} - {"last"}
 """What ``--model`` and ``--compare`` call a run's adapters."""
 _FILE = re.compile(r".*\.(jsonl|json|csv|parquet)")
 
@@ -118,6 +118,13 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
         return config, Target("base", config.model.path, None)
     if path.is_dir() and not any(path.iterdir()):
         raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
+    runs = [each.parent for each in path.parent.glob(f"*/{run_folder.CONFIG}")]
+    if not path.exists() and (runs or path.parent == Path("runs")):
+        near = nearest(path.name, [each.name for each in runs])
+        raise ConfigError(
+            f"there is no run {what}; "
+            + (f"did you mean {path.parent / near}?" if near else "name a run's folder")
+        )
     is_adapter = run_folder.is_adapter(path)
     if not is_adapter:
         folder.check(what, "config.json", "a model")

@@ -16,28 +16,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import bitsandbytes
 import torch
-from peft.tuners.lora import Linear as AdaptedLinear
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
+from peft.tuners.lora import Linear as AdaptedLinear, Linear4bit as Adapted4bit
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from reason_llm.model import products
 from reason_llm.model.products import linear, matmul
 
+BASES = {AdaptedLinear: nn.Linear, Adapted4bit: Linear4bit}
+"""PEFT's layers that become one step, with the layer that each adapts."""
+
 
 class Parts(NamedTuple):
     """A layer with one plain adapter that is on."""
 
     base: nn.Linear
+    """The frozen weight, in floats or packed (``nf4``)."""
     low_RI: Tensor
     up_OR: Tensor
     scaling: float
 
 
 def parts(layer: Any) -> Parts | None:
-    """The parts of PEFT's layer as it is now; None where it is anything else than a frozen float
-    weight with one plain adapter, which drops nothing."""
-    if type(layer) is not AdaptedLinear or type(layer.base_layer) is not nn.Linear:
+    """The parts of PEFT's layer as it is now; None where it is anything else than a frozen weight,
+    in floats or in NF4, with one plain adapter, which drops nothing."""
+    if BASES.get(type(layer)) is not type(getattr(layer, "base_layer", None)):
         return None
     names = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(names) != 1 or layer.lora_variant:
@@ -63,8 +70,8 @@ def fused(policy: nn.Module) -> Iterator[None]:
 def replaced(
     policy: nn.Module, forward_of: Callable[[nn.Module], Callable[..., Tensor] | None]
 ) -> Iterator[None]:
-    """Context in which modules compute as ``forward_of`` says, where it says anything; not those
-    that an outer context has changed."""
+    """Context in which ``forward_of`` replaces the forward pass of modules, except those that an
+    outer context has changed."""
     changed: list[nn.Module] = []
     try:
         for module in policy.modules():
@@ -79,28 +86,30 @@ def replaced(
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
-    if type(module) is AdaptedLinear:
+    if type(module) in BASES:
         return _of_adapted(module)
     if type(module) is nn.Linear and products.prefers_onednn():  # for passes of the reference
         return lambda input: linear(input, module.weight, module.bias)
     return None
 
 
-def _of_adapted(layer: AdaptedLinear) -> Callable[..., Tensor]:
+def _of_adapted(layer: nn.Module) -> Callable[..., Tensor]:
     theirs: Callable[..., Tensor] = layer.forward
 
     def forward(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = parts(layer)
-        if found is None or args or kwargs:
+        layer_parts = parts(layer)
+        if layer_parts is None or args or kwargs:
             return theirs(inputs, *args, **kwargs)
-        weight = found.base.weight
-        own: tuple[Tensor, ...] = (inputs, found.low_RI, found.up_OR)
+        dtype = _computes_in(layer_parts.base)
+        own: tuple[Tensor, ...] = (inputs, layer_parts.low_RI, layer_parts.up_OR)
+        if type(layer_parts.base) is Linear4bit and inputs.dtype != dtype:
+            return theirs(inputs)  # it converts there and back
         kind = inputs.device.type
-        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == weight.dtype:
-            own = tuple(tensor.to(weight.dtype) for tensor in own)  # as autocast does
-        elif torch.is_autocast_enabled(kind) or any(t.dtype != weight.dtype for t in own):
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == dtype:
+            own = tuple(tensor.to(dtype) for tensor in own)  # as autocast does
+        elif torch.is_autocast_enabled(kind) or any(tensor.dtype != dtype for tensor in own):
             return theirs(inputs)
-        outputs: Tensor = _AdaptedProduct.apply(*own, weight, found.base.bias, found.scaling)
+        outputs: Tensor = _AdaptedProduct.apply(*own, layer_parts.base, layer_parts.scaling)
         return outputs
 
     return forward
@@ -111,19 +120,13 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        low_RI: Tensor,
-        up_OR: Tensor,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        scaling: float,
+        ctx: Any, inputs: Tensor, low_RI: Tensor, up_OR: Tensor, base: nn.Linear, scaling: float
     ) -> Tensor:
-        outputs = linear(inputs, weight_OI, bias_O)
+        outputs = _of_base(base, inputs)
         between = linear(inputs, low_RI).mul_(scaling)
         outputs.view(-1, len(up_OR)).addmm_(between.view(-1, len(low_RI)), up_OR.t())
         ctx.save_for_backward(inputs, between, low_RI, up_OR)
-        ctx.weight_OI, ctx.scaling = weight_OI, scaling  # the base is never moved off the device
+        ctx.base, ctx.scaling = base, scaling
         return outputs
 
     @staticmethod
@@ -135,16 +138,39 @@ class _AdaptedProduct(torch.autograd.Function):
         between_NR = matmul(gradient_NO, up_OR).mul_(ctx.scaling)
         inputs_gradient = None
         if of_inputs:
-            inputs_gradient_NI = matmul(gradient_NO, ctx.weight_OI).addmm_(between_NR, low_RI)
-            inputs_gradient = inputs_gradient_NI.view(inputs.shape)
+            inputs_gradient_NI = matmul(gradient_NO, _weight(ctx.base, gradient.dtype))
+            inputs_gradient = inputs_gradient_NI.addmm_(between_NR, low_RI).view(inputs.shape)
         return (
             inputs_gradient,
             matmul(between_NR.t(), inputs.reshape(-1, low_RI.shape[1])) if of_low else None,
             _of_up(gradient_NO, between.view(-1, len(low_RI))) if of_up else None,
             None,
             None,
-            None,
         )
+
+
+def _computes_in(base: nn.Linear) -> torch.dtype | None:
+    return base.compute_dtype if isinstance(base, Linear4bit) else base.weight.dtype
+
+
+def _of_base(base: nn.Linear, inputs: Tensor) -> Tensor:
+    """The base's own outputs, without gradient."""
+    if not isinstance(base, Linear4bit):
+        return linear(inputs, base.weight, base.bias)
+    bias = None if base.bias is None else base.bias.to(inputs.dtype)
+    outputs: Tensor = bitsandbytes.matmul_4bit(
+        inputs, base.weight, base.weight.quant_state, bias=bias
+    )
+    return outputs
+
+
+def _weight(base: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """The base's weight (O, I); a packed one is unpacked for the backward pass once more."""
+    if not isinstance(base, Linear4bit):
+        return base.weight
+    packed: Any = base.weight
+    unpacked: Tensor = dequantize_4bit(packed.view(-1, 1), packed.quant_state)
+    return unpacked.to(dtype)
 
 
 def _of_up(gradient_NO: Tensor, between_NR: Tensor) -> Tensor:

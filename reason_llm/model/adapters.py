@@ -50,12 +50,12 @@ PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 MOST_BYTES = 64 << 30
-"""Of an adapter's file."""
+"""Largest file of an adapter."""
 MAX_RANK = 4096
 POLICY = "default"
 """PEFT's name of the policy's adapter."""
 SMALLEST_ALPHA = 1e-6
-"""The largest is 1 over it."""
+"""Smallest alpha; the largest is 1 over it."""
 _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
                RecursionError)  # fmt: skip
 """What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
@@ -95,8 +95,7 @@ def _keep_input_types(policy: PeftModel) -> None:
 
 
 def add(policy: PeftModel, name: str) -> None:
-    """Add an adapter of the policy's kind, frozen and off; its start comes from torch's global
-    seed."""
+    """Add an adapter like the policy's, frozen and off; its values are from torch's global seed."""
     config = copy.deepcopy(policy.peft_config[POLICY])
     _add(policy, name, config)
 
@@ -166,22 +165,22 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
         return targets
     if isinstance(targets, str):
         try:
-            found = matching(targets, linear)
+            names = matching(targets, linear)
         except ValueError as error:
             raise ModelError(
                 f"model.adapter.targets={targets!r} is no regular expression that can be searched "
                 f"for ({error}); fix it, or list the names"
             ) from error
-        bad = [] if found else [targets]
+        bad = [] if names else [targets]
     else:
-        found = targets
+        names = targets
         bad = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
     if bad:
         raise ModelError(
             f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
             f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
-    return found
+    return names
 
 
 @contextmanager
@@ -204,17 +203,15 @@ def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def state(policy: PeftModel, name: str = POLICY) -> dict[str, Tensor]:
-    """The adapter's tensors by PEFT's names, without the base's head, which PEFT would add to an
-    adapter on it."""
-    found: dict[str, Tensor] = get_peft_model_state_dict(
+    """The adapter's tensors by PEFT's names, without the base's head, which PEFT may add."""
+    tensors: dict[str, Tensor] = get_peft_model_state_dict(
         policy, adapter_name=name, save_embedding_layers=False
     )
-    return found
+    return tensors
 
 
 def save(policy: PeftModel, folder: Path) -> None:
-    """Write the policy's adapter in PEFT's format, as ``PeftModel.from_pretrained(base, folder)``
-    reads it."""
+    """Write the policy's adapter in PEFT's format, for ``PeftModel.from_pretrained``."""
     policy.save_pretrained(str(folder), selected_adapters=[POLICY], save_embedding_layers=False)
 
 
@@ -235,7 +232,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Tell of a file that cannot be read, or is not what it should be, in one line."""
+    """Context that turns errors of unreadable files into one-line ModelErrors."""
     try:
         yield
     except ModelError:
@@ -350,7 +347,7 @@ def check_written(folder: Path) -> None:
 
 @contextmanager
 def _fitting(folder: Path, base: str) -> Iterator[None]:
-    """Tell of an adapter that the model cannot take in one line."""
+    """Context that turns an adapter's mismatch with the model into a one-line ModelError."""
     try:
         yield
     except ModelError:
@@ -387,8 +384,8 @@ def clear(policy: PeftModel) -> None:
 def read_config(folder: Path) -> LoraConfig:
     """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else.
 
-    PEFT would search the model's layers by regular expressions in it: in their place are the names
-    of the layers that the adapter has weights of.
+    PEFT would search the layers by its regular expressions, so these are replaced by the names of
+    the layers that have weights in the adapter.
 
     Raises:
         ModelError: it cannot be read, is of another kind, or as ``check_written``.
@@ -441,16 +438,16 @@ def _has_plain_targets(config: LoraConfig) -> bool:
         return False
     if isinstance(targets, str):
         return targets == "all-linear"
-    return bool(targets) and all(isinstance(each, str) for each in targets)
+    return bool(targets) and all(isinstance(target, str) for target in targets)
 
 
 def _adapted_modules(folder: Path) -> list[str]:
     """Names of the layers with both factors in the adapter's file."""
     names = [ADAPTED.fullmatch(name) for name in _stored_shapes(folder)]
-    found = sorted({name[1] for name in names if name is not None})
-    if not found:
+    modules = sorted({name[1] for name in names if name is not None})
+    if not modules:
         raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
-    return found
+    return modules
 
 
 def base_of(folder: Path) -> str:

@@ -1,17 +1,15 @@
 """Attention, as Transformers calls it: over rows that lie end to end in one ("varlen"), over
 prompts that are kept once, and of one new token a row without copies of keys and values.
 
-End to end each row sees only itself and the prompt that it shares with others.
-
-A prompt that several completions begin with stands once: its keys and values are gathered for each
-of them, so that each completion is a segment whose keys are the prompt's and its own. Its queries
-are aligned to the end of its keys, as FlashAttention 2 does. Nothing is masked, so no score of two
-rows is ever computed.
+Each packed row sees only itself and the prompt that it shares with others. A shared prompt is
+stored once: its keys and values are gathered for each of them, so that each completion is a segment
+whose keys are the prompt's and its own. Its queries are aligned to the end of its keys, as
+FlashAttention 2 does. Nothing is masked, so no score of two rows is ever computed.
 
 On a GPU this is FlashAttention as torch ships it (``varlen_attn``, 16 bits only); elsewhere each
 segment by itself through SDPA.
 
-Shapes: S segments, N tokens of the row, M gathered keys, B rows, T tokens of a row, H query heads,
+Shapes: N tokens of the row, M gathered keys, B rows, T tokens of a row, H query heads,
 K key heads, G query heads of a key head, D head size; in ``SharedPrompts`` P prompts, H head size.
 """
 
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -41,16 +40,16 @@ MOST_KEYS_PER_TOKEN = 4
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""
     if text.model_type not in FAMILIES:
-        return f"it is known to hold for {', '.join(FAMILIES)}, and this is {text.model_type}"
+        return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if dtype == torch.float32:
-        return "on a GPU it is FlashAttention, which knows no float32"
+        return "on a GPU packed rows need FlashAttention, which has no float32"
     if torch.cuda.get_device_capability(device)[0] < 8:
         return "FlashAttention needs a GPU of compute capability 8.0 or more"
     if size % 8 or size > 256:
-        return f"FlashAttention knows no heads of {size} numbers"
+        return f"FlashAttention has no heads of {size} numbers"
     if getattr(text, "attention_dropout", 0.0):
         return f"attention_dropout={text.attention_dropout} is not in torch's FlashAttention"
     return None
@@ -63,13 +62,51 @@ after 300 would take longer, 34 instead of 27 ms."""
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where among the M gathered keys each of the N tokens stands; it stands there at least once.
+
+    S tokens stand there more than once, R times at most.
+    """
+
+    index_M: Tensor
+    """The token of each gathered key."""
+    first_N: Tensor
+    """The first place of each token."""
+    shared_S: Tensor
+    """The tokens with more than one place."""
+    all_SR: Tensor
+    """Their places; of a token with fewer than R, the last one again."""
+    is_place_SR1: Tensor | None
+    """True where a place in this table is real; None if all are."""
+
+    @classmethod
+    def of(cls, index: list[int], device: torch.device) -> "Places":
+        """The places of the tokens in ``index``."""
+        sorted_M, places_M = torch.tensor(index).sort(stable=True)
+        _, counts_N = sorted_M.unique_consecutive(return_counts=True)
+        ends_N = counts_N.cumsum(0)
+        shared_S = (counts_N > 1).nonzero()[:, 0]
+        counts_S1, times = counts_N[shared_S, None], torch.arange(int(counts_N.max()))
+        starts_S1 = ends_N[shared_S, None] - counts_S1
+        all_SR = places_M[starts_S1 + times.minimum(counts_S1 - 1)]
+        is_place_SR = times < counts_S1
+        return cls(
+            index_M=torch.tensor(index, device=device),
+            first_N=places_M[ends_N - counts_N].to(device),
+            shared_S=shared_S.to(device),
+            all_SR=all_SR.to(device),
+            is_place_SR1=None if is_place_SR.all() else is_place_SR[..., None].to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Segments:
     """Query and key ranges of the segments: the queries and the keys of segment s end together."""
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     """At least as long as the segment's queries."""
-    key_index_M: Tensor | None
+    keys: Places | None
     """Where in the row each gathered key stands; None: every segment sees its own tokens alone."""
     query_ends: Tensor
     """(S + 1,) int32, from 0: the sums of the lengths, on the model's device."""
@@ -90,10 +127,42 @@ class Segments:
             summed = torch.tensor([0, *lengths]).cumsum(0)
             return summed.to(device, torch.int32)
 
-        index = None if key_index is None else torch.tensor(key_index, device=device)
         return cls(
-            tuple(query_lengths), tuple(key_lengths), index, ends(query_lengths), ends(key_lengths)
+            tuple(query_lengths),
+            tuple(key_lengths),
+            None if key_index is None else Places.of(key_index, device),
+            ends(query_lengths),
+            ends(key_lengths),
         )
+
+
+def _gathered(x_1KND: Tensor, places: Places) -> Tensor:
+    """The keys, or values, (1, K, M, D) that the segments see."""
+    if x_1KND.device.type == "cpu" and x_1KND.dtype.itemsize > 2:
+        return x_1KND.index_select(2, places.index_M)
+    gathered: Tensor = _Gather.apply(x_1KND, places)
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """``index_select`` whose backward pass adds in float32, in an order that is always the same;
+    torch's adds in 16 bits, and by atomics on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x_1KND: Tensor, places: Places) -> Tensor:
+        ctx.places = places
+        return x_1KND.index_select(2, places.index_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_1KMD: Tensor) -> tuple[Tensor, None]:
+        places: Places = ctx.places
+        total_1KND = gradient_1KMD[:, :, places.first_N]
+        all_1KSRD = gradient_1KMD[:, :, places.all_SR]
+        if places.is_place_SR1 is not None:
+            all_1KSRD *= places.is_place_SR1
+        shared_1KSD = all_1KSRD.sum(3, dtype=torch.float32).to(total_1KND.dtype)
+        return total_1KND.index_copy_(2, places.shared_S, shared_1KSD), None
 
 
 def attend(
@@ -110,10 +179,8 @@ def attend(
     Args:
         sliding_window: how many keys a query sees, its own among them; None for all before it.
     """
-    if segments.key_index_M is not None:
-        key_1KND, value_1KND = (
-            x.index_select(2, segments.key_index_M) for x in (key_1KND, value_1KND)
-        )
+    if (places := segments.keys) is not None:
+        key_1KND, value_1KND = (_gathered(x, places) for x in (key_1KND, value_1KND))
     if query_1HND.device.type == "cuda":
         return _flash(query_1HND, key_1KND, value_1KND, segments, scaling, sliding_window)
     parts = zip(
@@ -122,11 +189,11 @@ def attend(
         value_1KND.split(segments.key_lengths, dim=2),
         strict=True,
     )
-    found = [
+    outputs = [
         _one_segment(*part, scaling=scaling, sliding_window=sliding_window, dropout=dropout)
         for part in parts
     ]
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous()
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
 def _one_segment(
@@ -233,7 +300,7 @@ class SharedPrompts:
         self.follow(index_B)
 
     def follow(self, index_B: Tensor) -> None:
-        """From now on row b continues prompt ``index_B[b]``."""
+        """Let row b continue prompt ``index_B[b]``."""
         self.index_B = index_B
         self._sorted_B = index_B.argsort(stable=True)
         self._back_B = self._sorted_B.argsort()
@@ -246,7 +313,7 @@ class SharedPrompts:
         so far, the new one among them."""
         own_BKGH, own_sums_BKG = _with_sums(query_BKGH, key_BKTH, value_BKTH, scale)
         keys, values = self._keys_values[layer]
-        found, sums = [], []
+        outputs, sums = [], []
         queries = query_BKGH[self._sorted_B].split(self._rows_P)
         for prompt, (length, query_RKGH) in enumerate(zip(self._lengths, queries, strict=True)):
             rows, heads, group, size = query_RKGH.shape
@@ -258,9 +325,9 @@ class SharedPrompts:
                 values[prompt, None, :, -length:],
                 scale,
             )
-            found.append(part_1KNH.reshape(heads, rows, group, size).transpose(0, 1))
+            outputs.append(part_1KNH.reshape(heads, rows, group, size).transpose(0, 1))
             sums.append(sums_1KN.reshape(heads, rows, group).transpose(0, 1))
-        prompt_BKGH, prompt_sums_BKG = (torch.cat(x)[self._back_B] for x in (found, sums))
+        prompt_BKGH, prompt_sums_BKG = (torch.cat(x)[self._back_B] for x in (outputs, sums))
         weights_BKG1 = torch.sigmoid(own_sums_BKG - prompt_sums_BKG)[..., None]
         return prompt_BKGH.lerp(own_BKGH, weights_BKG1.to(own_BKGH.dtype))
 

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -39,7 +38,15 @@ from transformers.utils import cached_file
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
 from reason_llm.files import Panic, without_panics
-from reason_llm.model import adapted_linear, adapters, decoding, folder, nf4, score_head
+from reason_llm.model import (
+    adapted_linear,
+    adapters,
+    decoding,
+    deterministic,
+    folder,
+    nf4,
+    score_head,
+)
 from reason_llm.model.attention import FAMILIES, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
@@ -47,7 +54,7 @@ from reason_llm.model.vllm.engine import Engine, EngineSizes
 
 log = logging.getLogger(__name__)
 
-# What Transformers raises on a config.json that contradicts itself.
+# Transformers' errors for a config.json that contradicts itself.
 _BAD_CONFIG = (
     OSError,
     ImportError,
@@ -63,19 +70,19 @@ _BAD_CONFIG = (
 )
 
 MOST_TOKENS = 1 << 31
-"""In a vocabulary."""
+"""Largest vocabulary."""
 KEPT_KERNELS = 64
 """Kernels that oneDNN keeps, which computes in bfloat16 and some float32 on a CPU: it compiles one
 for each shape and keeps 1,024 by default, some hundred MiB. Decoding needs a new shape whenever a
 row leaves."""
 PROBE = "What is 3 + 4?"
-"""Which a tokenizer must read."""
+"""A text that every tokenizer must be able to read."""
 
 
 Role = str
-"""Which model the one base copy is for a while: ``policy``; ``reference``, the base alone; or a
-role that was added, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``, each an adapter
-of its own, some with a head."""
+"""The model that the one base copy currently is: ``policy``; ``reference``, the base alone; or an
+added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``, each an adapter of its
+own, some with a head."""
 
 
 class Model:
@@ -99,12 +106,13 @@ class Model:
         checkpointing: bool = True,
     ) -> None:
         self.path = config.path
+        self.deterministic = config.deterministic
         self.tokenizer = tokenizer
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
         self.heads: dict[Role, nn.Linear] = {}
-        """Of the roles that give one number for a token, (1, D) in float32."""
+        """Heads of the roles that give one number per token, (1, D) in float32."""
         self._seed = seed
         self._adapter = adapters.POLICY
         try:
@@ -122,6 +130,8 @@ class Model:
             # Read at its first product; there is no call for it. The second is ideep's, which is
             # torch's layer over oneDNN.
             os.environ.setdefault(name, str(KEPT_KERNELS))
+        if config.deterministic and self.device.type == "cuda":
+            deterministic.prepare()
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
         if sizes is not None and config.backend == "unsloth":
@@ -145,17 +155,16 @@ class Model:
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
         self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
+        granite: float = getattr(self.text_config, "logits_scaling", None) or 1.0
+        cohere: float = getattr(self.text_config, "logit_scale", None) or 1.0
+        self.logit_scale = cohere / granite
+        """What the model multiplies the head's output by."""
         self._check_head()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Free the memory without hiding the error that ended the run."""
         self._give_back(error)
 
@@ -247,7 +256,7 @@ class Model:
         adapters.load_tensors(self.policy, tensors, _adapter_name(role))
 
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
-        """What a role learns: its adapter's parameters, then its head's."""
+        """Parameters that a role trains: its adapter's, then its head's."""
         head = self.heads.get(role)
         own = adapters.parameters(self.policy, _adapter_name(role))
         return own if head is None else [*own, *head.parameters()]
@@ -306,9 +315,12 @@ class Model:
         )
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Logits (N, V) of N positions, in the base's dtype, capped where the model caps them."""
+        """Logits (N, V) of N positions, in the base's dtype, scaled or capped where the model does
+        so."""
         with self._autocast():
             logits_NV: Tensor = self.head(hidden_ND)
+        if self.logit_scale != 1:
+            logits_NV = logits_NV * self.logit_scale
         if self.softcap is None:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
@@ -324,6 +336,10 @@ class Model:
         """Context in which an adapted layer is one step of autograd; roles may change within it."""
         return adapted_linear.fused(self.policy)
 
+    def repeatable(self) -> AbstractContextManager[None]:
+        """Context in which the same sums give the same bits, with ``model.deterministic``."""
+        return deterministic.operators() if self.deterministic else nullcontext()
+
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
         """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N
         positions; None without one or while it is off."""
@@ -331,15 +347,13 @@ class Model:
             return adapters.factors(self.head, hidden_ND)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Autocast to bfloat16 for a bfloat16 base, so that the float32 adapter's products are
-        computed as in vLLM."""
+        """Autocast for a bfloat16 base, so that the float32 adapter computes as in vLLM."""
         reduced = self.head.weight.dtype == torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16) if reduced else nullcontext()
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Refuse a model that cannot make a pass, or whose logits are not the head's output, such
-        as scaled ones."""
+        """Refuse a model that cannot make a pass, or whose logits are not ``logits``."""
         ids_BT = torch.tensor([[1, 2, 3, 4]], device=self.device)
         try:
             with self._autocast():
@@ -378,9 +392,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     allowed = folder.code_allowed(path, trust_remote_code)
     with _reading(path, "tokenizer"):
         if not Path(path).is_dir():
-            found = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-            if found is not None:
-                folder.check_json(Path(found))
+            file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+            if file is not None:
+                folder.check_json(Path(file))
         with without_panics():
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
             spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
@@ -416,7 +430,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) ->
 
 
 def quiet_libraries() -> None:
-    """Let no library print beside the console."""
+    """Stop libraries from printing beside the console."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
@@ -441,8 +455,9 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
         trust_remote_code: as ``model.trust_remote_code``.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: it cannot be read, or is of a model that reads images.
     """
+    folder.check(path, "config.json", "a model")
     folder.check_files(path)
     folder.check_hub(path)
     allowed = folder.code_allowed(path, trust_remote_code)
@@ -460,7 +475,7 @@ NOT_OF_THE_SHAPE = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
      "quantization_config"}
 )  # fmt: skip
-"""Of a model's config, what says nothing of what an adapter over it must fit."""
+"""Keys of a model's config that do not matter for the fit of an adapter."""
 
 
 def base_digest(policy: PeftModel) -> str:

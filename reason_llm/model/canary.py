@@ -1,4 +1,4 @@
-"""Two checks before learning: rows end to end give the log-probs of padded rows, and the sampler's
+"""Two checks before learning: packed rows have the log-probs of padded rows, and the sampler's
 log-probs are the policy's."""
 
 import math
@@ -15,7 +15,7 @@ from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.rollout import Group
 
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""In nats, in the mean, between padded rows and the same end to end."""
+"""Largest mean difference in nats between padded and packed rows."""
 
 
 @torch.no_grad()
@@ -55,9 +55,9 @@ in the mean of 128."""
 def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     """Compare the log-probs that the sampler reported with the learner's.
 
-    A sampler that leaves the adapter out is told by its direction, long before the adapter changes
-    more than rounding does: of the way from the policy's log-probs to the base's, what it reports
-    lies nearer to the base's end.
+    A sampler without the adapter is detected even while the adapter changes less than rounding
+    does: on the line from the policy's log-probs to the base's, its log-probs are nearer to the
+    base's.
 
     Args:
         sampled: a few tokens, drawn at a temperature of 1.

@@ -19,17 +19,17 @@ class Datum:
     """
 
     name: str
-    """For messages: the prompt's id and the completion's index."""
+    """Name in messages: the prompt's id and the completion's index."""
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
     """False for the prompt and for tokens that the model did not write."""
     group: int = 0
-    """Rows with the same number were drawn for the same prompt."""
+    """Rows with the same number have the same prompt."""
     reward: float = 0.0
     is_truncated: bool = False
-    """The token limit cut it off."""
+    """Whether the token limit cut the completion off."""
     has_reward: bool = True
-    """False where every reward gave None: then it teaches nothing."""
+    """False where every reward gave None: the row then teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """By name, such as sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages."""
 
@@ -45,13 +45,19 @@ class Datum:
         is_truncated: bool = False,
         has_reward: bool = True,
         columns: Mapping[str, Sequence[float]] | None = None,
+        is_sampled: Sequence[bool] | None = None,
     ) -> Self:
-        """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens."""
+        """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens.
+
+        Args:
+            is_sampled: which of its tokens the model wrote; None: all of them.
+        """
         prompt = len(prompt_ids)
+        trained = (True,) * len(completion_ids) if is_sampled is None else tuple(is_sampled)
         return cls(
             name=name,
             ids=(*prompt_ids, *completion_ids),
-            trained=(False,) * prompt + (True,) * len(completion_ids),
+            trained=(False,) * prompt + trained,
             group=group,
             reward=reward,
             is_truncated=is_truncated,
@@ -83,7 +89,7 @@ class Datum:
         return self.ids[: self.trained.index(True)] if True in self.trained else self.ids
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
-        """The row with another prompt and without columns."""
+        """A copy with another prompt and without columns."""
         start = len(self.prompt_ids)
         return replace(
             self,
@@ -118,8 +124,9 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             has_reward=c.has_reward or c.reward is None,
             columns={
                 "sampler_logprobs": c.logprobs,
-                "advantages": [float(c.advantage or 0.0)] * len(c.token_ids),
+                "advantages": [float(c.advantage or 0.0) * wrote for wrote in c.is_sampled],
             },
+            is_sampled=c.is_sampled,
         )
         for number, group in enumerate(groups)
         for i, c in enumerate(group.completions)

@@ -1,11 +1,11 @@
 """Linear layers while tokens are decoded: the same sums as PEFT's and torch's in fewer calls.
 
-A decoded token costs one product of a few rows with every weight. Two things take longer than those
-sums: the Python around each adapted layer, which looks up an adapter that does not change within a
-phase; and, on a CPU, what MKL does before a product of few rows, which is to copy the weight into a
-layout of its own. So within ``lean`` an adapted layer is its three products and nothing else; a
-large head meets many rows a block of its lines at a time; and on AMD's CPUs a large weight meets
-few rows from the left.
+A decoded token costs one product of a few rows with every weight. Two things take longer than these
+products: the Python code around each adapted layer, which looks up an adapter that does not change
+within a phase; and, on a CPU, MKL's copy of the weight into its own layout before a product of few
+rows. So within ``lean`` an adapted layer is only its three products; a large head is multiplied
+block by block with many rows; and on AMD's CPUs a large weight is multiplied from the left with few
+rows.
 
 Measured on one core of AMD's (AVX512), float32, a head of 32,000 x 384: 1, 2, 3, 4 rows 7.6, 18.9,
 27.3, 13.4 ms become 4.2, 3.9, 5.9, 7.3; 64 rows 37 become 27; and for 32,000 x 640 64 rows 59
@@ -25,12 +25,12 @@ from reason_llm.model.adapted_linear import parts, replaced
 from reason_llm.model.products import by_onednn, is_amd, linear
 
 LARGE_WEIGHT = 2**16
-"""Elements from which a weight is read from memory for each token: no core's cache holds them
-all."""
+"""Least elements of a weight that no core's cache holds, so that each token reads it from
+memory."""
 FEW_ROWS = 4
 """Rows that such a weight is multiplied with from the left on AMD's CPUs."""
 FEW_INPUTS = 1536
-"""Inputs up to which that is faster for more than 2 rows."""
+"""Most inputs for which that is faster with more than 2 rows."""
 BLOCK_LINES = 1024
 """Lines of a large head that are multiplied at once: their copy stays in the cache."""
 
@@ -50,20 +50,16 @@ def lean(policy: nn.Module) -> Iterator[None]:
 
 def _forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     if type(module) is nn.Linear and module.weight.device.type == "cpu":
-        return _of_linear(module)
+        return lambda input: product(input, module.weight, module.bias)
     return _of_adapted(module)
 
 
-def _of_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda input: product(input, layer.weight, layer.bias)
-
-
 def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
-    """The sums of PEFT's layer with one adapter that is on; None for any other layer."""
-    found = parts(layer)
-    if found is None:
+    """The products of PEFT's layer with one active adapter over a float weight; None for others."""
+    layer_parts = parts(layer)
+    if layer_parts is None or type(layer_parts.base) is not nn.Linear:
         return None
-    base, low, up, scaling = found
+    base, low, up, scaling = layer_parts
     weight, bias = base.weight, base.bias
     # Autocast would convert the adapter to the base's type once a token.
     low_RI = (low.detach() * scaling).to(weight.dtype)

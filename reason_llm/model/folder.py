@@ -112,11 +112,11 @@ def refuse_adapter(path: str) -> None:
 
 
 def code_allowed(path: str, asked: bool) -> bool:
-    """``asked``, with a warning if true."""
+    """``asked`` unchanged; if true, with a warning."""
     if asked:
         _say(
             f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
-            "rights of yours"
+            "your rights"
         )
     return asked
 
@@ -128,8 +128,8 @@ def is_pickled(config: ModelSection) -> bool:
 
 
 def use_safetensors(config: ModelSection) -> bool | None:
-    """Argument of Transformers: True for safetensors only, False for pickled weights, None for
-    either in a Hub id."""
+    """Transformers' argument: True for safetensors, False for pickled weights, None for either
+    (Hub)."""
     if not config.allow_pickle:
         return True
     if Path(config.path).is_dir():
@@ -214,6 +214,11 @@ def check_json(file: Path) -> None:
                     "or download the model again"
                 )
     if file.name == "config.json":
+        if value.get("vision_config"):
+            raise ModelError(
+                f"{file}: {value.get('model_type')!s:.40} reads images, too, which is not "
+                "supported; take a model of text alone, or save its text part as a model"
+            )
         _check_counts(file, value)
 
 
@@ -232,7 +237,7 @@ def _check_counts(file: Path, value: dict[str, Any]) -> None:
                 "fix it"
             )
         elif SIZE.search(name) and each < 0:
-            raise ModelError(f"{file} has {name[:60]}={str(each)[:30]}, less than nothing; fix it")
+            raise ModelError(f"{file} has {name[:60]}={str(each)[:30]}, which is below 0; fix it")
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:

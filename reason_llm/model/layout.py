@@ -1,8 +1,8 @@
 """Layout of rows in a micro-batch: padded on the right, or end to end in one row ("varlen").
 
-Right padding needs no attention mask: under causal attention no token sees what comes after it.
-End to end there is no padding, and a prompt stands once for all its completions in the micro-batch:
-they have the same keys and values of it, and its gradient is the sum of what each would give.
+Right padding needs no attention mask: under causal attention no token sees what comes after it. End
+to end there is no padding, and a prompt is computed once for all its completions in the
+micro-batch: they share its keys and values, and its gradient is the sum over them.
 
 The shift is here: the hidden state of token t - 1 predicts token t, and entry t of every per-token
 tensor belongs to token t.
@@ -24,7 +24,7 @@ class Layout:
 
     ids_1N: Tensor
     positions_1N: Tensor
-    """Of each token in its own row."""
+    """Position of each token in its own row."""
     predictors_M: Tensor
     """Place of the hidden state that predicts each trained token, in order."""
     ends_B: Tensor
@@ -33,7 +33,7 @@ class Layout:
 
 
 def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
-    """Rows end to end: each row whole, or only the tokens after a prompt that is there already."""
+    """Rows end to end: each row whole, or only the tokens after a prompt that is already there."""
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []

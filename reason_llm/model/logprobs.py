@@ -195,13 +195,13 @@ def _adapted_logprobs(
         return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
 
     accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
-    found = [
+    chunks = [
         checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(
             hidden_ND.split(chunk), low_NR.split(chunk), targets_N.split(chunk), strict=True
         )
     ]
-    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*found, strict=True))
+    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
@@ -238,7 +238,7 @@ def policy_logprobs(
         ids_BT[mask_BT],
         model.head.weight,
         model.head.bias,
-        temperature,
+        temperature / model.logit_scale,
         chunk_tokens,
         softcap=model.softcap,
         entropy_gradient=entropy_gradient,

@@ -31,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from reason_llm.errors import ModelError
 
 BLOCK_ELEMENTS = 64
-"""Weights that share one scale."""
+"""Number of weights that share one scale."""
 
 
 def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
@@ -83,8 +83,8 @@ def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) 
 
 
 def can_pack(module: nn.Module) -> bool:
-    """Whether Transformers 5.17 packs this layer: not those of a class of their own, as Falcon's
-    are."""
+    """Whether Transformers 5.17 packs this layer; layers of other classes, as Falcon's, it does
+    not."""
     return type(module) is nn.Linear or isinstance(module, Conv1D)
 
 

@@ -1,8 +1,8 @@
 """Products of float32 matrices on a CPU, by whichever of torch's two libraries is faster there.
 
 PyTorch multiplies float32 matrices with MKL, which uses AVX2 on every CPU that is not Intel's.
-oneDNN, which is a part of PyTorch as well, uses AVX-512 wherever the CPU has it. So on an AMD CPU
-with AVX-512 all but the small products are oneDNN's; elsewhere nothing changes. The sums are the
+oneDNN, which is a part of PyTorch as well, uses AVX-512 wherever the CPU has it. So on AMD CPUs
+with AVX-512 oneDNN computes all but the small products; elsewhere nothing changes. The sums are the
 same, rounded in another order.
 
 Measured on one core of an EPYC (family 26), GFLOP/s of MKL and of oneDNN: 2,048 tokens, 384 inputs,

@@ -1,8 +1,6 @@
 """A reward model of its own, not over the base: a folder with a sequence-classification model of
-one label, in safetensors, with its own tokenizer and chat template. What goes in are its own ids,
-never ours.
-
-It waits in host memory and is on the GPU for the scoring phase alone.
+one label, in safetensors, with its own tokenizer and chat template. It reads its own token ids,
+never ours. It is in host memory, and on the GPU only in the scoring phase.
 
 Shapes: B rows, T tokens.
 """
@@ -40,7 +38,7 @@ class ClassifierShape:
 
     weight_bytes: int
     passing_bytes_per_token: int
-    """Of a forward pass without gradients: a few of a layer's widest vectors."""
+    """Memory of a forward pass without gradients: a few of a layer's widest vectors."""
     max_tokens: int | None
     """Longest text; None where the config has no limit."""
 
@@ -115,8 +113,10 @@ class SequenceClassifier:
         Raises:
             OutOfMemory: they do not fit.
         """
+        held = [(tensor, tensor.data) for tensor in self._tensors()]
         try:
-            self._model.to(self.device)
+            for tensor, weights in held:
+                tensor.data = weights.to(self.device)
             yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -126,9 +126,14 @@ class SequenceClassifier:
                 "memory.budget_gib or train.micro_batch_tokens; what was sampled is saved"
             ) from None
         finally:
-            self._model.to("cpu")
+            for tensor, weights in held:  # never changed, so nothing is copied back
+                tensor.data = weights
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
 
     @torch.no_grad()
     def scores(

@@ -6,15 +6,17 @@ from reason_llm.run.start.saved_rollouts import (
     missing_steps,
     warn_of_another,
 )
+from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.buffer import RolloutBuffer, lock
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
-from reason_llm.run.store.folder import ANSWERS
+from reason_llm.run.store.folder import ANSWERS, ROWS
 from reason_llm.run.store.metrics import Record, accuracies
 from reason_llm.run.watch import SILENT, Begun, Progress, Silent, Watch
 
 __all__ = [
     "ANSWERS",
+    "ROWS",
     "SILENT",
     "Begun",
     "Best",
@@ -24,6 +26,7 @@ __all__ = [
     "RolloutBuffer",
     "RunIdentity",
     "Silent",
+    "StopSignal",
     "Watch",
     "accuracies",
     "buffer_files",

@@ -1,5 +1,5 @@
 """Collection of a step's scored groups: prompts drawn, sampled and scored wave by wave. A wave is
-saved when it is sampled and scored while the next is sampled, so that nothing sampled is lost.
+saved after it is sampled, and scored while the next one is sampled, so that no sample is lost.
 
 With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped, and further
 prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
@@ -28,47 +28,47 @@ from reason_llm.sample import Sampler, SamplingParams
 from reason_llm.train import varies_enough, with_advantages
 
 ModelScores = Callable[[RewardModelFolder, Sequence[Group]], Sequence[float]]
-"""Scores of the groups' completions by a reward model."""
+"""Computes a reward model's scores of the groups' completions."""
 
 
 class Stop(Protocol):
-    """Tells when sampling is to end early."""
+    """Says whether sampling should end early."""
 
     @property
     def requested(self) -> bool:
-        """Whether it is."""
+        """Whether sampling should end."""
         ...
 
     def check(self) -> None:
-        """Raises Stopped: it is."""
+        """Raises Stopped if sampling should end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step to be collected, with what that needs of the run."""
+    """A step to be collected, and what this needs of the run."""
 
     number: int
     drawn: int
-    """Prompts taken from the order before it."""
+    """Prompts that earlier steps took from the order."""
     version: int
-    """Learned steps of the policy that samples it."""
+    """The version of the policy that samples it, in learned steps."""
     checkpoint: Path | None
-    """The run's newest one."""
+    """The run's newest checkpoint."""
     job: Job
     buffer: RolloutBuffer
     stop: Stop
     watch: Watch
     record: Record
-    """Of the step, which is added to here."""
+    """The step's record, to which collecting adds."""
 
     @property
     def config(self) -> Config:
-        """The run's."""
+        """The run's config."""
         return self.job.config
 
     def begin(self) -> Document | None:
-        """Its rollouts so far, now that it is its turn; they are taken over into the buffer."""
+        """The step's rollouts so far, at the start of its turn; they are moved into the buffer."""
         return self.buffer.read(self.number, self._checkpoint)
 
     @property
@@ -76,7 +76,7 @@ class Step:
         return None if self.checkpoint is None else str(self.checkpoint)
 
     def saved(self) -> Document | None:
-        """Its rollouts so far."""
+        """The step's rollouts so far."""
         return self.buffer.find(self.number)
 
     def save(
@@ -103,9 +103,9 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
         Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
         RewardError: a reward failed; the waves so far are in the buffer.
 
-    Where no group has a signal, or too few have within the bound, the step is taken with what
-    there is; with none at all, with the last wave as it was sampled. That teaches nothing where its
-    rewards do not vary; groups that only ``success_range`` dropped are then trained.
+    If too few groups within the bound have a signal, the step has fewer groups; if none has, it is
+    the last wave as it was sampled. Groups of that wave with equal rewards teach nothing; groups
+    that only ``success_range`` dropped are trained.
     """
     job, record, sample = step.job, step.record, step.config.sample
     params = sampling_params(step.config)
@@ -123,7 +123,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress
                 )
-            fresh_tokens += sum(len(c.token_ids) for group in sampled for c in group.completions)
+            fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
             step.save(*collected.together())
             collected.score(sampled)
@@ -212,7 +212,7 @@ def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
 
 
 def _is_scored(group: Group) -> bool:
-    """Whether the rewards are there; the total is not where reward models are still to be asked."""
+    """Whether the group is scored; its total is missing while reward models are still to score."""
     return bool(group.completions[0].rewards)
 
 
@@ -225,15 +225,15 @@ class _Collected:
         groups = [] if saved is None else saved.groups
         self._step = step
         self.groups = [group for group in groups if _is_scored(group)]
-        """Scored and kept."""
+        """Groups that are scored and kept."""
         self.waiting = [group for group in groups if not _is_scored(group)]
-        """Sampled and not scored."""
+        """Groups that are sampled and not yet scored."""
         self.drawn = 0 if saved is None else saved.drawn - len(self.waiting)
-        """Prompts that were sampled and scored, those of dropped groups included."""
+        """Number of prompts that were sampled and scored, dropped groups included."""
         self.counts = {} if saved is None else dict(saved.counts)
-        """Of errors and time limits in scoring, by metric."""
+        """Number of errors and timeouts in scoring, by metric."""
         self.last: list[Group] = []
-        """The last wave as it was scored."""
+        """The last scored wave."""
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1)
         self._under_way: Future[None] | None = None
@@ -254,7 +254,7 @@ class _Collected:
             self.waiting = self.waiting + sampled
 
     def score(self, sampled: list[Group]) -> None:
-        """Begin to score these groups, the oldest that wait, once those before are scored."""
+        """Start to score the oldest waiting groups, after the earlier ones are scored."""
         self.settle()
         if sampled:
             self._under_way = self._thread.submit(self._score, sampled)
@@ -270,8 +270,7 @@ class _Collected:
             under_way.result()
 
     def together(self) -> tuple[list[Group], int, dict[str, float]]:
-        """All groups in the order they were drawn, the number of prompts sampled for them, and the
-        counts."""
+        """All groups in drawing order, the number of prompts sampled for them, and the counts."""
         with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
 
@@ -287,7 +286,7 @@ class _Collected:
 
 
 def sampling_params(config: Config) -> SamplingParams:
-    """Sampling parameters of training."""
+    """Sampling parameters for training rollouts."""
     sample = config.sample
     return SamplingParams(
         sample.completions_per_prompt,
@@ -315,7 +314,7 @@ def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) ->
         counted = [name for name, weight in weights.items() if weight]
         # NaN, which is no reward, is not equal to itself, and None is.
         numbers = [[c.rewards[name] for name in counted] for c in scored]
-        totals = [[None if math.isnan(n) else n for n in each] for each in numbers]
+        totals = [[None if math.isnan(n) else n for n in row] for row in numbers]
     if all(total == totals[0] for total in totals):
         return False
     if not varies_enough(group, algorithm):

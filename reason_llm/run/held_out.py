@@ -19,7 +19,13 @@ from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
+from reason_llm.sample import (
+    Progress,
+    Sampler,
+    SamplingParams,
+    in_environment,
+    sampling,
+)
 from reason_llm.score import Scorer
 from reason_llm.train import Learner, learning, length_bias
 
@@ -77,7 +83,7 @@ class HeldOut:
             sampling(self._learner.model, job.plan.cache_tokens) as sampler,
             watch.phase("evaluating", len(job.data.held_out_prompts)) as progress,
         ):
-            dealing = self._team.dealing(sampler)
+            dealing = in_environment(self._team.dealing(sampler), job.run.environments)
             for data_set in job.data.held_out:
                 values, groups = evaluate(dealing, data_set.prompts, job.scorer, params, progress)
                 if not record:  # the first set's count for the run
@@ -110,7 +116,7 @@ def evaluate(
     count, name = len(completions), scorer.rewards[0].name
     found = {
         "eval/accuracy": sum(completion.rewards[name] for completion in completions) / count,
-        "eval/completion_tokens": sum(len(completion.token_ids) for completion in completions)
+        "eval/completion_tokens": sum(len(completion.sampled_ids) for completion in completions)
         / count,
         "eval/truncated_fraction": sum(
             completion.finish_reason == "length" for completion in completions
@@ -133,7 +139,7 @@ def to_lines(name: str, groups: Sequence[Group]) -> bytes:
             "answer": group.prompt.answer,
             "completion": completion.text,
             "score": completion.reward,
-            "tokens": len(completion.token_ids),
+            "tokens": len(completion.sampled_ids),
             "finish_reason": completion.finish_reason,
         }
         lines.append(orjson.dumps(values) + b"\n")

@@ -1,4 +1,4 @@
-"""What a run learns with: its objective, the roles over the base, and their learners."""
+"""The roles over the base in a run, and their learners."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,43 +7,17 @@ from reason_llm.config import Config
 from reason_llm.model import Model, score_head
 from reason_llm.model.plan import Plan
 from reason_llm.run import reward_models
-from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.resolve import START
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (
-    Labels,
     Learner,
     Learners,
     LearningSettings,
-    Objective,
-    PairLoss,
-    PolicyGradient,
-    RewardModel,
     ShardedLearner,
     Shards,
-    Supervised,
     Values,
+    objective_of,
 )
-
-
-def objective_of(config: Config) -> Objective:
-    """The objective of a config's stage."""
-    match config.stage:
-        case "rl" | "sample":
-            return PolicyGradient(
-                config.learned_row,
-                config.sample.max_new_tokens,
-                saved_rollouts.rounding_nats(config),
-                config.critic,
-                config.teacher.coefficient,
-            )
-        case "reward":
-            return RewardModel(centering=config.reward.centering, uses_margins=config.reward.margin)
-        case "preference":
-            row = config.preference.row()
-            return PairLoss(row=row) if row.needs_pairs else Labels(row=row)
-        case _:
-            return Supervised(aggregation=config.sft.aggregation)
 
 
 def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model) -> Learners:
@@ -67,7 +41,7 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         objective=objective_of(config),
         train=train,
         temperature=config.sample.temperature if config.samples else 1.0,
-        micro_batch_tokens=min(halved, plan.micro_batch_tokens),  # which may be lower by now
+        micro_batch_tokens=min(halved, plan.micro_batch_tokens),  # it may be lower by now
         seed=config.run.seed,
         total_optimizer_steps=config.policy_optimizer_steps,
         first_step=config.first_policy_step,

@@ -30,7 +30,7 @@ from reason_llm.run.store.kept_adapters import END_TOKEN, SCALE
 from reason_llm.train import Learner
 
 CLIP = 10.0
-"""Of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
+"""Bound of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
 
 Progress = Callable[[int], None]
 
@@ -42,14 +42,14 @@ class RewardModelFolder:
     """A reward model that the config names, checked."""
 
     key: str
-    """Of its reward."""
+    """Key of its reward."""
     folder: Path
     is_outside: bool
-    """It is a model of its own."""
+    """Whether it is a separate model, not an adapter over the base."""
     scale: tuple[float, float] | None
     """Mean and deviation; None: its scores are the rewards."""
     digest: str
-    """Of its files."""
+    """Digest of its files."""
     reads_end_token: bool
     """A model of its own that reads the end token, and nothing that its template puts after it."""
 
@@ -59,7 +59,7 @@ class RewardModelFolder:
         return f"reward:{self.key}"
 
     def rewards(self, scores: Sequence[float]) -> list[float]:
-        """Rewards of these scores; what is not finite stays so."""
+        """Rewards from these scores; a score that is not finite stays so."""
         if self.scale is None:
             return list(scores)
         mean, std = self.scale
@@ -138,7 +138,7 @@ def paid_by(config: Config, folder: Path) -> tuple[float, float]:
 
 
 def _described(key: str, folder: Path) -> dict[str, Any]:
-    """What ``reward.json`` holds; nothing where there is none."""
+    """The content of ``reward.json``; empty without that file."""
     if not (folder / SCALE).exists():
         return {}
     try:
@@ -187,7 +187,7 @@ def _number(value: object) -> float | None:
 
 
 def _digest(folder: Path) -> str:
-    """Of all its weights and descriptions."""
+    """Digest of all its weights and descriptions."""
     names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
     try:
         return large_digest(sorted(file for name in names for file in folder.glob(name)))[:16]
@@ -211,14 +211,14 @@ def conversations(
     """
     template = chat_template("auto", str(classifier.path), model_has_one=True)
     renderer = Renderer(classifier.tokenizer, template, None)
-    found = []
+    rows = []
     for group in groups:
         for c in group.completions:
-            talk = [*group.prompt.extra[CHAT], {"role": "assistant", "content": c.text}]
+            talk = [*group.prompt.extra[CHAT], {"role": "assistant", "content": c.answer}]
             text = renderer.text(group.prompt.id, talk, generation=False)
             text = text.rstrip() if reads_end_token else text
-            found.append(renderer.token_ids(group.prompt.id, text))
-    return found
+            rows.append(renderer.token_ids(group.prompt.id, text))
+    return rows
 
 
 class RewardModels:
@@ -226,7 +226,7 @@ class RewardModels:
 
     def __init__(self) -> None:
         self._outside: dict[str, SequenceClassifier] = {}
-        """Those of their own that were asked before, in host memory."""
+        """Separate reward models that have scored before, kept in host memory."""
 
     def scores(
         self,

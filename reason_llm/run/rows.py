@@ -14,21 +14,24 @@ the first step with it would measure, however often the run was killed.
 Not here: the baseline of KTO, whose rows depend on the step.
 """
 
+import gzip
 import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import orjson
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from reason_llm.config import Config
-from reason_llm.data import order
+from reason_llm.data import SIDES, order, prompt_tokens
 from reason_llm.errors import one_line
 from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum
@@ -39,10 +42,11 @@ from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.train import Learner, learning
 
+MOST_UNITS = 200
 COLUMN = "ref_logprobs"
 KEY_BYTES = 16
 SAVE_SECONDS = 30.0
-"""Between two writes while rows are measured."""
+"""Seconds between two writes while log-probs are measured."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +64,10 @@ class References:
 
     def of(self, data: Sequence[Datum]) -> list[Datum]:
         """The rows, with the column ``ref_logprobs`` where it is known."""
-        found = [self._logprobs.get(_key(datum)) for datum in data]
+        known = [self._logprobs.get(_key(datum)) for datum in data]
         return [
             datum if logprobs is None else datum.with_trained(COLUMN, logprobs)
-            for datum, logprobs in zip(data, found, strict=True)
+            for datum, logprobs in zip(data, known, strict=True)
         ]
 
     def read(self, most_bytes: int) -> None:
@@ -78,13 +82,13 @@ class References:
 
     def missing(self, steps: Sequence[Sequence[Datum]]) -> list[tuple[Sequence[Datum], int]]:
         """The steps with a row that is in no earlier one and not known, and how many there are."""
-        seen, found = set(self._logprobs), []
+        seen, new_steps = set(self._logprobs), []
         for data in steps:
             new = {_key(datum) for datum in data} - seen
             seen |= new
             if new:
-                found.append((data, len(new)))
-        return found
+                new_steps.append((data, len(new)))
+        return new_steps
 
     def measure(
         self,
@@ -138,19 +142,40 @@ class Rows:
 
     def drawn(self, start: int, count: int) -> list[Datum]:
         """The rows of the units (pairs, or rows) from ``start`` on in the run's order."""
-        data = self._job.data
-        units = data.units
-        found = order(data.sizes, data.weights, self._job.config.run.seed, start, count)
+        units = self._job.data.units
         return self._references.of(
             [
                 replace(Datum.of_row(row), group=number)
-                for number, index in enumerate(found)
+                for number, index in enumerate(self._drawn(start, count))
                 for row in units[index]
             ]
         )
 
+    def write_texts(self) -> None:
+        """Write an even sample of the rows that the run learns from, as lines like those of an
+        evaluation: the prompt is the text before the first token that is learned."""
+        config, units = self._job.config, self._job.data.units
+        count = config.train.rows_per_step
+        drawn = self._drawn(0, config.run.steps * count)
+        decode = partial(self._job.run.subject.tokenizer.decode, clean_up_tokenization_spaces=False)
+        content = b""
+        for n in range(0, len(drawn), 1 + len(drawn) // MOST_UNITS):
+            for side, row in zip(SIDES, units[drawn[n]], strict=False):
+                start, step = prompt_tokens(row), n // count + 1
+                line = {"step": step, "id": f"step {step} · {row.name}"}
+                line |= {"prompt": decode(row.ids[:start]), "completion": decode(row.ids[start:])}
+                one = {"set": "", "score": row.value}
+                line |= {"set": side} if config.learns_pairs else one
+                content += orjson.dumps(line) + b"\n"
+        write_atomically(self._job.folder / run_folder.ROWS, gzip.compress(content, mtime=0))
+
+    def _drawn(self, start: int, count: int) -> list[int]:
+        """Indices of the units from ``start`` on in the run's order."""
+        data, seed = self._job.data, self._job.config.run.seed
+        return order(data.sizes, data.weights, seed, start, count)
+
     def held_out(self) -> list[Datum]:
-        """The rows that evaluation judges by."""
+        """The held-out rows for evaluation."""
         data_set = self._job.data.held_out_rows
         rows = [] if data_set is None else data_set.rows
         return self._references.of([Datum.of_row(row) for row in rows])
@@ -187,8 +212,7 @@ def path_of(config: Config, folder: Path, start: Path) -> Path:
 
 
 def most_bytes(steps: Iterable[Sequence[Datum]]) -> int:
-    """Largest size of a file that may be read: twice what these rows need, as others may have been
-    in it."""
+    """Largest file that is read: twice the size of these rows, as it may hold others."""
     needed = sum(KEY_BYTES + 8 + 4 * datum.num_trained for data in steps for datum in data)
     return 2 * needed + MIB
 

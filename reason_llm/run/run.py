@@ -20,17 +20,18 @@ from reason_llm.run.held_out import HeldOut
 from reason_llm.run.reward_models import RewardModelFolder, RewardModels
 from reason_llm.run.rows import Rows
 from reason_llm.run.start import saved_rollouts
-from reason_llm.run.start.prepare import AHEAD, Job
+from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, metrics
-from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
-from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
+from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
 from reason_llm.train import (
     Learners,
     learning,
@@ -43,13 +44,13 @@ from reason_llm.train import (
 
 @contextmanager
 def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
-    """Lock the run, load the model, restore the newest checkpoint, and evaluate a new run's policy
-    before it learns."""
+    """Lock the run, load the model, restore the newest checkpoint, and evaluate a new run's
+    policy."""
     started, config, plan = time.perf_counter(), job.config, job.plan
     for line in plan.table():
         watch.line(line)
     checkpointing = bool(config.train.gradient_checkpointing)
-    meter = Meter(default_device())  # what is there by now is not the run's
+    meter = Meter(default_device())  # memory in use so far is not the run's
     with (
         job.scorer,
         _locked(job) as (buffer, writer),
@@ -74,6 +75,8 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
             log.records(),
             config.score.judged_by,
         )
+        if not config.samples:
+            run.rows.write_texts()
         with watch.run(begun):
             run.rows.measure(made.policy, run.record, watch, stop)
             if job.is_new:
@@ -92,7 +95,7 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
     buffer = RolloutBuffer(
         run.buffer_path,
         job.state.run,
-        [_SavedRollouts(job) if job.run.saved_buffers else job.archive],
+        [_SavedRollouts(job) if job.run.saved_buffers else _archive_of(job)],
         ahead=job.folder / AHEAD if run.max_staleness else None,
         writer=writer,
         discard=never,
@@ -104,9 +107,14 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
         yield buffer, writer
 
 
+def _archive_of(job: Job) -> Archive:
+    run = job.config.run
+    return Archive(job.folder, run.keep_buffers, int(run.keep_buffers_gib * GIB))
+
+
 @dataclass(frozen=True, slots=True)
 class _SavedRollouts:
-    """What ``run.from_buffer`` names, as a source of the buffer."""
+    """The saved rollouts of ``run.from_buffer``, as a source of the buffer."""
 
     job: Job
 
@@ -159,10 +167,10 @@ class Run:
         self.job = job
         self.model = made.policy.model
         self.learners = made
-        """Of this process."""
+        """The learners in this process."""
         self.rows = Rows(job)
         self.record: Record = {}
-        """What is known so far for the record of the step under way."""
+        """The record of the current step, as far as it is known."""
         self._team = team
         self._buffer = buffer
         self._writer = writer
@@ -170,6 +178,7 @@ class Run:
         self._watch = watch
         self._stop = stop
         self._meter = meter
+        self._archived = _archive_of(job)
         self._reward_models = RewardModels()
         self._held_out = HeldOut(job, made.policy, self.rows, team)
         self._kept = KeptAdapters(
@@ -182,7 +191,7 @@ class Run:
             log,
             writer,
         )
-        self.state = self._kept.restore_best(job.state)
+        self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state
         """The state in the run's newest checkpoint."""
 
@@ -197,7 +206,7 @@ class Run:
             yield self.state.step
 
     def step(self, number: int) -> Step:
-        """The step that is to be learned, to be collected."""
+        """The step that is learned next, ready to be collected."""
         return Step(
             number,
             self.state.drawn,
@@ -219,12 +228,13 @@ class Run:
         """Sampling phase of a step, after the check that the sampler is the policy."""
         with self._saved_if_stopped():
             with self._sampling_by(self._team.version_of(step)) as sampler:
-                yield self._team.dealing(sampler)
+                dealing = self._team.dealing(sampler)
+                yield in_environment(dealing, self.job.run.environments)
             self._stop.check()
 
     @contextmanager
     def _sampling_by(self, version: int) -> Iterator[Sampler]:
-        """The sampler of this process, by the policy of so many learned steps."""
+        """This process's sampler, with the policy of the given number of learned steps."""
         with (
             self._team.at(version),
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
@@ -256,7 +266,7 @@ class Run:
 
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
-        """Learning phase of a step over these rows; what it yields learns them."""
+        """Learning phase of a step over these rows; it yields the function that learns them."""
         ahead: AbstractContextManager[None] = nullcontext()
         if self.config.samples:
             ahead = self._team.sampling_ahead(self.step(step), self._sampling_by)
@@ -269,7 +279,7 @@ class Run:
                 self._watch.phase("learning", len(data) * self.config.train.epochs) as progress,
             ):
                 kl = self.state.kl_coefficient
-                yield lambda: self._team.learn(step, data, kl, lambda rows: progress(0, rows))
+                yield lambda: self._team.learn(step, data, lambda rows: progress(0, rows), kl)
         except OutOfMemory:
             if not self.learners.moved_in_step:
                 self._save()
@@ -299,6 +309,7 @@ class Run:
         if not self.config.samples:
             self.record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
         self._evaluate_if(self._held_out.is_due(self.state.step))
+        self._kept.take(self.state)
         self.record = self._team.take_record(step) | self.record
         self.record["time/writing_seconds"] = self._writer.take_seconds()
         self._show(last)
@@ -306,14 +317,14 @@ class Run:
         run = self.config.run
         is_last = self.state.step == run.steps or self.job.ends_early(self.state)
         if is_last or self.state.step % run.save_every == 0 or self._stop.requested:
-            with timed(self.record, "saving"):  # stands in the next step's record
+            with timed(self.record, "saving"):  # goes into the next step's record
                 self._save()
-            self._stop.check()  # a signal that comes later finds what to save
+            self._stop.check()  # so that a later signal saves it
 
     def evaluate_untrained(self) -> None:
-        """Evaluate the policy before it learns and save it, so that the run has an identity before
-        it has rollouts."""
+        """Evaluate and save the untrained policy, which gives the run an identity."""
         self._evaluate_if(self._held_out.exists)
+        self._kept.take(self.state)
         self._show(None)
         self._save()
 
@@ -341,7 +352,7 @@ class Run:
 
     def _archive(self, document: Document) -> None:
         """Archive the rollouts of a step, with the learner's log-probs."""
-        if not self.job.archive.wants(document.step):
+        if not self._archived.wants(document.step):
             return
         logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
         learns = self.config.learns
@@ -351,7 +362,7 @@ class Run:
             if learns:
                 groups = with_learner_logprobs(groups, logprobs)
             archived = replace(document, groups=groups)
-            self.job.archive.add(archived, checkpoint.needed_from(folder))
+            self._archived.add(archived, checkpoint.needed_from(folder))
 
         self._writer.submit(write)
 
@@ -365,17 +376,15 @@ class Run:
         return record
 
     def _evaluate_if(self, is_due: bool) -> None:
-        """Evaluate the policy, and note whether it is the best one."""
+        """Evaluate the policy, and keep it if it is the best so far."""
         if is_due:
             with timed(self.record, "evaluation"):
                 step = self.state.step
                 self.record |= self._held_out.evaluate(step, self._watch, self._writer)
                 if self.config.learns:
                     digest, judged_by = self._held_out.digest, self.config.score.judged_by
-                    found = best.after(self.state.best, step, self.record, digest, judged_by)
-                    self.state = replace(self.state, best=found)
-                    if found is not None and found.step == step:
-                        self._kept.take_best()
+                    best_now = best.after(self.state.best, step, self.record, digest, judged_by)
+                    self.state = replace(self.state, best=best_now)
         for name, count in self.job.scorer.take_counts().items():
             self.record[name] = self.record.get(name, 0.0) + count
 
@@ -396,7 +405,7 @@ class Run:
         self._watch.step(record, last)
 
     def _next_kl_coefficient(self, learned: Record) -> float | None:
-        """The KL's weight in the next step; None where it stays as the row says."""
+        """The KL's weight in the next step; None if it does not change."""
         row = self.config.algorithm.row()
         if not self.config.samples or row.kl_target == 0:
             return None
@@ -404,13 +413,13 @@ class Run:
         now = row.kl_coefficient if now is None else now
         self.record["train/kl_coefficient"] = now
         if self.state.step < self.config.first_policy_step:
-            return now  # the policy has not moved: its KL says nothing of this weight
+            return now  # the policy has not moved, so its KL does not depend on this weight
         kl, count = learned["train/kl_per_completion"], self.config.sample.rollouts_per_step
         return next_kl_coefficient(now, kl, count, row.kl_target, row.kl_horizon)
 
     @contextmanager
     def _saved_if_stopped(self) -> Iterator[None]:
-        """Save what ``run.save_every`` left unsaved, if a signal ends the run in this block."""
+        """If a signal ends the run in this block, save the steps that are not saved yet."""
         try:
             yield
         except Stopped:
@@ -437,6 +446,6 @@ class Run:
             self.learners.optimizers,
             self.config.run.keep_checkpoints,
             self._writer,
-            self._kept.best_files | beside,
+            self._kept.beside | beside,
         )
         self._kept.saved(self.state)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Self
+from typing import ClassVar, Self
 
 from reason_llm.errors import Stopped
 
@@ -20,6 +20,9 @@ class StopSignal:
 
     Ending at once loses no more than kill -9 does. Outside the main thread signals are left alone.
     """
+
+    unheeded: ClassVar[signal.Signals | None] = None
+    """Received by the last run of this process while it ended by itself."""
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
@@ -34,6 +37,7 @@ class StopSignal:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        StopSignal.unheeded = self._received
 
     @property
     def requested(self) -> bool:
@@ -58,6 +62,6 @@ class StopSignal:
             os._exit(128 + number)
         self._received = signal.Signals(number)
         logger.warning(
-            "%s: finishing what is under way, then saving; once more ends at once",
+            "%s: finishing the current work, then saving; a second signal ends at once",
             self._received.name,
         )

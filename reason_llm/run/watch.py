@@ -1,5 +1,5 @@
-"""Interface between a run and its observers: consoles, trackers and notebooks. A watch cannot
-change a run."""
+"""Interface between a run and its observers (console, trackers, notebook), which cannot change
+it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +11,7 @@ from reason_llm.rollout import Group
 from reason_llm.run.store.metrics import Record
 
 Progress = Callable[[int, int], None]
-"""Told of what was done: (tokens, items)."""
+"""Called with the progress: (tokens, items)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Begun:
     """Steps that were learned before."""
     last_step: int
     records: Sequence[Record]
-    """Of those steps."""
+    """Records of the steps that were learned before."""
     judged_by: str = "accuracy"
     """Name of what evaluation measures: the first reward's, unless it tells what is right."""
 

@@ -2,14 +2,25 @@
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.shards import Dealer, Draw, Part, ShardedSampler
+from reason_llm.sample.shards import (
+    Dealer,
+    Draw,
+    Lot,
+    Part,
+    ShardedSampler,
+    lots,
+    sample_lot,
+)
 from reason_llm.sample.stop_strings import stop_strings
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
+from reason_llm.sample.turns import Environments, environments_of, in_environment
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
     "Dealer",
     "Draw",
+    "Environments",
+    "Lot",
     "Part",
     "Progress",
     "Sampler",
@@ -17,7 +28,11 @@ __all__ = [
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
+    "environments_of",
+    "in_environment",
+    "lots",
     "prove_sampler_is_policy",
+    "sample_lot",
     "sampler_of",
     "sampling",
     "stop_strings",

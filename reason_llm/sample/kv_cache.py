@@ -20,9 +20,9 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from reason_llm.model import SharedPrompts
 
 SHARED_TOKENS = 128
-"""Tokens of a prompt on average, and """
+"""Prompts are kept once if they have at least this many tokens on average,"""
 SHARED_ROWS = 4
-"""rows of each, from which on it pays to keep the prompts once."""
+"""and at least this many rows each."""
 
 
 class ReservedCache(DynamicCache):
@@ -37,7 +37,7 @@ class ReservedCache(DynamicCache):
         self.is_reserved = all(isinstance(layer, _ReservedLayer) for layer in self.layers)
         """Whether no layer copies what it keeps when rows leave."""
         self.prompts: SharedPrompts | None = None
-        """Those that are kept once; None: every row has a copy of its own."""
+        """Prompts that are kept once; None: every row has its own copy."""
 
     def reserve(self, index_B: Tensor, new_tokens: int) -> None:
         """Make row b a copy of row ``index_B[b]``, with room for ``new_tokens`` more."""
@@ -110,7 +110,7 @@ class _ReservedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens; all keys and values so far."""
+        """Append tokens, and return all keys and values so far."""
         if self._storage is None:
             keys, values = super().update(key_states, value_states)
             return keys, values

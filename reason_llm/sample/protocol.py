@@ -26,7 +26,7 @@ class SamplingParams:
 
 
 Progress = Callable[[int, int], None]
-"""Told of every decoding step: (tokens sampled in it, completions that ended in it)."""
+"""Called after every decoding step: (tokens sampled in it, completions that ended in it)."""
 
 
 class Sampler(Protocol):

@@ -1,5 +1,6 @@
 """Sampling in shards: the prompts are dealt in a number of parts that the config fixes, each with a
-seed of its own and sampled by itself. What is drawn does not depend on who draws which part."""
+seed of its own. What is drawn does not depend on who draws which part: where vLLM draws several
+parts in one batch, each request has a seed of its own."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,22 +9,25 @@ from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.vllm_sampler import VllmSampler
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one shard has of the prompts."""
+    """The prompts of one shard."""
 
     shard: int
     prompts: tuple[Prompt, ...]
     seed: int
 
 
-Draw = Callable[[Part], list[Group]]
+Lot = tuple[Part, ...]
+"""The parts that one process samples together."""
+Draw = Callable[[Lot], list[list[Group]]]
 
 
 class Dealer(Protocol):
-    """Who samples which part."""
+    """Decides which process samples which part."""
 
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
@@ -31,7 +35,7 @@ class Dealer(Protocol):
         """The groups of each part.
 
         Args:
-            own: samples a part in this process, and tells the progress by itself.
+            own: samples a lot in this process, and tells the progress by itself.
         """
         ...
 
@@ -61,15 +65,33 @@ class ShardedSampler:
             for shard in range(min(self._count, len(prompts)))
         ]
 
-        def own(part: Part) -> list[Group]:
-            return self._sampler.sample(part.prompts, params, part.seed, progress)
+        def own(lot: Lot) -> list[list[Group]]:
+            return sample_lot(self._sampler, lot, params, progress)
 
         sampled = self._dealer.sample(parts, params, own, progress)
         return [sampled[i % self._count][i // self._count] for i in range(len(prompts))]
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """What one process takes at once, of each shard."""
+        """Number of prompts that one process takes at once, times the number of shards."""
         return self._count * self._sampler.prompts_at_once(prompts, params)
+
+
+def sample_lot(
+    sampler: Sampler, lot: Lot, params: SamplingParams, progress: Progress
+) -> list[list[Group]]:
+    """The groups of each part: under vLLM in one batch, else of one part after the other."""
+    if isinstance(sampler, VllmSampler):
+        return sampler.sample_together(
+            [(part.prompts, part.seed) for part in lot], params, progress
+        )
+    return [sampler.sample(part.prompts, params, part.seed, progress) for part in lot]
+
+
+def lots(parts: Sequence[Part], takers: int, *, in_batches: bool) -> list[Lot]:
+    """The parts as they are handed out: one for each taker where a process takes all of its own in
+    one batch, else part by part, so that who is faster takes more."""
+    count = min(takers, len(parts)) if in_batches else len(parts)
+    return [tuple(parts[number::count]) for number in range(count)]
 
 
 def _seed(seed: int, shard: int) -> int:

@@ -3,7 +3,7 @@
 Each prompt is read once and its KV cache copied to its completions, or kept once for all of them
 (``kv_cache``); finished completions leave the batch, so a wave costs what its tokens cost. Every
 token is drawn by inverting the cumulative distribution at a number that depends only on the seed,
-the row and the position, so the batch's make-up does not change the draw.
+the row and the position, so the draw does not depend on the other rows of the batch.
 
 Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reason_llm.errors import TrainingError
 from reason_llm.model import Model, decode
+from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import SHARED_ROWS, SHARED_TOKENS, ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
@@ -64,8 +65,8 @@ class TransformersSampler:
         ]
 
     def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-        """Random numbers in [0, 1) of every token of every row, (N, L): the only randomness of the
-        sampler."""
+        """Random numbers (N, L) in [0, 1) of all tokens of all rows: the sampler's only
+        randomness."""
         return torch.rand(num_rows, num_tokens, generator=torch.Generator().manual_seed(seed))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
@@ -119,7 +120,8 @@ class TransformersSampler:
 BLOCK = 256
 """Tokens of the vocabulary that are summed up together."""
 DRAWN_ELEMENTS = 2**20
-"""Probabilities that exist at once, which the processor's cache holds."""
+"""Probabilities that exist at once on a CPU, whose cache holds them; on a GPU all do, in one launch
+of each kernel."""
 
 
 @dataclass(slots=True)
@@ -140,8 +142,8 @@ class _Batch:
     def prefill(
         cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int], new_tokens: int
     ) -> "_Batch":
-        """Read each prompt once, padded on the left, and hand its cache to each of its rows, with
-        room for ``new_tokens`` more."""
+        """Read each prompt once, padded on the left, ``READ_TOKENS`` of all of them at a time, and
+        hand its cache to each of its rows, with room for ``new_tokens`` more."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         longest = max(lengths)
         ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -152,12 +154,15 @@ class _Batch:
         padded = min(lengths) < longest
         ids_PT, mask_PT = ids_PT.to(model.device), mask_PT.to(model.device)
         cache = ReservedCache(model.text_config)
-        hidden_PTD = model.hidden_states(
-            ids_PT,
-            attention_mask=mask_PT if padded else None,
-            position_ids=(mask_PT.cumsum(-1) - 1).clamp(min=0),
-            cache=cache,
-        )
+        positions_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
+        for start in range(0, longest, size := max(1, READ_TOKENS // len(prompts))):
+            part = slice(start, start + size)
+            hidden_PTD = model.hidden_states(
+                ids_PT[:, part],
+                attention_mask=mask_PT[:, : part.stop] if padded else None,
+                position_ids=positions_PT[:, part],
+                cache=cache,
+            )
         index = torch.tensor(of_prompt, device=model.device)
         is_shared = _shares(model, cache, lengths, len(of_prompt))
         if is_shared:
@@ -255,7 +260,7 @@ def draw(
     if params.temperature == 0:
         tokens_B = logits_BV.argmax(-1)
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
-    rows = max(1, DRAWN_ELEMENTS // logits_BV.shape[-1])
+    rows = _drawn_at_once(logits_BV)
     parts = [
         _draw(*part, params)
         for part in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
@@ -267,6 +272,13 @@ def draw(
             "diverged; start again with --run.resume never and a lower train.learning_rate"
         )
     return tokens_B, logprobs_B
+
+
+def _drawn_at_once(logits_BV: Tensor) -> int:
+    """Number of rows whose tokens are drawn together."""
+    if logits_BV.device.type != "cpu":
+        return len(logits_BV)
+    return max(1, DRAWN_ELEMENTS // logits_BV.shape[-1])
 
 
 def _draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:

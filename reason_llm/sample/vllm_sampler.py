@@ -6,10 +6,11 @@ vLLM batches continuously, reads the prompt of a group once and shares it. Log-p
 Not here: the engine and its memory (``model/shared_weights``).
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 
 from reason_llm.errors import ModelError
@@ -32,19 +33,27 @@ class VllmSampler:
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
     ) -> list[Group]:
         """See ``Sampler.sample``. On a GPU the same seed need not give the same tokens."""
+        (groups,) = self.sample_together([(prompts, seed)], params, progress)
+        return groups
+
+    def sample_together(
+        self,
+        waves: Sequence[tuple[Sequence[Prompt], int]],
+        params: SamplingParams,
+        progress: Progress,
+    ) -> list[list[Group]]:
+        """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
+        return them. Each request has a seed of its own, which follows from theirs."""
         if not self.engine.awake:
             raise ModelError("vLLM is asleep: sample within the sampling phase")
         llm = self.engine.llm
-        # Without a seed for each request vLLM draws from torch's generator on a CPU, and on a GPU
-        # it takes each request's seed from numpy's.
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
+        asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
         with torch.compiler.set_stance(
             "force_eager" if self.model.device.type == "cpu" else "default"
         ):
             requests = llm.enqueue(
-                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
-                self._vllm_params(params),
+                [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked],
+                [self._vllm_params(params, number) for _, number in asked],
                 lora_request=self.sync.request,
                 use_tqdm=False,
             )
@@ -60,20 +69,22 @@ class VllmSampler:
                 llm.llm_engine.abort_request(requests, internal=True)
                 raise
         outputs.sort(key=lambda output: int(output.request_id))
-        return [
+        groups = iter(
             Group(prompt, tuple(self._completion(choice) for choice in output.outputs))
-            for prompt, output in zip(prompts, outputs, strict=True)
-        ]
+            for (prompt, _), output in zip(asked, outputs, strict=True)
+        )
+        return [list(islice(groups, len(prompts))) for prompts, _ in waves]
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """Number of all prompts: vLLM queues what does not fit."""
         return len(prompts)
 
-    def _vllm_params(self, params: SamplingParams) -> Any:
+    def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
         from vllm import SamplingParams as VllmParams
 
         return VllmParams(
             n=params.num_completions,
+            seed=seed,  # of the first completion; the others' follow it
             max_tokens=params.max_new_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -99,3 +110,9 @@ class VllmSampler:
         return Completion(
             ids, text, logprobs, "stop" if choice.finish_reason == "stop" else "length"
         )
+
+
+def _seeded(prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[Prompt, int]]:
+    numbers = random.Random(seed)
+    for prompt in prompts:
+        yield prompt, numbers.getrandbits(62)

@@ -16,7 +16,7 @@ import orjson
 from reason_llm.files import check_seal, open_to_append, parsed_object, read_bounded, sealed
 
 MAX_BYTES = 256 << 20
-"""Of the file; what comes after is not kept."""
+"""Largest size of the file; later answers are not kept."""
 KEY_DIGITS = 64
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class AnswerCache:
         self._under_way: dict[str, Lock] = {}
         self._known: dict[str, float] | None = None
         self._is_cut = False
-        """Whether the file ends within a line."""
+        """Whether the file ends in the middle of a line."""
 
     def answer(self, key: str, ask: Callable[[], float]) -> float:
         """The number of this key, or else what ``ask`` gives, which is kept. Of several threads
@@ -49,14 +49,14 @@ class AnswerCache:
             of_key = self._under_way.setdefault(key, Lock())
         with of_key:
             with self._lock:
-                found = self._read().get(key)
-            if found is None:
-                found = ask()
+                value = self._read().get(key)
+            if value is None:
+                value = ask()
                 with self._lock:
-                    self._keep(key, found)
+                    self._keep(key, value)
         with self._lock:
             self._under_way.pop(key, None)
-        return found
+        return value
 
     def _keep(self, key: str, value: float) -> None:
         self._read()[key] = value
@@ -72,19 +72,19 @@ class AnswerCache:
     def _read(self) -> dict[str, float]:
         """All that is known, from the file on the first call."""
         if self._known is None:
-            found: dict[str, float] = {}
+            values: dict[str, float] = {}
             if self.path is not None and self.path.exists():
                 content = read_bounded(self.path, MAX_BYTES)
                 self._is_cut = bool(content) and not content.endswith(b"\n")
                 lines = [line for line in content.split(b"\n") if line]
                 for line in lines:
-                    found |= _parsed(line)
-                if len(found) < len(lines):
+                    values |= _parsed(line)
+                if len(values) < len(lines):
                     log.warning(
-                        "%s has lines that are damaged or stand twice; what is missing is asked "
-                        "again", self.path,
+                        "%s has damaged or duplicate lines; what is missing is asked again",
+                        self.path,
                     )  # fmt: skip
-            self._known = found
+            self._known = values
         return self._known
 
 

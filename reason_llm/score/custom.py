@@ -42,7 +42,7 @@ OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt"}
 OF_A_TRAINER = {"trainer_state", "log_extra", "log_metric", "environments"}
-"""What TRL gives beside the columns, and there is none of here."""
+"""Arguments that TRL gives beside the columns and that do not exist here."""
 
 
 class CustomReward:
@@ -73,7 +73,7 @@ class CustomReward:
         self._names = list(named)
         self._takes_all = len(named) < len(parameters)
         self.is_trl = self._takes_all or bool({"prompts", "completion_ids"} & named.keys())
-        """Whether it is of the form of TRL's rewards."""
+        """Whether it has the form of TRL's rewards."""
         self.takes_group = self.is_trl or bool(OF_GROUP & named.keys())
         self.columns: tuple[str, ...]
         """Extra columns of the data that it asks for."""
@@ -103,14 +103,14 @@ class CustomReward:
             ValueError: it gave no finite number. TimeoutError: it took too long. And what it
                 raises itself.
         """
-        values = {"completion": completion.text, "token_ids": list(completion.token_ids)}
+        values = {"completion": completion.answer, "token_ids": list(completion.token_ids)}
         arguments = self._arguments(prompt, values)
         return _number(self._within_limit(lambda: self._result(arguments)), self.where)
 
     def group(self, group: Group) -> list[float]:
         """The rewards of a group's completions; raises as ``one``."""
         values = {
-            "completions": [c.text for c in group.completions],
+            "completions": [c.answer for c in group.completions],
             "all_token_ids": [list(c.token_ids) for c in group.completions],
         }
         count = len(group.completions)
@@ -130,7 +130,7 @@ class CustomReward:
         row, count = group.prompt.extra.get(ROW), len(group.completions)
         if not isinstance(row, Mapping):
             raise ValueError(f"{self.where} asks for the row, which {group.prompt.id} lacks")
-        prompt, texts = row["prompt"], [completion.text for completion in group.completions]
+        prompt, texts = row["prompt"], [completion.answer for completion in group.completions]
         is_talk = not isinstance(prompt, str)
         values: dict[str, Any] = {
             name: [value] * count
@@ -160,7 +160,7 @@ class CustomReward:
             try:
                 return call()
             except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-                # Its own, which would end the run without a word: this is not the main thread.
+                # The function's own KeyboardInterrupt or SystemExit, outside of the main thread.
                 raise RuntimeError(f"{self.where} raised {error!r}") from error
 
         return within(self.timeout_seconds, self.where, guarded)

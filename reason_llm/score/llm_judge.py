@@ -38,10 +38,10 @@ from reason_llm.rollout import CHAT, Completion, Group, Prompt
 from reason_llm.score.answer_cache import AnswerCache
 
 MAX_ANSWER_BYTES = 4 * MIB
-"""Of the server's whole answer."""
+"""Largest answer of the server."""
 MAX_RUBRIC_BYTES = MIB
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
-"""Between two tries."""
+"""Seconds between two tries."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """Status codes of a server that may answer the next time."""
 TOP_LOGPROBS = 20
@@ -70,21 +70,21 @@ class JudgeOptions(Section):
     """A judge behind a URL."""
 
     url: str
-    """Of the service, such as http://localhost:8000/v1."""
+    """Address of the service, such as http://localhost:8000/v1."""
     model: str
-    """The model's name there."""
+    """The model's name at the service."""
     rubric: str | None = None
     """What to judge by. null: one of our own."""
     rubric_file: Path | None = None
-    """A text file with it, in its place."""
+    """A text file with the rubric, instead of ``rubric``."""
     mode: Literal["score", "pairwise"] = "score"
     """score: a digit for each completion. pairwise: every two of a group, in both orders."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
-    """Of one request."""
+    """Seconds that one request may take."""
     retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
     """Further tries where the server cannot be reached, is busy or fails."""
     max_tokens: Count = 16
-    """Of the judge's answer; more for one that reasons first."""
+    """Longest answer of the judge, in tokens; a judge that reasons first needs more."""
     logprobs: bool = True
     """Whether to ask for log-probs; false for a server that refuses them."""
     key_env: str | None = None
@@ -132,7 +132,7 @@ class _Logprobs(BaseModel):
 
 class _Message(BaseModel):
     content: str | None = None
-    """None: all tokens went to its reasoning."""
+    """The answer's text; None if the model spent all tokens on its reasoning."""
 
 
 class _Choice(BaseModel):
@@ -149,11 +149,11 @@ class _ChatCompletion(BaseModel):
 
 
 class _Again(Exception):
-    """The server may answer the next time."""
+    """A failure after which the server may answer the next request."""
 
 
 class _NoJudgement(Exception):
-    """The judge answered something else than what it was asked for."""
+    """The judge answered something that was not asked for."""
 
 
 class LanguageModelJudge:
@@ -189,7 +189,7 @@ class LanguageModelJudge:
             ValueError: what came is no answer. ConnectionError, TimeoutError: none came.
             RewardError: none came ``MAX_UNANSWERED`` times in a row.
         """
-        text = f"{_conversation(prompt)}\n\n{_marked('answer', completion.text)}"
+        text = f"{_conversation(prompt)}\n\n{_marked('answer', completion.answer)}"
         return self._known("score", text, lambda: self._digit(text) / HIGHEST)
 
     def compare(self, group: Group) -> list[float]:
@@ -205,11 +205,13 @@ class LanguageModelJudge:
             raise ValueError("a pairwise judge compares the completions of a prompt; sample 2")
         points: list[list[float]] = [[] for _ in range(count)]
         for i, j in combinations(range(count), 2):
-            gained = self._pair(group.prompt, group.completions[i].text, group.completions[j].text)
+            gained = self._pair(
+                group.prompt, group.completions[i].answer, group.completions[j].answer
+            )
             if not math.isnan(gained):
                 points[i].append(gained)
                 points[j].append(WINS - gained)
-        return [sum(each) / len(each) if each else math.nan for each in points]
+        return [sum(point) / len(point) if point else math.nan for point in points]
 
     def _pair(self, prompt: Prompt, one: str, other: str) -> float:
         """What the first one gains: 1, 1/2 or 0; NaN without a judgement."""
@@ -239,7 +241,7 @@ class LanguageModelJudge:
                 is_first, self._has_told = not self._has_told, True
             if is_first:
                 log.warning(
-                    "the judge at %s: %s; such an answer gives no reward, and is not told again "
+                    "the judge at %s: %s; such an answer gives no reward; others are not shown "
                     "(raise the judge's max_tokens if it is cut short)", self._url, error,
                 )  # fmt: skip
             return math.nan
@@ -250,10 +252,10 @@ class LanguageModelJudge:
 
     def _verdict(self, text: str) -> float:
         content = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False).text
-        found = {"A": 1.0, "B": 0.0, "TIE": TIES}.get(content.strip().strip(".*\"'").upper())
-        if found is None:
+        gain = {"A": 1.0, "B": 0.0, "TIE": TIES}.get(content.strip().strip(".*\"'").upper())
+        if gain is None:
             raise _NoJudgement(f"it answered {content[:80]!r}, which is none of A, B and TIE")
-        return found
+        return gain
 
     def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:
         """The first choice of the server's answer.
@@ -310,12 +312,12 @@ class LanguageModelJudge:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        found, until = bytearray(), time.monotonic() + self.options.timeout_seconds
+        body, until = bytearray(), time.monotonic() + self.options.timeout_seconds
         try:
             with self._client.stream("POST", self._url, content=content, headers=headers) as answer:
                 for chunk in answer.iter_raw():
-                    found += chunk
-                    if len(found) > MAX_ANSWER_BYTES:
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
                         raise ValueError(f"the judge's answer exceeds {MAX_ANSWER_BYTES >> 20} MiB")
                     if time.monotonic() > until:  # httpx bounds each chunk, not the whole
                         raise _Again(f"{self._url} answers too slowly")
@@ -324,8 +326,8 @@ class LanguageModelJudge:
             told = self._without_key(one_line(error)) or type(error).__name__
             raise _Again(f"{self._url} does not answer ({told[:200]})") from None
         if status == 200:
-            return bytes(found)
-        told = self._without_key(printable(found[:200].decode(errors="replace")))
+            return bytes(body)
+        told = self._without_key(printable(body[:200].decode(errors="replace")))
         problem = f"{self._url} answered with status {status}: {told}"
         if status in AGAIN:
             raise _Again(problem)
@@ -364,9 +366,9 @@ def _conversation(prompt: Prompt) -> str:
     """The messages before the answer, without the system's."""
     messages = prompt.extra[CHAT]
     return "\n\n".join(
-        _marked(str(each["role"]), str(each["content"]))
-        for each in messages
-        if each["role"] != "system"
+        _marked(str(message["role"]), str(message["content"]))
+        for message in messages
+        if message["role"] != "system"
     )
 
 
@@ -402,13 +404,13 @@ def _score_of(content: str) -> int:
         _NoJudgement: that line says something else.
     """
     line = content.rstrip().rpartition("\n")[2].strip()
-    found = re.fullmatch(f"{SCORE_LINE}([0-9])", line)
-    if found is None:
+    match = re.fullmatch(f"{SCORE_LINE}([0-9])", line)
+    if match is None:
         raise _NoJudgement(
             f"its answer ends with {line[-80:]!r}, and not with {SCORE_LINE + '7'!r} or another "
             "digit"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
@@ -420,7 +422,7 @@ def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
     """
     if logprobs is None or logprobs.content is None:
         return digit
-    last = next((each for each in reversed(logprobs.content) if not each.is_blank), None)
+    last = next((token for token in reversed(logprobs.content) if not token.is_blank), None)
     if last is None or last.digit != digit:
         raise ValueError(
             "the judge's log-probs do not end with the score as a token of its own; set the "
@@ -428,7 +430,7 @@ def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
         )
     if last.top_logprobs is None:
         return digit
-    likeliest = [(each.digit, each.logprob) for each in last.top_logprobs]
+    likeliest = [(likely.digit, likely.logprob) for likely in last.top_logprobs]
     weights = [(n, _probability(logprob)) for n, logprob in likeliest if n is not None]
     total = sum(weight for _, weight in weights)
     if total <= 0:

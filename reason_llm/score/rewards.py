@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,9 @@ from reason_llm.config import (
     nearest,
     wrong,
 )
+from reason_llm.data import GYM, gym_tasks, within
 from reason_llm.errors import ConfigError, DataError
-from reason_llm.rollout import CHAT, Completion, Group, Prompt
+from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
 from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
 from reason_llm.score.custom import CustomReward
 from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
@@ -42,9 +44,9 @@ from reason_llm.score.math import (
 log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
 PATTERN_SECONDS = 1.0
-"""Of one search of the regex reward, whose pattern and text are others'."""
+"""Seconds of one search of the regex reward, whose pattern and text are not trusted."""
 MOST_CACHE_TOKENS = 1024
-"""Of soft_overlong, by default."""
+"""Largest default of soft_overlong's cache_tokens."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _STEP = re.compile(
     r"(?:step\s{1,9}+\d{1,9}+\b|\d{1,9}+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
@@ -57,7 +59,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 OfOne = Callable[[Prompt, Completion], float]
 OfGroup = Callable[[Group, list[float]], list[float]]
-"""Of a group and the first reward's value of each of its completions."""
+"""Takes a group and the first reward's value of each of its completions."""
 
 
 def soft_overlong(length: int, max_tokens: int, cache_tokens: int) -> float:
@@ -131,16 +133,15 @@ def think_answer_format(text: str) -> float:
 
 
 def tag_count(text: str) -> float:
-    """A quarter for each of the four tags that stands exactly once: a gentler slope towards
-    ``format``."""
+    """0.25 for each of the four tags that occurs exactly once: easier to learn than ``format``."""
     return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
 
 
-# what the config may say of each
+# options of each reward in the config
 
 
 class NoOptions(Section):
-    """This reward has none."""
+    """A reward without options."""
 
 
 class AnswerOptions(Section):
@@ -172,9 +173,9 @@ class RepetitionOptions(Section):
     """The repetition penalty."""
 
     ngram: Count = 3
-    """Tokens of what counts as repeated."""
+    """Length of the repeated sequences, in tokens."""
     penalty: Annotated[float, Field(le=0, allow_inf_nan=False)] = -1.0
-    """For a text that only repeats."""
+    """The reward of a text that only repeats."""
 
 
 class StepsOptions(Section):
@@ -193,16 +194,16 @@ class RegexOptions(Section):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the functions are made with."""
+    """Values that the functions are made with."""
 
     score: ScoreSection
     max_new_tokens: int
     resources: ExitStack
-    """Closes what a reward holds."""
+    """Closes the resources of a reward."""
     runs_programs: bool = True
     """False: the rewards are looked at, and none is asked for; no sandbox is started."""
     answers: Path | None = None
-    """File that keeps what judges answered; None: memory alone."""
+    """File that keeps the answers of judges; None: memory only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +213,13 @@ class Reward:
     of_one: OfOne | None = None
     of_group: OfGroup | None = None
     of_model: bool = False
-    """Whether a reward model gives it, when all of the step is sampled."""
+    """Whether a reward model gives it, after all of the step is sampled."""
     answer: Callable[[str], str | None] | None = None
-    """Finds the answer in a completion that a majority can be taken of; None: there is none."""
+    """Finds the answer in a completion for a majority vote; None: there is none."""
     columns: tuple[str, ...] = ()
-    """Extra columns of the data that it asks for."""
+    """Extra columns of the data that the reward reads."""
     description: str | None = None
-    """What the user should know of it at the start."""
+    """A note for the user at the start."""
 
 
 def make_reward(spec: RewardSpec, context: Context) -> Reward:
@@ -254,8 +255,25 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
-        found = find(completion.text)
+        found = find(completion.answer)
         return matches(prompt.answer, found, seconds, prompt.text, options.equality)
+
+    return Reward(of_one, answer=find)
+
+
+def _gym(options: Section, context: Context) -> Reward:
+    seconds = context.score.timeout_seconds or CUSTOM_SECONDS
+
+    def find(text: str) -> str | None:
+        return last_answer_tags(text) if "<answer>" in text else final_boxed(text)
+
+    def of_one(prompt: Prompt, completion: Completion) -> float:
+        source, _, number = prompt.id.rpartition(":row ")
+        if not source.startswith(GYM):
+            raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
+        tasks, answer = gym_tasks(source), find(completion.answer)
+        score = partial(tasks.score_answer, answer, entry=tasks[int(number) - 1])
+        return within(seconds, "reasoning-gym", lambda: float(score()))
 
     return Reward(of_one, answer=find)
 
@@ -268,7 +286,7 @@ def _code(context: Context, is_fraction: bool) -> Reward:
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
         try:
-            outcome = code.outcome(prompt.answer, completion.text, stop_early=not is_fraction)
+            outcome = code.outcome(prompt.answer, completion.answer, stop_early=not is_fraction)
         except ValueError as error:
             raise DataError(f"{prompt.id}: {error}; fix the row's tests") from error
         if outcome is None:
@@ -283,11 +301,11 @@ def _not_run(prompt: Prompt, completion: Completion) -> float:
 
 
 def _of_text(value: Callable[..., float], *options: Any) -> Reward:
-    return Reward(lambda prompt, completion: value(completion.text, *options))
+    return Reward(lambda prompt, completion: value(completion.answer, *options))
 
 
 def _of_tokens(value: Callable[..., float], *options: Any) -> Reward:
-    return Reward(lambda prompt, completion: value(completion.token_ids, *options))
+    return Reward(lambda prompt, completion: value(completion.sampled_ids, *options))
 
 
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
@@ -298,13 +316,13 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
             f"score.rewards: soft_overlong's cache_tokens={cache} is more than "
             f"sample.max_new_tokens={most}; lower it"
         )
-    return Reward(lambda p, c: soft_overlong(len(c.token_ids), most, cache))
+    return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), most, cache))
 
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     def of_group(group: Group, first: list[float]) -> list[float]:
         return [
-            cosine(len(c.token_ids), value > 0, context.max_new_tokens, options.correct,
+            cosine(len(c.sampled_ids), value > 0, context.max_new_tokens, options.correct,
                            options.wrong)
             if not math.isnan(value) else math.nan
             for c, value in zip(group.completions, first, strict=True)
@@ -315,7 +333,7 @@ def _cosine(options: CosineOptions, context: Context) -> Reward:
 
 def _length(options: Section, context: Context) -> Reward:
     def of_group(group: Group, first: list[float]) -> list[float]:
-        lengths = [len(c.token_ids) for c in group.completions]
+        lengths = [len(c.sampled_ids) for c in group.completions]
         found = length_in_group(lengths, [value > 0 for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
@@ -335,13 +353,13 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
     def of_one(prompt: Prompt, completion: Completion) -> float:
         try:
             return float(
-                pattern.search(completion.text, timeout=seconds, concurrent=True) is not None
+                pattern.search(completion.answer, timeout=seconds, concurrent=True) is not None
             )
         except TimeoutError:
             log.warning(
                 "the pattern %r took more than %g seconds on a completion of %d characters, which "
                 "counts 0; write one that does not backtrack",
-                options.pattern, seconds, len(completion.text),
+                options.pattern, seconds, len(completion.answer),
             )  # fmt: skip
             return 0.0
 
@@ -384,6 +402,13 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "repetition_penalty": (
         RepetitionOptions,
         lambda o, c: _of_tokens(repetition_penalty, o.ngram, o.penalty),
+    ),
+    "gym": (NoOptions, _gym),
+    "environment": (
+        NoOptions,
+        lambda o, c: Reward(
+            lambda p, c: float(c.environment.get("reward", math.nan)), columns=(ROW,)
+        ),
     ),
     REWARD_MODEL: (RewardModelOptions, _model),
     "judge": (JudgeOptions, _judge),

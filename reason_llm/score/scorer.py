@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
-from reason_llm.errors import ConfigError, DataError, RewardError, one_line
+from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
@@ -30,7 +30,7 @@ MOST_THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
-    """One row of ``score.rewards``, its function found."""
+    """One row of ``score.rewards`` with its function."""
 
     name: str
     weight: float
@@ -44,6 +44,7 @@ class Scorer:
         max_new_tokens: of a completion, for rewards of length.
         runs_programs: False to look at the rewards alone: no sandbox is started or needed.
         answers: file that keeps what judges answered; None keeps it in memory.
+        mistakes: is given what is wrong with rewards, and the scorer is without them.
 
     Raises:
         ConfigError: a reward that the config names wrongly, or that cannot run here.
@@ -55,20 +56,26 @@ class Scorer:
         max_new_tokens: int,
         runs_programs: bool = True,
         answers: Path | None = None,
+        mistakes: list[ReasonError] | None = None,
     ) -> None:
         self.config = config
+        self.rewards: list[WeightedReward] = []
         with ExitStack() as until_made:
             context = Context(config, max_new_tokens, until_made, runs_programs, answers)
-            self.rewards = [
-                WeightedReward(spec.key, spec.weight, make_reward(spec, context))
-                for spec in config.rewards
-            ]
-            if config.rewards[0].name == "judge" and self.rewards[0].reward.of_group is not None:
-                raise ConfigError(
-                    "score.rewards begins with a judge of pairs, and evaluation has one completion "
-                    "of each problem; put a reward that judges answers first, with weight 0 if it "
-                    "is not to be paid"
-                )
+            for number, spec in enumerate(config.rewards):
+                try:
+                    reward = make_reward(spec, context)
+                    if not number and spec.name == "judge" and reward.of_group is not None:
+                        raise ConfigError(
+                            "score.rewards begins with a judge of pairs, and evaluation has one "
+                            "completion of each problem; put a reward that judges answers first, "
+                            "with weight 0 if it only evaluates"
+                        )
+                    self.rewards.append(WeightedReward(spec.key, spec.weight, reward))
+                except ConfigError as error:
+                    if mistakes is None:
+                        raise
+                    mistakes.append(error)
             self._resources = until_made.pop_all()
         threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
@@ -94,9 +101,9 @@ class Scorer:
 
     @property
     def descriptions(self) -> list[str]:
-        """What the user should know of the rewards at the start, once each."""
-        found = [reward.reward.description for reward in self.rewards]
-        return list(dict.fromkeys(text for text in found if text is not None))
+        """Notes for the user about the rewards, once each."""
+        descriptions = [reward.reward.description for reward in self.rewards]
+        return list(dict.fromkeys(text for text in descriptions if text is not None))
 
     def score(self, groups: Sequence[Group], only_first: bool = False) -> list[Group]:
         """The same groups with every completion's rewards by name and their weighted sum; without
@@ -117,7 +124,7 @@ class Scorer:
         values: dict[str, list[list[float]]] = {}
         for reward in rewards:
             found = self._values(reward, groups, first)
-            if only_first:  # no answer of a judge is a wrong one
+            if only_first:  # a missing judgement counts as wrong
                 found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
             first = first or found
             values[reward.name] = found
@@ -150,13 +157,13 @@ class Scorer:
         Raises:
             RewardError: one is not finite, unless ``score.on_error`` is zero.
         """
-        found = iter(values)
+        rest = iter(values)
         return [
             replace(
                 group,
                 completions=tuple(
                     self._completed(
-                        c, name, self._finite(name, f"{group.prompt.id}#{i}", next(found))
+                        c, name, self._finite(name, f"{group.prompt.id}#{i}", next(rest))
                     )
                     for i, c in enumerate(group.completions)
                 ),
@@ -168,7 +175,7 @@ class Scorer:
         rewards = {**completion.rewards, name: value}
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
-        in_order = {each.name: rewards[each.name] for each in self.rewards}
+        in_order = {reward.name: rewards[reward.name] for reward in self.rewards}
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def _finite(self, name: str, rollout: str, value: float) -> float:
@@ -184,7 +191,7 @@ class Scorer:
         return 0.0
 
     def take_counts(self) -> dict[str, float]:
-        """Errors and timed-out comparisons since this was asked last."""
+        """Number of errors and timed-out comparisons since the last call."""
         timeouts = default_judge().num_timed_out
         counts = {
             "score/errors": float(self._errors),
@@ -214,7 +221,7 @@ class Scorer:
         ]
 
     def _result(self, future: Future[T], name: str, rollout: str, zero: T) -> T:
-        """What a reward gives, or zero if it may fail."""
+        """The reward's value; 0 if it fails and ``score.on_error`` is zero."""
         try:
             return future.result()
         except (DataError, RewardError):

@@ -1,8 +1,8 @@
 """Scored completions become data for offline stages: the best ones, and pairs.
 
-Completions are named by their places in the group; among equal rewards the earlier one counts as
-the better for a choice and as the worse for a rejection. A completion without a reward is never
-chosen and never rejected.
+Completions are named by their places in the group; among equal rewards the earliest completion is
+chosen first, and is rejected first. A completion without a reward is never chosen and never
+rejected.
 """
 
 import math
@@ -24,7 +24,7 @@ def rewards_of(group: Group, name: str | None = None) -> dict[int, float]:
         ConfigError: no completion has a reward of that name.
     """
     if name is not None and not any(name in c.rewards for c in group.completions):
-        names = ", ".join(sorted({each for c in group.completions for each in c.rewards}))
+        names = ", ".join(sorted({reward for c in group.completions for reward in c.rewards}))
         raise ConfigError(
             f"prompt {group.prompt.id!r} has no reward {name!r}; it has {names or 'none'}"
         )
@@ -42,8 +42,7 @@ def best_of_n(group: Group, count: int = 1, reward: str | None = None) -> list[i
 
 
 def reaches(reward: float, minimum: float) -> bool:
-    """Whether a reward is ``minimum`` or more, but for the rounding of a weighted sum: 0.6 + 0.3 +
-    0.1 is below 1."""
+    """Whether a reward is ``minimum`` or more up to rounding: 0.6 + 0.3 + 0.1 is below 1."""
     return reward >= minimum or math.isclose(reward, minimum, rel_tol=1e-9)
 
 

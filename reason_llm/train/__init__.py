@@ -13,7 +13,7 @@ from reason_llm.train.scored import (
     without_learner_logprobs,
 )
 from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
-from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
+from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised, objective_of
 
 __all__ = [
     "Alone",
@@ -37,6 +37,7 @@ __all__ = [
     "learning",
     "length_bias",
     "next_kl_coefficient",
+    "objective_of",
     "varies_enough",
     "with_advantages",
     "with_learner_logprobs",

@@ -1,11 +1,12 @@
 """The learning phase: gradient steps of the policy's adapter, and of a critic's beside it.
 
-Owns the optimizers and the order of things; what makes a loss is in ``objectives``, the maths in
+Owns the optimizers and the order of the steps; losses are in ``objectives``, the maths in
 ``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
 steps. Each divides once, by the count of its whole optimizer batch.
 
 All randomness is a function of the seed and the step: the same step from the same adapter,
-optimizer and rows gives the same bits, so nothing inside a step is ever saved.
+optimizer and rows gives the same bits on a CPU, so nothing inside a step is ever saved. On a GPU it
+gives them with ``model.deterministic``, and else the same up to rounding.
 
 Not here: a step that several processes learn together (``shards``).
 
@@ -54,7 +55,7 @@ class LearningSettings:
     objective: Objective
     train: TrainSection
     temperature: float
-    """Of the sampler: the policy is ``softmax(logits / temperature)`` in both phases."""
+    """Temperature of sampling: the policy is ``softmax(logits / temperature)``."""
     micro_batch_tokens: int
     seed: int
     total_optimizer_steps: int
@@ -63,11 +64,11 @@ class LearningSettings:
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
-    """Whose adapter is trained."""
+    """The role whose adapter is trained."""
     reference: Role = "reference"
-    """Whose log-probs are the column ref_logprobs."""
+    """The role whose log-probs are the column ref_logprobs."""
     teacher: Role = "teacher"
-    """Whose log-probs are the column teacher_logprobs."""
+    """The role whose log-probs are the column teacher_logprobs."""
 
 
 class Learner:
@@ -100,11 +101,11 @@ class Learner:
             # Only the reentrant kind keeps a layer's input where hooks can take it away.
             model.policy.gradient_checkpointing_enable({"use_reentrant": self.offloads})
             if self.offloads:
-                model.policy.enable_input_require_grads()  # or it would see nothing to train
+                model.policy.enable_input_require_grads()  # else layers get no gradient
 
     @property
     def keeps_average(self) -> bool:
-        """Whether an average of the adapter is kept: of the policy's, with ``train.ema``."""
+        """Whether it keeps an average of the adapter: only the policy's, with ``train.ema``."""
         return self.settings.role == "policy" and self.settings.train.ema is not None
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
@@ -177,14 +178,14 @@ class Learner:
             for each in of_update:
                 tally.merge(each)
             tally.add_update(norm, rate)
-        found = tally.metrics() | {
+        metrics = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
             "train/counted_fraction": len(counted) / len(data),
             **objective.describe(data, counted),
             "train/micro_batch_tokens": float(self.micro_batches.tokens),
             "train/out_of_memory": float(replays),
         }
-        return {f"{prefix}{name.removeprefix('train')}": value for name, value in found.items()}
+        return {f"{prefix}{name.removeprefix('train')}": value for name, value in metrics.items()}
 
     def pass_over(self, data: Sequence[Datum]) -> None:
         """Take prepared rows as those of a step in which nothing is learned."""
@@ -210,23 +211,21 @@ class Learner:
         objective, tally = self.settings.objective, Tally()
         rows = self.prepared(data)
         counts = self._count(rows)
-
-        def run(indices: list[int]) -> None:
-            part = [rows[i] for i in indices]
-            mask_BT, output_BT, entropies_BT, tokens = self._passed(part)
-            found = objective.loss(_batch(part, mask_BT, output_BT, entropies_BT), counts)
-            loss = found.total / counts.denominator
-            tally.add_micro_batch(
-                loss, mask_BT, tokens, 0, found.values, None, None, found.of_units
-            )
-
-        def restart() -> None:
-            nonlocal tally
-            tally = Tally()
-
         self.model.policy.eval()
         with self.model.using(self.settings.role):
-            self.micro_batches.run(rows, run, restart, ROWS[objective.unit])
+            for attempt in self.micro_batches.attempts(rows, ROWS[objective.unit]):
+                tally = Tally()
+                with attempt as batches:
+                    for indices in batches:
+                        part = [rows[i] for i in indices]
+                        mask_BT, output_BT, entropies_BT, tokens = self._passed(part)
+                        result = objective.loss(
+                            _batch(part, mask_BT, output_BT, entropies_BT), counts
+                        )
+                        loss = result.total / counts.denominator
+                        tally.add_micro_batch(
+                            loss, mask_BT, tokens, 0, result.values, None, None, result.of_units
+                        )
         return tally.of_rows()
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
@@ -244,18 +243,17 @@ class Learner:
         """
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
-
-        def run(indices: list[int]) -> None:
-            mask_BT, output_BT, entropies_BT, _ = self._passed(
-                [data[i] for i in indices], role=role, output=output
-            )
-            for row, i in enumerate(indices):
-                outputs[i] = output_BT[row][mask_BT[row]]
-                entropies[i] = entropies_BT[row][mask_BT[row]]
-
         self.model.policy.eval()
         with self.model.using(role):
-            self.micro_batches.run(data, run, lambda: None)
+            for attempt in self.micro_batches.attempts(data):
+                with attempt as batches:
+                    for indices in batches:
+                        mask_BT, output_BT, entropies_BT, _ = self._passed(
+                            [data[i] for i in indices], role=role, output=output
+                        )
+                        for row, i in enumerate(indices):
+                            outputs[i] = output_BT[row][mask_BT[row]]
+                            entropies[i] = entropies_BT[row][mask_BT[row]]
         self.model.policy.train()
         return outputs, entropies
 
@@ -276,7 +274,6 @@ class Learner:
         progress: Progress,
     ) -> list[Tally]:
         """Set the gradients to those of an optimizer batch; the tallies of its parts."""
-        self.optimizer.zero_grad(set_to_none=False)
         return [self._accumulate_rows(step, data, passed, counts, progress)]
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
@@ -296,7 +293,7 @@ class Learner:
         return datum.with_prompt(prompt)
 
     def _count(self, rows: Sequence[Datum]) -> Counts:
-        """The objective's counts of an optimizer batch."""
+        """The objective's counts over an optimizer batch."""
         settings = self.settings
         if not (beside := settings.objective.beside(rows)):
             return settings.objective.count(rows)
@@ -340,24 +337,19 @@ class Learner:
         counts: Counts,
         progress: Progress,
     ) -> Tally:
-        """Accumulate the gradient of these rows; out of memory, from the start again."""
+        """Set the gradients to those of these rows; out of memory, from the start again."""
         states, tally, done = micro_batches.rng_states(), Tally(), 0
-
-        def restart() -> None:
-            nonlocal tally, done
+        size = ROWS[self.settings.objective.unit]
+        for attempt in self.micro_batches.attempts([data[i] for i in passed], size):
             self.optimizer.zero_grad(set_to_none=False)
             micro_batches.set_rng_states(states)  # dropout masks are drawn again
             progress(-done)
             tally, done = Tally(), 0
-
-        def run(indices: list[int]) -> None:
-            nonlocal done
-            self._backward(step, data, [passed[i] for i in indices], counts, tally)
-            progress(len(indices))
-            done += len(indices)
-
-        size = ROWS[self.settings.objective.unit]
-        self.micro_batches.run([data[i] for i in passed], run, restart, size)
+            with attempt as batches:
+                for indices in batches:
+                    self._backward(step, data, [passed[i] for i in indices], counts, tally)
+                    progress(len(indices))
+                    done += len(indices)
         return tally
 
     def _backward(
@@ -375,12 +367,13 @@ class Learner:
         is_sampled = gives_logprobs and "sampler_logprobs" in batch.columns
         is_first = self.updates_in_step == 0
         if is_first and gives_logprobs:
+            held_BT = logprobs_BT.detach().float().cpu()  # at once: each copy waits for the card
             for row, i in enumerate(indices):
                 if "old_logprobs" not in data[i].columns:  # which are without dropout
-                    seen = logprobs_BT.detach()[row][mask_BT[row]]
-                    self.logprobs_at_start[i] = seen.float().cpu()
-        found = objective.loss(batch, counts)
-        loss = found.total / counts.denominator
+                    trained = torch.tensor(data[i].trained)
+                    self.logprobs_at_start[i] = held_BT[row, : len(trained)][trained]
+        result = objective.loss(batch, counts)
+        loss = result.total / counts.denominator
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
             raise _diverged(f"step {step}: the loss is {loss.item()} on "
@@ -395,12 +388,12 @@ class Learner:
             mask_BT,
             tokens,
             padding=0 if self.is_packed else tokens - sum(row.num_tokens for row in rows),
-            values=found.values,
-            of_units=found.of_units,
+            values=result.values,
+            of_units=result.of_units,
             log_ratio_BT=log_ratio_BT if is_sampled else None,
             mismatch_BT=mismatch_BT,
         )
-        tally.left_out += found.masked_out
+        tally.left_out += result.masked_out
 
     def _update(
         self, step: int, optimizer_step: int, tallies: Sequence[Tally], names: Sequence[str]
@@ -467,32 +460,32 @@ class Learners:
 
     @property
     def by_role(self) -> dict[Role, Learner]:
-        """By the role whose adapter they move."""
+        """Learners by the role whose adapter they train."""
         learners = [self.policy] if self.critic is None else [self.policy, self.critic]
-        return {each.settings.role: each for each in learners}
+        return {learner.settings.role: learner for learner in learners}
 
     @property
     def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
-        """By the role whose adapter they move."""
+        """Optimizers by the role whose adapter they train."""
         return {role: each.optimizer for role, each in self.by_role.items()}
 
     @property
     def moved_in_step(self) -> bool:
         """Whether an optimizer step has been taken since the step began."""
-        return any(each.updates_in_step > 0 for each in self.by_role.values())
+        return any(learner.updates_in_step > 0 for learner in self.by_role.values())
 
     def state(self) -> dict[str, Tensor]:
         """Copies in host memory of all that learning moves: adapters, heads, moments."""
-        found = {}
+        tensors = {}
         for role, learner in self.by_role.items():
             for number, parameter in enumerate(learner.parameters):
-                found[f"{role}/{number}"] = parameter.detach().to("cpu", copy=True)
+                tensors[f"{role}/{number}"] = parameter.detach().to("cpu", copy=True)
             for name, value in optim.state_tensors(learner.optimizer).items():
-                found[f"{role}/{name}"] = value.detach().to("cpu", copy=True)
-        return found
+                tensors[f"{role}/{name}"] = value.detach().to("cpu", copy=True)
+        return tensors
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what ``state`` returned."""
+        """Load the state that ``state`` returned."""
         for role, learner in self.by_role.items():
             own = {
                 key.removeprefix(f"{role}/"): value.clone()
@@ -506,26 +499,33 @@ class Learners:
         if self.critic is not None:
             self.critic.park()
 
-    def set_kl_coefficient(self, coefficient: float) -> None:
-        """Have the policy learn with this weight of the KL."""
-        settings = self.policy.settings
-        if isinstance(objective := settings.objective, PolicyGradient):
-            row = replace(objective.row, kl_coefficient=coefficient)
-            self.policy.settings = replace(settings, objective=replace(objective, row=row))
-
-    def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
+    def learn(
+        self,
+        step: int,
+        data: Sequence[Datum],
+        progress: Progress,
+        kl_coefficient: float | None = None,
+    ) -> dict[str, float]:
         """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
         first; the advantages are from its values of before.
 
         Args:
             progress: is told of the policy's rows.
+            kl_coefficient: the weight of the KL from this step on; None: as it was.
 
         Raises:
             TrainingError, OutOfMemory: as ``Learner.update``.
         """
         policy, critic = self.policy, self.critic
-        for each in self.by_role.values():
-            each.updates_in_step = 0
+        if kl_coefficient is not None and isinstance(
+            objective := policy.settings.objective, PolicyGradient
+        ):
+            objective = replace(
+                objective, row=replace(objective.row, kl_coefficient=kl_coefficient)
+            )
+            policy.settings = replace(policy.settings, objective=objective)
+        for learner in self.by_role.values():
+            learner.updates_in_step = 0
         if critic is None:
             return policy.update(step, policy.prepared(data), progress)
         old, _ = critic.measure_step(data, critic.settings.role)
@@ -534,41 +534,39 @@ class Learners:
         )
         policy.park()
         critic.fetch()
-        found = critic.update(step, rows, lambda count: None, prefix="critic")
+        metrics = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()
         policy.fetch()
         counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
-        found["critic/explained_variance"] = _explained_variance(counted)
+        metrics["critic/explained_variance"] = _explained_variance(counted)
         if step >= self.warmup_steps:
-            return found | policy.update(step, rows, progress)
+            return metrics | policy.update(step, rows, progress)
         progress(len(rows))
         policy.pass_over(rows)
-        return found | policy.settings.objective.describe(rows, range(len(rows)))
+        return metrics | policy.settings.objective.describe(rows, range(len(rows)))
 
 
 def _explained_variance(rows: Sequence[Datum]) -> float:
-    """Of the whole returns by the values before the step, whatever lambda is; 0 where all returns
-    are equal."""
+    """Explained variance of the whole returns (lambda 1) by the old values; 0 for equal returns."""
     old_N, returns_N = (
         torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in rows)])
         for name in ("old_values", "whole_returns")
     )
-    found = advantages.explained_variance(
+    variance = advantages.explained_variance(
         old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool)
     )
-    return 0.0 if math.isnan(found) else found
+    return 0.0 if math.isnan(variance) else variance
 
 
 @contextmanager
 def learning(learner: Learner) -> Iterator[Learner]:
-    """Context of the learning phase: the policy is in training mode and the GPU belongs to the
-    learner."""
+    """Context of learning: the policy is in training mode and the GPU belongs to the learner."""
     model = learner.model
     if model.engine is not None:
         model.engine.release()
     model.policy.train()
     try:
-        with on_default_stream(), model.fused_adapters():
+        with on_default_stream(), model.fused_adapters(), model.repeatable():
             yield learner
     finally:
         model.policy.eval()

@@ -1,8 +1,8 @@
 """Micro-batches within a token budget. Out of memory, the work begins again in smaller ones."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -31,19 +31,21 @@ class MicroBatches:
         self._device = device
 
     def take_replays(self) -> int:
-        """How often work began again since this was asked last."""
-        found, self._replays = self._replays, 0
-        return found
+        """Number of restarts since the last call."""
+        replays, self._replays = self._replays, 0
+        return replays
 
-    def run(
-        self,
-        data: Sequence[Datum],
-        work: Callable[[list[int]], None],
-        restart: Callable[[], None],
-        size: int = 1,
-    ) -> None:
-        """Call ``work`` on the indices of every micro-batch; out of memory, call ``restart`` and
-        begin again.
+    def attempts(
+        self, data: Sequence[Datum], size: int = 1
+    ) -> Iterator[AbstractContextManager[list[list[int]]]]:
+        """Contexts with the indices of every micro-batch: one, and out of memory the next one with
+        smaller micro-batches.
+
+            for attempt in micro_batches.attempts(rows):
+                found = []  # without what the attempt before left
+                with attempt as batches:
+                    for indices in batches:
+                        ...
 
         Args:
             size: rows of a unit: each ``size`` rows that follow each other stay together.
@@ -53,20 +55,25 @@ class MicroBatches:
         """
         lengths = [datum.num_tokens for datum in data]
         largest = max(map(sum, units(lengths, size)), default=0)
-        while True:
+        failed: str | None = None
+
+        @contextmanager
+        def attempt() -> Iterator[list[list[int]]]:
+            nonlocal failed
+            failed = None
             try:
-                for batch in (
+                yield (
                     packed_batches(data, self.tokens, size)
                     if self.is_packed
                     else padded_batches(lengths, self.tokens, size)
-                ):
-                    work(batch)
-                return
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 failed = " ".join(str(error).split())[:200]
-            # Outside the handler, whose traceback holds the tensors that take the memory.
+
+        yield attempt()
+        while failed is not None:  # the traceback that held the tensors is gone now
             if self.tokens <= largest:
                 what = "row" if size == 1 else "pair"
                 raise OutOfMemory(
@@ -82,9 +89,9 @@ class MicroBatches:
                 failed,
                 self.tokens,
             )
-            restart()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+            yield attempt()
 
 
 @contextmanager
@@ -120,7 +127,7 @@ def set_rng_states(states: list[Tensor]) -> None:
 
 
 MOST_PADDING = 0.05
-"""Of all tokens that go through the model."""
+"""Largest part of padding among all tokens that go through the model."""
 
 
 def units(values: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reason_llm.config import Algorithm, CriticSection
+from reason_llm.config import SURROGATES, Algorithm, CriticSection, Terms
 from reason_llm.model import Datum
 from reason_llm.train import advantages, losses
 
@@ -32,12 +32,12 @@ class Counts:
     """Counts over a whole optimizer batch, independent of its micro-batches."""
 
     denominator: float
-    """What the sum of the losses is divided by."""
+    """The divisor of the summed losses."""
     tokens: int
     """Trained tokens: those of the highest entropies, if only those are trained; of pairs, those of
     the chosen sides."""
     min_entropy: float = -math.inf
-    """Tokens below it are not trained."""
+    """Tokens with a lower entropy are not trained."""
     baseline: float = 0.0
     """KTO's reference point: the KL over the batch."""
 
@@ -51,9 +51,9 @@ class Batch:
     logprobs_BT: Tensor
     """The objective's output of the model as it is now, with gradient; 0 outside the mask."""
     entropies_BT: Tensor
-    """0 where the output is no log-prob."""
+    """Entropies; 0 where the output is no log-prob."""
     columns: Mapping[str, Tensor]
-    """Of the rows, by name."""
+    """The rows' columns, by name."""
     rewards_B: Tensor
     """Each row's number: its reward, its label, or the margin of its pair."""
 
@@ -83,7 +83,7 @@ class Objective(ABC):
     measured before the first update."""
 
     output: Output = "logprobs"
-    """What is asked of the model for each token."""
+    """The model's output for each token."""
     unit: Unit = "sequence"
     """Unit that a micro-batch may not split. The sides of a pair follow each other."""
 
@@ -137,11 +137,11 @@ class PolicyGradient(Objective):
     """Its correction is resolved: not ``auto``."""
     max_new_tokens: int
     rounding_nats: float = 0.0
-    """Log-ratios of policy and sampler up to this count as 0 in the importance weights."""
+    """Log-ratios of policy and sampler up to this many nats count as 0 in importance weights."""
     critic: CriticSection = field(default_factory=CriticSection)
-    """Of PPO's row: how values become advantages."""
+    """For PPO's row: how values become advantages."""
     teacher_coefficient: float = 1.0
-    """Of the row opd."""
+    """For the row opd: weight of the teacher's log-ratio."""
 
     @property
     def entropy_gradient(self) -> bool:
@@ -173,10 +173,10 @@ class PolicyGradient(Objective):
             return with_critic(data, self.row, self.critic)
         if self.row.teacher:
             return with_teacher(data, self.teacher_coefficient)
-        found = shaped_advantages(data, self.row)
+        shaped = shaped_advantages(data, self.row)
         return [
             datum.with_trained("advantages", values)
-            for datum, values in zip(data, found, strict=True)
+            for datum, values in zip(data, shaped, strict=True)
         ]
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
@@ -197,7 +197,7 @@ class PolicyGradient(Objective):
         return [i for i in kept if not _is_left_out(data[i], row)]
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
-        """Those with an advantage, or all where something else has a gradient."""
+        """The rows with an advantage, or all rows where another term has a gradient."""
         counted = self.counted(data)
         if self.row.kl != "none" or self.row.entropy_coefficient > 0:
             return counted
@@ -228,10 +228,11 @@ class PolicyGradient(Objective):
                 batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
                 row.correction_cap, row.correction_floor, self.rounding_nats,
             )  # fmt: skip
-        terms = losses.Terms(
-            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT
-        )
-        loss_BT, clipped_BT = losses.policy_loss(row, terms)
+        terms = Terms(
+            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT,
+            weight_is_shared=row.correction.startswith("sequence"),
+        )  # fmt: skip
+        loss_BT, clipped_BT = SURROGATES[row.surrogate].loss(row, terms)
         loss_BT = loss_BT * kept_BT
         measured = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
         if row.kl != "none":
@@ -250,8 +251,8 @@ class PolicyGradient(Objective):
         """The standard deviation of the counted rows' advantages; the KL of a whole completion, of
         all rows, in nats, where it is off the reward; the reverse KL to the teacher, of a token of
         the counted rows."""
-        found = torch.tensor([mean_advantage(data[i]) for i in counted], dtype=torch.float64)
-        described = {"train/advantage_std": float(found.std()) if len(counted) > 1 else 0.0}
+        advantages = torch.tensor([mean_advantage(data[i]) for i in counted], dtype=torch.float64)
+        described = {"train/advantage_std": float(advantages.std()) if len(counted) > 1 else 0.0}
         if self.row.needs_whole_step and self.row.kl != "none":
             kl = sum(float(_log_ratio(datum, "ref_logprobs").sum()) for datum in data)
             described["train/kl_per_completion"] = kl / len(data)
@@ -261,8 +262,7 @@ class PolicyGradient(Objective):
         return described
 
     def _kept(self, batch: Batch) -> Tensor:
-        """Mask of the tokens that are near enough to the policy; the others still count in the
-        denominator."""
+        """Mask of the tokens near enough to the policy; the denominator counts the others, too."""
         row, kept_BT = self.row, batch.mask_BT
         if row.off_policy_threshold:
             kept_BT = kept_BT & losses.is_near_policy(

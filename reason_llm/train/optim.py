@@ -16,7 +16,7 @@ from reason_llm.errors import ConfigError, one_line
 AVERAGE = "average"
 """Name of the parameters' average in the optimizer's state."""
 AVERAGED_STEPS = "averaged_steps"
-"""How many optimizer steps are in it."""
+"""Name of the number of optimizer steps in the average."""
 
 
 def make_optimizer(
@@ -103,11 +103,12 @@ def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move the moments, and the blocks' scales of the 8-bit ones, to another device."""
+    """Move the moments, and the blocks' scales of the 8-bit ones, to another device; paged ones
+    stay, as the driver moves their pages."""
     for parameter in _parameters(optimizer):
         state = optimizer.state[parameter]
         for name, value in state.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not _is_paged(value):
                 state[name] = value.to(device)
 
 
@@ -201,9 +202,17 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         if isinstance(optimizer, torch.optim.AdamW) and (not is_moment or value.shape != shape):
             raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of AdamW")
         parameter = parameters[int(index)]
-        moved = value.to(parameter.device)
-        is_count = counts_with_int and name == "step"
-        optimizer.state[parameter][name] = int(value) if is_count else moved
+        state = optimizer.state[parameter]
+        if _is_paged(state.get(name)):  # an ordinary tensor in its place would not be paged
+            state[name].copy_(value)
+        else:
+            is_count = counts_with_int and name == "step"
+            state[name] = int(value) if is_count else value.to(parameter.device)
+
+
+def _is_paged(value: Any) -> bool:
+    """Whether this is memory that bitsandbytes has from the driver, on host and card by turns."""
+    return getattr(value, "is_paged", False)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -59,7 +59,7 @@ class PairAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How far a reward model goes by length."""
+    """Dependence of a reward model on length."""
 
     pearson: float
     """Correlation of reward and length over all completions; NaN if either is constant."""
@@ -70,7 +70,7 @@ class LengthBias:
     chosen_not_longer: PairAccuracy
     """Likewise, where it is shorter or as long: below 1/2, the model goes by length."""
     prefer_longer: PairAccuracy
-    """Of choosing the longer one, without a model; equal lengths are wrong."""
+    """Accuracy of always choosing the longer one; equal lengths count as wrong."""
 
 
 def length_bias(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reason_llm.config import Algorithm
-from reason_llm.rollout import Group, shortest_decimals
+from reason_llm.rollout import Completion, Group, shortest_decimals
 from reason_llm.train import advantages
 
 
@@ -68,13 +68,25 @@ def with_advantages(
 def with_learner_logprobs(
     groups: Sequence[Group], logprobs: Sequence[Tensor | None]
 ) -> list[Group]:
-    """The groups with the learner's log-probs (T,) on every completion, in ``to_data``'s order;
-    None where it computed none."""
-    found = iter(None if each is None else tuple(shortest_decimals(each)) for each in logprobs)
+    """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
+    not write.
+
+    Args:
+        logprobs: of the sampled tokens of each completion, in ``to_data``'s order; None where the
+            learner computed none.
+    """
+    found = iter(logprobs)
+
+    def spread(completion: Completion) -> tuple[float, ...] | None:
+        if (values := next(found)) is None:
+            return None
+        numbers = iter(shortest_decimals(values))
+        return tuple(next(numbers) if wrote else 0.0 for wrote in completion.is_sampled)
+
     return [
         replace(
             group,
-            completions=tuple(replace(c, learner_logprobs=next(found)) for c in group.completions),
+            completions=tuple(replace(c, learner_logprobs=spread(c)) for c in group.completions),
         )
         for group in groups
     ]

@@ -58,16 +58,16 @@ class Alone:
     size = 1
 
     def add(self, total: Tensor) -> None:
-        """Nothing."""
+        """Nothing to add."""
 
     def gather(self, content: bytes) -> list[bytes]:
-        """Its own."""
+        """The content of this one process."""
         return [content]
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The shards of a step and who learns from which."""
+    """The shards of a step, and the process that learns from each."""
 
     count: int = 1
     """A power of two, and a multiple of the number of peers."""
@@ -132,8 +132,7 @@ class GradientSum:
         self._sums.append((level, total))
 
     def finish(self) -> None:
-        """Add the peers' sums; the gradients are the total afterwards, with the same bits
-        everywhere."""
+        """Add the peers' sums, so that all peers have the same total, bit by bit."""
         ((_, total),) = self._sums
         self._sums.clear()
         self._shards.peers.add(total)
@@ -142,7 +141,7 @@ class GradientSum:
 
     def _empty(self) -> Tensor:
         first = self._parameters[0]
-        return first.new_empty(sum(each.numel() for each in self._parameters))
+        return first.new_empty(sum(parameter.numel() for parameter in self._parameters))
 
     def _show(self, flat: Tensor) -> None:
         """Have the gradients be views of ``flat``."""
@@ -253,7 +252,7 @@ class ShardedLearner(Learner):
                 "kind of machine and the same packages for all of them, and call the same command "
                 "again to go on from the last checkpoint"
             )
-        # What memory left to one of them goes for all, and into the checkpoint.
+        # The smallest micro-batch of any peer holds for all, and in the checkpoint.
         self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
         for each in told:
             for i, text in each["logprobs_at_start"].items():

@@ -1,20 +1,32 @@
-"""Objectives of the stages that learn from a set of rows: supervised, pairs, labels, reward models.
+"""The objective of each stage; those of the stages that learn from a set of rows are here:
+supervised, pairs, labels, reward models.
 
 Shapes: B rows of a micro-batch, T tokens, P pairs. Of a pair, the even row is the chosen side and
 the row after it the rejected one; both have the same prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reason_llm.config import PreferenceRow
+from reason_llm.config import Config, PreferenceRow, StageName
 from reason_llm.model import Datum
 from reason_llm.train import losses, preferences, rewards
-from reason_llm.train.objectives import Batch, Counts, Loss, Objective, Output, Unit
+from reason_llm.train.objectives import (
+    Batch,
+    Counts,
+    Loss,
+    Objective,
+    Output,
+    PolicyGradient,
+    Unit,
+)
+
+ROUNDING_NATS = 1e-3
+"""More than float32 log-probs of one policy differ between sampling and learning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +68,13 @@ class PairLoss(Objective):
         row, policy_B = self.row, batch.logprobs_BT.sum(1)
         lengths_B = batch.mask_BT.sum(1).clamp(min=1)
         mean_B = policy_B / lengths_B
-        found: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         if row.needs_reference:
             ref_B = batch.columns["ref_logprobs"].sum(1)
             ratio_B = (policy_B - ref_B).detach()
-            found["chosen_log_ratio"], found["rejected_log_ratio"] = ratio_B[::2], ratio_B[1::2]
+            metrics["chosen_log_ratio"], metrics["rejected_log_ratio"] = ratio_B[::2], ratio_B[1::2]
             ahead_P = ratio_B[::2] - ratio_B[1::2]
-            found["margin"] = row.beta * ahead_P
+            metrics["margin"] = row.beta * ahead_P
             loss_P = self._against_reference(policy_B, ref_B, lengths_B)
         else:
             ahead_P = (mean_B[::2] - mean_B[1::2]).detach()
@@ -71,8 +83,8 @@ class PairLoss(Objective):
                 if row.loss == "orpo"
                 else preferences.simpo(mean_B[::2], mean_B[1::2], row.beta, row.margin)
             )
-            found["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
-        found |= {
+            metrics["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
+        metrics |= {
             "pair_accuracy": rewards.in_order(ahead_P),
             "chosen_logprob": mean_B[::2].detach(),
             "rejected_logprob": mean_B[1::2].detach(),
@@ -81,7 +93,7 @@ class PairLoss(Objective):
         if row.nll_coefficient:
             nll = -policy_B[::2].sum() / counts.tokens * counts.denominator
             total = total + row.nll_coefficient * nll
-        return Loss(total, {"entropy": batch.entropies_BT}, of_units=found)
+        return Loss(total, {"entropy": batch.entropies_BT}, of_units=metrics)
 
     def _against_reference(self, policy_B: Tensor, ref_B: Tensor, lengths_B: Tensor) -> Tensor:
         row = self.row
@@ -134,12 +146,12 @@ class Labels(Objective):
             row.undesirable_weight,
         )
         ratio_B = (policy_B - ref_B).detach()
-        found: Mapping[str, Tensor] = {
+        metrics: Mapping[str, Tensor] = {
             "chosen_log_ratio": ratio_B[desirable_B],
             "rejected_log_ratio": ratio_B[~desirable_B],
             "kl_baseline": torch.full_like(ratio_B, counts.baseline),
         }
-        return Loss(loss_B.sum(), {"entropy": batch.entropies_BT}, of_units=found)
+        return Loss(loss_B.sum(), {"entropy": batch.entropies_BT}, of_units=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +173,52 @@ class RewardModel(Objective):
         chosen_P, rejected_P = scores_B[::2], scores_B[1::2]
         margins_P = batch.rewards_B[::2] if self.uses_margins else None
         loss_P = rewards.bradley_terry(chosen_P, rejected_P, margins_P, self.centering)
-        found = {
+        metrics = {
             "pair_accuracy": rewards.in_order(chosen_P - rejected_P),
             "margin": chosen_P - rejected_P,
             "chosen_reward": chosen_P,
             "rejected_reward": rejected_P,
         }
-        return Loss(loss_P.sum(), {}, of_units=found)
+        return Loss(loss_P.sum(), {}, of_units=metrics)
+
+
+def _of_rollouts(config: Config) -> Objective:
+    """The algorithm's. A run that learns its own algorithm from its own rollouts again, in float32,
+    has importance weights of exactly 1, and the same adapter to the last bit."""
+    rounds = config.algorithm.row().correction == "auto" and config.is_off_policy
+    return PolicyGradient(
+        config.learned_row,
+        config.sample.max_new_tokens,
+        ROUNDING_NATS if rounds else 0.0,
+        config.critic,
+        config.teacher.coefficient,
+    )
+
+
+def _supervised(config: Config) -> Objective:
+    return Supervised(aggregation=config.sft.aggregation)
+
+
+def _of_preferences(config: Config) -> Objective:
+    row = config.preference.row()
+    return PairLoss(row=row) if row.needs_pairs else Labels(row=row)
+
+
+def _reward_model(config: Config) -> Objective:
+    return RewardModel(centering=config.reward.centering, uses_margins=config.reward.margin)
+
+
+OBJECTIVES: dict[StageName, Callable[[Config], Objective]] = {
+    "rl": _of_rollouts,
+    "sample": _of_rollouts,
+    "sft": _supervised,
+    "pretrain": _supervised,
+    "reward": _reward_model,
+    "preference": _of_preferences,
+}
+"""By the stages of ``config.STAGES``."""
+
+
+def objective_of(config: Config) -> Objective:
+    """The objective of a config's stage."""
+    return OBJECTIVES[config.stage](config)

@@ -14,9 +14,9 @@ class Tally:
     """Sums over micro-batches; ``merge`` adds whole tallies."""
 
     tokens: int = 0
-    """That are trained."""
+    """Number of trained tokens."""
     passed: int = 0
-    """All that went through the model, prompts and padding included."""
+    """Number of tokens that went through the model, prompts and padding included."""
     padding: int = 0
     updates: int = 0
     left_out: int = 0
@@ -26,7 +26,7 @@ class Tally:
     log_ratios: list[Tensor] = field(default_factory=list)
     unit_sums: dict[str, Tensor | float] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
-    """How many rows or pairs each of these sums is over."""
+    """Number of rows or pairs in each of these sums."""
     rate: float = 0.0
 
     def add_micro_batch(
@@ -57,7 +57,7 @@ class Tally:
         for name, value_BT in values.items():
             self._add(name, (value_BT.detach().float() * mask_BT).sum())
         for name, value_U in (of_units or {}).items():
-            if not len(value_U):  # such as the good ones where all are bad
+            if not len(value_U):  # for example, the good ones if all are bad
                 continue
             self.unit_sums[name] = self.unit_sums.get(name, 0.0) + value_U.detach().float().sum()
             self.units[name] = self.units.get(name, 0) + value_U.numel()
@@ -99,9 +99,9 @@ class Tally:
     def of_rows(self) -> dict[str, float]:
         """The loss, means over tokens and means over rows or pairs, by their names alone."""
         sums = {name: float(value) for name, value in self.sums.items()}
-        found = {"loss": sums.pop("loss", 0.0)}
-        found |= {name: value / max(1, self.tokens) for name, value in sums.items()}
-        return found | {name: float(v) / self.units[name] for name, v in self.unit_sums.items()}
+        means = {"loss": sums.pop("loss", 0.0)}
+        means |= {name: value / max(1, self.tokens) for name, value in sums.items()}
+        return means | {name: float(v) / self.units[name] for name, v in self.unit_sums.items()}
 
     def metrics(self) -> dict[str, float]:
         """Means over tokens, or over optimizer steps for loss and gradient norm. A metric without
@@ -109,21 +109,21 @@ class Tally:
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
         per_update = ("loss", "grad_norm")
-        found = {name: sums.pop(name, 0.0) / max(1, updates) for name in per_update}
+        means = {name: sums.pop(name, 0.0) / max(1, updates) for name in per_update}
         if compared:
-            found["sampler_kl"] = sampler_kl / compared
-            found["sampler_mismatch_max"] = self.mismatch_max
+            means["sampler_kl"] = sampler_kl / compared
+            means["sampler_mismatch_max"] = self.mismatch_max
         if self.tokens:
-            found |= {name: value / self.tokens for name, value in sums.items()}
-        found |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}
+            means |= {name: value / self.tokens for name, value in sums.items()}
+        means |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}
         if self.tokens and self.log_ratios:
             ratios = torch.cat(self.log_ratios).exp()
             for name, quantile in RATIO_QUANTILES.items():
                 # torch.quantile takes no more than 2^24 numbers.
                 rank = 1 + round(quantile * (len(ratios) - 1))
-                found[f"ratio_{name}"] = float(ratios.kthvalue(rank).values)
-            found["ratio_max"] = float(ratios.max())
-        return {f"train/{name}": value for name, value in found.items()} | {
+                means[f"ratio_{name}"] = float(ratios.kthvalue(rank).values)
+            means["ratio_max"] = float(ratios.max())
+        return {f"train/{name}": value for name, value in means.items()} | {
             "train/learning_rate": self.rate,
             "train/tokens": float(self.tokens),
             "train/padding_fraction": self.padding / max(1, self.passed),

@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
-from benchmarks import device, models, ours
-from benchmarks.work import Keep, Outcome, Work
-from reason_llm.model import meta_model
+from benchmarks import device, ours
+from benchmarks.sides import Turns
+from benchmarks.work import Work, prompts
+from reason_llm.model import load_tokenizer, meta_model
 from reason_llm.model.vllm import MAX_LORA_RANKS
 
 
-def measure(work: Work, keep: Keep, lora: bool) -> Outcome:
+def measure_lora(work: Work, turns: Turns) -> None:
+    """``measure`` with a random adapter."""
+    measure(work, turns, lora=True)
+
+
+def measure(work: Work, turns: Turns, lora: bool = False) -> None:
     """Tokens a second of the same prompts, lengths and log-probs; a text for each completion, made
     as ours are: at once when it ends, not token by token."""
     from vllm import LLM, SamplingParams
@@ -50,18 +55,15 @@ def measure(work: Work, keep: Keep, lora: bool) -> Outcome:
         logprobs=0,
         detokenize=False,
     )
-    tokenizer = AutoTokenizer.from_pretrained(work.model)
-    outcome = Outcome()
+    tokenizer = load_tokenizer(work.model)
     with TemporaryDirectory() as folder:
         adapter = _write_adapter(work, Path(folder)) if lora else None
         request = LoRARequest("random", 1, adapter) if adapter else None
-        texts = models.prompt_texts(work.model, work.prompts * work.steps, work.prompt_tokens, 0)
-        rows = models.prompt_ids(work.model, texts)
         for step in range(work.steps):
-            part = rows[step * work.prompts : (step + 1) * work.prompts]
+            turns.wait()
             started = time.perf_counter()
             outputs = llm.generate(
-                [{"prompt_token_ids": row} for row in part],
+                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts(work, step)],
                 params,
                 lora_request=request,
                 use_tqdm=False,
@@ -71,16 +73,13 @@ def measure(work: Work, keep: Keep, lora: bool) -> Outcome:
                     tokenizer.decode(choice.token_ids, skip_special_tokens=True)
             seconds = time.perf_counter() - started
             tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-            if step > 0 or not work.warmup:
-                speeds = outcome.values.setdefault("sampling_tokens_per_second", [])
-                speeds.append(tokens / seconds)
-            keep(outcome)
-    return outcome
+            turns.answer({"sampling_seconds": seconds, "tokens": tokens,
+                          "sampling_tokens_per_second": tokens / seconds})  # fmt: skip
 
 
 def _write_adapter(work: Work, folder: Path) -> str:
     """Random values in PEFT's own form."""
-    policy = meta_model(ours.config_of(work, "native").model)
+    policy = meta_model(ours.config_of(work).model)
     tensors = {
         name: 0.01 * torch.randn(tensor.shape, dtype=torch.bfloat16)
         for name, tensor in get_peft_model_state_dict(policy).items()

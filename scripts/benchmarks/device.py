@@ -41,11 +41,18 @@ def free_bytes() -> int:
 
 def used_bytes() -> int:
     """In use on the GPU, as its driver says, whoever took it, without the ballast; without a GPU,
-    of this process."""
+    resident of this process."""
     if has_gpu():
         return total_bytes() - free_bytes() - _ballast_bytes
-    pages = int(read_text(Path("/proc/self/statm")).split()[1])
-    return pages * 4096
+    return resident_bytes("VmRSS")
+
+
+def resident_bytes(field: str) -> int:
+    """Of this process, VmRSS or, from its start on, VmHWM."""
+    for line in read_text(Path("/proc/self/status")).splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
 
 
 _ballast_bytes = 0
@@ -70,54 +77,37 @@ def keep_under(budget_gib: float | None) -> None:
     _ballast_bytes = size
 
 
-def _reader() -> Callable[[], int]:
-    """What ``used_bytes`` would say, from another thread: CUDA itself may not be asked there while
-    a graph is captured, NVML may. NVML counts what the driver reserves, too."""
+@contextmanager
+def watch() -> Iterator[Callable[[], int]]:
+    """Within: the function says the most bytes that were in use so far, and on a GPU a thread
+    watches them. CUDA itself may not be asked there while a graph is captured, NVML may; NVML
+    counts what the driver reserves, too."""
     if not has_gpu():
-        return used_bytes
+        yield lambda: resident_bytes("VmHWM")
+        return
     from vllm.third_party import pynvml
 
     pynvml.nvmlInit()
     name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     handle = pynvml.nvmlDeviceGetHandleByUUID(name)
     more = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - used_bytes()
-    return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more
+    most, ended = 0, threading.Event()
 
+    def look() -> int:
+        nonlocal most
+        most = max(most, int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more)
+        return most
 
-class Watch:
-    """The most memory in use since ``watch`` began."""
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            look()
 
-    def __init__(self) -> None:
-        self._read = _reader()
-        self._most = self._read()
-        self._ended = threading.Event()
-
-    @property
-    def gib(self) -> float:
-        """So far."""
-        self._most = max(self._most, self._read())
-        return self._most / GIB
-
-    def poll(self) -> None:
-        """Look again and again, until ``end``."""
-        while not self._ended.wait(POLL_SECONDS):
-            self._most = max(self._most, self._read())
-
-    def end(self) -> None:
-        """Stop looking."""
-        self._ended.set()
-
-
-@contextmanager
-def watch() -> Iterator[Watch]:
-    """Within: the memory in use is watched from a thread."""
-    made = Watch()
-    thread = threading.Thread(target=made.poll, daemon=True)
+    thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        yield made
+        yield look
     finally:
-        made.end()
+        ended.set()
         thread.join()
 
 

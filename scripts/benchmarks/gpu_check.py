@@ -20,12 +20,12 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import device, models, ours
-from benchmarks.work import Work
+from benchmarks.work import Work, prompts
 from reason_llm.model import Model, default_device, load_tokenizer, to_data
 from reason_llm.model.plan import Meter, Plan
-from reason_llm.rollout import Group, Prompt
+from reason_llm.rollout import Group
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
-from reason_llm.train import Learner, Learners, LearningSettings, PolicyGradient, learning
+from reason_llm.train import Learner, Learners, learning, with_advantages
 
 ROUNDS = 3
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 200, 64
@@ -101,7 +101,7 @@ def _work(model: str, quantize: str) -> Work:
         prompt_tokens=PROMPT_TOKENS if device.has_gpu() else 24,
         completion_tokens=COMPLETION_TOKENS if device.has_gpu() else 16,
         rank=8,
-        repeats=1,
+        repeats=ROUNDS,
         warmup=False,
     )
 
@@ -129,7 +129,7 @@ def _rms_norm() -> None:
 def _stages(report: Report, work: Work) -> None:
     """Start, rounds, plan and measurement; the model is closed before this returns."""
     meter, plan = Meter(default_device()), ours.plan_of(work)
-    config = ours.config_of(work, "native")
+    config = ours.config_of(work)
     made: list[Model] = []
 
     def start() -> str:
@@ -169,22 +169,11 @@ class _Rounds:
         self.meter = meter
         self.model = model
         self.groups: list[Group] = []
-        texts = models.prompt_texts(work.model, work.prompts, work.prompt_tokens, 0)
-        rows = models.prompt_ids(work.model, texts)
-        self.prompts = [Prompt(str(i), "", tuple(row), "") for i, row in enumerate(rows)]
+        self.prompts = prompts(work, 0)
 
     def make_learner(self) -> None:
-        config = ours.config_of(self.work, "native")
-        settings = LearningSettings(
-            PolicyGradient(ours.ROW, self.work.completion_tokens),
-            config.train,
-            1.0,
-            self.plan.micro_batch_tokens,
-            0,
-            ROUNDS,
-            self.plan.chunk_tokens,
-        )
-        self.learner = Learner(self.model, settings)
+        config = ours.config_of(self.work)
+        self.learner = Learner(self.model, ours.settings_of(config, self.work, self.plan))
 
     def run(self) -> None:
         """Each with another adapter: what is sampled must follow it."""
@@ -215,7 +204,7 @@ class _Rounds:
         return f"{gained / device.GIB:.2f} GiB came back"
 
     def _learn(self, step: int) -> str:
-        scored = to_data(ours.rewarded(self.groups))
+        scored = to_data(with_advantages(ours.rewarded(self.work, self.groups), ours.ROW))
         with learning(self.learner), self.meter.phase() as peak:
             metrics = Learners(self.learner).learn(step, scored, lambda items: None)
         norm = metrics["train/grad_norm"]

@@ -1,105 +1,96 @@
-"""Models of real shapes with random weights, and prompts for them: nothing comes from the Hub.
+"""Models of given shapes with random weights, and the data that the quick start trains on: nothing
+comes from the Hub.
 
-Memory and speed do not depend on the values. The tokenizer is the tiny model's, filled up with
-tokens that no text contains, so that every id that is sampled has a text.
+Memory and speed do not depend on the values. The tokenizer is one of bytes whose other tokens never
+occur in a text, so a text of letters has as many tokens as letters; its last token ends an answer.
 
 Transformers is imported late, because Unsloth wants to come before it.
 """
 
-import json
-import random
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from benchmarks.device import has_gpu
-from reason_llm.files import MIB, read_bounded, read_object
 
-TINY = Path(__file__).resolve().parents[2] / "model" / "tiny"
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-0.5b": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-7b": {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "model" / "tiny"
+"""The quick start's model."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a Qwen2."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    is_tied: bool = True
+    dtype: str = "float32"
+    positions: int = 4096
+    """Longest context; Qwen2.5 reaches 131,072 with YaRN, which costs no memory."""
+
+
+SHAPES = {
+    "tiny": Shape(512, 64, 96, 2, 2, 1, dtype="bfloat16", positions=131072),
+    "25m": Shape(32_000, 384, 1024, 8, 6, 3),
+    "58m": Shape(32_000, 640, 1792, 8, 10, 5),
+    "42m": Shape(150_000, 256, 768, 4, 4, 2),
+    "qwen2.5-0.5b": Shape(151936, 896, 4864, 24, 14, 2, dtype="bfloat16", positions=131072),
+    "qwen2.5-7b": Shape(152064, 3584, 18944, 28, 28, 4, False, "bfloat16", 131072),
 }
-POSITIONS = 131072
-"""Longest context; Qwen2.5 reaches it with YaRN, which costs no memory."""
 
 
-def make(shape: str, folder: Path) -> None:
-    """A random bfloat16 model in ``folder``; one that is there already is left as it is."""
+def make(shape: str, folder: Path) -> str:
+    """The folder with a random model in it; one that is there already is left as it is."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     done = folder / "made_for_benchmark"
     if done.exists():
-        return
+        return str(folder)
     sizes = SHAPES[shape]
     config = Qwen2Config(
-        **sizes, max_position_embeddings=POSITIONS, bos_token_id=0, eos_token_id=2, pad_token_id=0
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        tie_word_embeddings=sizes.is_tied,
+        max_position_embeddings=sizes.positions,
+        bos_token_id=None,
+        eos_token_id=sizes.vocabulary - 1,
+        pad_token_id=sizes.vocabulary - 2,
     )
     torch.manual_seed(0)
     with torch.device("cuda" if has_gpu() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, sizes.dtype))
     model.save_pretrained(folder)
-    _write_tokenizer(folder, sizes["vocab_size"])
+    save_tokenizer(folder, sizes.vocabulary)
     done.touch()
+    return str(folder)
 
 
-def _write_tokenizer(folder: Path, vocabulary: int) -> None:
-    tokenizer = read_object(TINY / "tokenizer.json")
-    known = set(tokenizer["model"]["vocab"].values())
-    known |= {token["id"] for token in tokenizer["added_tokens"]}
-    more = {f"<{number}>": number for number in range(vocabulary) if number not in known}
-    tokenizer["model"]["vocab"] |= more
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes(read_bounded(TINY / name, MIB))
+def save_tokenizer(folder: Path, vocabulary: int) -> None:
+    """The tokenizer of bytes, with so many tokens."""
+    from transformers import PreTrainedTokenizerFast
 
-
-def prompt_texts(model: str, count: int, tokens: int, seed: int) -> list[str]:
-    """Texts of so many tokens each, no two with the same beginning."""
-    tokenizer = _tokenizer(model)
-    generator = random.Random(seed)
-    made: list[str] = []
-    while len(made) < count:
-        text = " ".join(str(generator.randrange(10**6)) for _ in range(tokens))
-        while len(tokenizer(text)["input_ids"]) > tokens:
-            text = text[: len(text) - max(1, (len(tokenizer(text)["input_ids"]) - tokens) // 4)]
-        made.append(text)
-    return made
-
-
-def prompt_ids(model: str, texts: list[str]) -> list[list[int]]:
-    """The texts' token ids, as every system reads them."""
-    found: list[list[int]] = _tokenizer(model)(texts)["input_ids"]
-    return found
-
-
-def _tokenizer(model: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fillers = [f"<{i}>" for i in range(vocabulary - len(alphabet) - 2)]
+    tokens = [*alphabet, *fillers, "<|endoftext|>", "<|end|>"]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    wrapped.save_pretrained(folder)

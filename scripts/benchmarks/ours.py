@@ -1,67 +1,115 @@
-"""The work done by this project: its own plan, model, phases and meter, as ``loop`` uses them."""
+"""This project's side: its own plan, model, phases and learner, as ``loop`` uses them.
+
+Lengths of completions are given. vLLM's end of a sequence ends nothing. In the Transformers sampler
+they are forced by the random numbers that it draws with: the end token is the last of the
+vocabulary, so the largest number below 1 draws it, and numbers below 0.999 never do. That costs
+nothing, and nothing else is changed.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from transformers import AutoTokenizer
+import torch
 
-from benchmarks import device, models
-from benchmarks.work import TARGETS, Keep, Outcome, Work
-from reason_llm.config import Config, resolve
-from reason_llm.model import Model, default_device, meta_model, to_data
+from benchmarks import device
+from benchmarks.sides import Turns
+from benchmarks.work import BETA, TARGETS, Work, completions, data, held_out, lengths, prompts
+from reason_llm.config import Config, RewardSpec, ScoreSection, resolve
+from reason_llm.model import (
+    Datum,
+    Model,
+    base,
+    default_device,
+    load_tokenizer,
+    meta_model,
+    to_data,
+)
 from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
-from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import SamplingParams, VllmSampler, sampling
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run import RolloutBuffer, RunIdentity
+from reason_llm.sample import Sampler, SamplingParams, TransformersSampler, VllmSampler, sampling
+from reason_llm.score import Scorer
 from reason_llm.train import (
     Learner,
     Learners,
     LearningSettings,
+    Objective,
+    PairLoss,
     PolicyGradient,
+    Supervised,
     learning,
     with_advantages,
 )
 
 ALGORITHM = {"name": "grpo", "kl": "none"}
 ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM
+LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 class FixedLengthSampler(VllmSampler):
     """No completion ends before its last token, so that every system samples as much."""
 
-    def _vllm_params(self, params: SamplingParams) -> Any:
-        made = super()._vllm_params(params)
+    def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
+        made = super()._vllm_params(params, seed)
         made.ignore_eos, made.stop_token_ids = True, []
         return made
 
 
-def config_of(work: Work, backend: Literal["native", "unsloth"]) -> Config:
+class ForcedLengths(TransformersSampler):
+    """The project's sampler with random numbers that end each row at its length."""
+
+    def __init__(self, sampler: TransformersSampler, lengths: Sequence[int]) -> None:
+        super().__init__(sampler.model, sampler.cache_tokens)
+        self.lengths = lengths
+
+    def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
+        """See ``TransformersSampler.uniforms``."""
+        uniforms_NL = super().uniforms(num_rows, num_tokens, seed) * 0.999
+        last_N = torch.tensor(self.lengths) - 1
+        uniforms_NL[torch.arange(num_rows), last_N] = LARGEST_BELOW_ONE
+        return uniforms_NL
+
+
+def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> Config:
     """The work as a config of a run."""
-    return Config.model_validate(
-        {
-            "model": {
-                "path": work.model,
-                "dtype": "bfloat16",
-                "backend": backend,
-                "quantize": "nf4" if work.kind == "nf4" else "none",
-                "adapter": {"rank": work.rank, "alpha": 2 * work.rank, "targets": TARGETS},
-            },
-            "data": {"train": "none.jsonl"},
-            "sample": {
-                "engine": "vllm",
-                "prompts_per_step": work.prompts,
-                "completions_per_prompt": work.completions,
-                "max_new_tokens": work.completion_tokens,
-            },
-            "algorithm": ALGORITHM,
-            "train": {
-                "learning_rate": 1e-5,
-                "packing": "padded" if backend == "unsloth" else "varlen",
-            },
-            "memory": {"budget_gib": work.budget_gib or "auto"},
+    is_vllm = work.engine == "vllm"
+    tree: dict[str, Any] = {
+        "run": {"seed": work.seed, "steps": work.steps},
+        "model": {
+            "path": work.model,
+            "dtype": "float32" if work.kind == "float32" else "bfloat16",
+            "backend": backend,
+            "quantize": "nf4" if work.kind == "nf4" else "none",
+            "adapter": {"rank": work.rank, "alpha": 2 * work.rank, "targets": TARGETS},
+        },
+        "data": {"train": "given"},
+        "train": {
+            "learning_rate": work.learning_rate,
+            "schedule": work.schedule,
+            "gradient_checkpointing": is_vllm,
+            "packing": "padded" if backend == "unsloth" else "varlen",
+        },
+        "memory": {"budget_gib": work.budget_gib or "auto"},
+    }
+    if work.stage == "grpo":
+        tree["algorithm"] = ALGORITHM
+        tree["sample"] = {
+            "engine": work.engine,
+            "prompts_per_step": work.prompts,
+            "completions_per_prompt": work.completions,
+            "max_new_tokens": work.completion_tokens,
         }
-    )
+    else:
+        tree["stage"] = "sft" if work.stage == "sft" else "preference"
+        tree["train"]["rows_per_step"] = work.prompts
+    if tree.get("stage") == "preference":
+        tree["preference"] = {"name": "dpo", "beta": BETA}
+    return Config.model_validate(tree)
 
 
 def plan_of(work: Work) -> Plan:
@@ -70,48 +118,74 @@ def plan_of(work: Work) -> Plan:
     Raises:
         ConfigError: it does not fit.
     """
-    config = config_of(work, "native")
-    shape = Shape.of(meta_model(config.model))
-    machine = Machine.here(config, default_device())
-    return memory.plan(config, shape, machine, models.POSITIONS, work.prompt_tokens)
+    config = config_of(work)
+    longest_prompt, longest_row = work.prompt_tokens, 0
+    if work.stage != "grpo":
+        longest_prompt, longest_row = (
+            0,
+            max(row.num_tokens for step in range(work.steps) for row in data(work, step)),
+        )
+    return memory.plan(
+        config,
+        Shape.of(meta_model(config.model)),
+        Machine.here(config, default_device()),
+        base.context_limit(config.model),
+        longest_prompt,
+        longest_row=longest_row,
+    )
 
 
-def measure(work: Work, keep: Keep, backend: Literal["native", "unsloth"] = "native") -> Outcome:
-    """Steps of sampling and learning, timed phase by phase and kept one by one.
+def settings_of(config: Config, work: Work, plan: Plan) -> LearningSettings:
+    """What the learner is told."""
+    row = ROW if work.engine == "vllm" else config.algorithm.row()
+    objective: Objective = PolicyGradient(row, work.completion_tokens)
+    if work.stage != "grpo":
+        objective = PairLoss(row=config.preference.row()) if config.learns_pairs else Supervised()
+    return LearningSettings(
+        objective=objective,
+        train=config.train,
+        temperature=1.0,
+        micro_batch_tokens=plan.micro_batch_tokens,
+        seed=work.seed,
+        total_optimizer_steps=work.steps,
+        chunk_tokens=plan.chunk_tokens,
+    )
+
+
+def measure_over_unsloth(work: Work, turns: Turns) -> None:
+    """``measure`` with Unsloth's loader."""
+    measure(work, turns, "unsloth")
+
+
+def measure(work: Work, turns: Turns, backend: Literal["native", "unsloth"] = "native") -> None:
+    """Steps of sampling and learning, timed phase by phase.
 
     Raises:
         ReasonError: it does not fit, or an engine refuses.
     """
-    config, meter = config_of(work, backend), Meter(default_device())
-    plan = plan_of(work)
-    texts = models.prompt_texts(work.model, work.prompts * work.steps, work.prompt_tokens, seed=0)
-    rows = models.prompt_ids(work.model, texts)
-    prompts = [Prompt(str(i), "", tuple(row), "") for i, row in enumerate(rows)]
-    tokenizer = AutoTokenizer.from_pretrained(work.model)
-    outcome = Outcome()
-    with Model(config.model, tokenizer, 0, plan.engine, checkpointing=True) as model:
-        settings = LearningSettings(
-            PolicyGradient(ROW, work.completion_tokens),
-            config.train,
-            config.sample.temperature,
-            plan.micro_batch_tokens,
-            seed=0,
-            total_optimizer_steps=work.steps,
-            chunk_tokens=plan.chunk_tokens,
-        )
-        stage = _Stage(work, plan, meter, model, Learner(model, settings))
+    config, meter, plan = config_of(work, backend), Meter(default_device()), plan_of(work)
+    run = RunIdentity("benchmark", "benchmark", config.model_dump(mode="json"))
+    checkpointing = work.engine == "vllm"
+    with (
+        TemporaryDirectory() as folder,
+        Model(
+            config.model, load_tokenizer(work.model), work.seed, plan.engine, checkpointing
+        ) as model,
+        RolloutBuffer(Path(folder) / "buffer.json", run) as buffer,
+    ):
+        stage = _Stage(work, plan, meter, model, Learner(model, settings_of(config, work, plan)))
         for step in range(work.steps):
-            values = stage.step(step, prompts[step * work.prompts : (step + 1) * work.prompts])
-            if step > 0 or not work.warmup:
-                for name, value in values.items():
-                    outcome.values.setdefault(name, []).append(value)
-            keep(outcome)
+            rows = [] if work.stage == "grpo" else stage.rows(step)
+            turns.wait()
+            values = stage.step(step, buffer) if work.stage == "grpo" else stage.learn(step, rows)
+            if work.is_evaluated(step):
+                values["accuracy"] = accuracy(work, stage.greedy())
+            turns.answer(values)
         del stage
-    return outcome
 
 
 class _Stage:
-    """The model with its learner, and one timed step of the loop over them."""
+    """What a step needs."""
 
     def __init__(
         self, work: Work, plan: Plan, meter: Meter, model: Model, learner: Learner
@@ -122,52 +196,139 @@ class _Stage:
         self.model = model
         self.learner = learner
 
-    def step(self, step: int, prompts: list[Prompt]) -> dict[str, float]:
-        """Seconds, tokens a second, and GiB of one step."""
-        model, work, found = self.model, self.work, {}
-        assert model.engine is not None and model.sync is not None
-        model.engine.release()  # the first step finds the engine as the others do
-        found["wake_seconds"] = _seconds(model.engine.wake)
-        found["sync_seconds"] = _seconds(model.sync)
+    def rows(self, step: int) -> list[Datum]:
+        """What a stage that learns from rows is given, before the clock starts."""
+        rows = data(self.work, step)
+        if self.work.stage != "dpo_known":
+            return rows
+        with learning(self.learner):
+            logprobs, _ = self.learner.measure(rows, "reference")
+        return [
+            row.with_trained("ref_logprobs", values)
+            for row, values in zip(rows, logprobs, strict=True)
+        ]
+
+    def step(self, step: int, buffer: RolloutBuffer) -> dict[str, float]:
+        """Seconds, tokens a second, and GiB of one step of sampling and learning."""
+        model, found = self.model, dict[str, float]()
+        if model.engine is not None and model.sync is not None:
+            model.engine.release()  # the first step finds the engine as the others do
+            found["wake_seconds"] = _seconds(model.engine.wake)
+            found["sync_seconds"] = _seconds(model.sync)
+        started = time.perf_counter()
+        sampled = given(self.work, step) if self.work.is_given else self._sample(step, found)
+        groups = with_advantages(rewarded(self.work, sampled), ROW)
+        if not self.work.is_given:
+            buffer.write(step, groups, whole=True)
+            found["step_seconds"] = time.perf_counter() - started
+        if model.engine is not None:
+            found["release_seconds"] = _seconds(model.engine.release)
+            switch = ("wake_seconds", "sync_seconds", "release_seconds")
+            found["switch_seconds"] = sum(found[name] for name in switch)
+        before = found.get("step_seconds", 0.0) + found.get("switch_seconds", 0.0)
+        learned = self.learn(step, to_data(groups))
+        return found | learned | {"step_seconds": before + learned["step_seconds"]}
+
+    def _sample(self, step: int, found: dict[str, float]) -> list[Group]:
+        work = self.work
         params = SamplingParams(work.completions, work.completion_tokens)
-        groups: list[Group] = []
-        with sampling(model, self.plan.cache_tokens), self.meter.phase() as sampled:
-            sampler = FixedLengthSampler(model)
-            sampling_seconds = _seconds(
-                lambda: groups.extend(sampler.sample(prompts, params, step, _quiet))
-            )
-        scored = to_data(rewarded(groups))
-        found["release_seconds"] = _seconds(model.engine.release)
-        with learning(self.learner), self.meter.phase() as learned:
-            learning_seconds = _seconds(
-                lambda: Learners(self.learner).learn(step, scored, lambda n: None)
-            )
-        sampled_tokens = sum(len(c.token_ids) for g in groups for c in g.completions)
-        switch = sum(found.values())
+        seed = step + 1_000_000 * work.seed
+        started = time.perf_counter()
+        with sampling(self.model, self.plan.cache_tokens) as sampler, self._phase() as peak:
+            groups = self._forced(sampler).sample(prompts(work, step), params, seed, _quiet)
+            device.settle()
+        found["sampling_seconds"] = time.perf_counter() - started
+        tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
+        found["sampling_tokens_per_second"] = tokens / found["sampling_seconds"]
+        self._keep_peak(found, "sampling", peak, self.plan.sampling_bytes)
+        return groups
+
+    def _forced(self, sampler: Sampler) -> Sampler:
+        if isinstance(sampler, VllmSampler):
+            return FixedLengthSampler(self.model)
+        wanted = lengths(self.work)
+        assert isinstance(sampler, TransformersSampler)
+        return sampler if wanted is None else ForcedLengths(sampler, wanted)
+
+    def learn(self, step: int, rows: list[Datum]) -> dict[str, float]:
+        """The learning phase alone."""
+        found = dict[str, float]()
+        started = time.perf_counter()
+        with learning(self.learner), self._phase() as peak:
+            Learners(self.learner).learn(step, rows, lambda n: None)
+            device.settle()
+        seconds = time.perf_counter() - started
+        self._keep_peak(found, "learning", peak, self.plan.learning_bytes)
+        passed = sum(row.num_tokens for row in rows)
         return found | {
-            "switch_seconds": switch,
-            "step_seconds": switch + sampling_seconds + learning_seconds,
-            "sampling_tokens_per_second": sampled_tokens / sampling_seconds,
-            "learning_tokens_per_second": work.rollouts * work.context / learning_seconds,
-            "sampling_gib": sampled.gib,
-            "sampling_planned_gib": self.plan.sampling_bytes / GIB,
-            "learning_gib": learned.gib,
-            "learning_planned_gib": self.plan.learning_bytes / GIB,
+            "step_seconds": seconds,
+            "learning_seconds": seconds,
+            "learning_tokens_per_second": passed / seconds,
+            "tokens": sum(sum(row.trained) for row in rows),
         }
 
+    def _phase(self) -> Any:
+        """On a CPU the meter would forget the process's peak, which is measured there."""
+        return self.meter.phase() if self.work.engine == "vllm" else nullcontext()
 
-def rewarded(groups: list[Group]) -> list[Group]:
-    """With rewards that differ within each group: an even one would need no pass."""
-    return with_advantages(
-        [
-            replace(
-                g,
-                completions=tuple(replace(c, reward=float(i)) for i, c in enumerate(g.completions)),
-            )
-            for g in groups
-        ],
-        ROW,
-    )
+    def _keep_peak(self, found: dict[str, float], phase: str, peak: Any, planned: int) -> None:
+        if self.work.engine == "vllm":
+            found[f"{phase}_gib"], found[f"{phase}_planned_gib"] = peak.gib, planned / GIB
+
+    def greedy(self) -> list[str]:
+        """Completions of the held-out prompts."""
+        params = SamplingParams(1, self.work.completion_tokens, temperature=0.0)
+        with sampling(self.model, self.plan.cache_tokens) as sampler:
+            groups = sampler.sample(held_out(self.work), params, 0, _quiet)
+        return [group.completions[0].text for group in groups]
+
+
+def given(work: Work, step: int) -> list[Group]:
+    """A step's groups where nothing is sampled."""
+    rows = [Completion(ids, "", (-1.0,) * len(ids), "stop") for ids in completions(work, step)]
+    size = work.completions
+    return [
+        Group(prompt, tuple(rows[i * size : (i + 1) * size]))
+        for i, prompt in enumerate(prompts(work, step))
+    ]
+
+
+def rewarded(work: Work, groups: list[Group]) -> list[Group]:
+    """Paid as the quick start pays, or 0 and 1 in turn, so that every row has an advantage."""
+    if work.is_quickstart:
+        return scored(work, groups)
+    return [
+        replace(
+            group,
+            completions=tuple(
+                replace(c, rewards={"in_turn": i % 2}, reward=float(i % 2))
+                for i, c in enumerate(group.completions)
+            ),
+        )
+        for group in groups
+    ]
+
+
+def scored(work: Work, groups: list[Group], only_first: bool = False) -> list[Group]:
+    """Paid by the quick start's reward."""
+    section = ScoreSection(rewards=[RewardSpec(name="think_answer_tags")])
+    with Scorer(section, work.completion_tokens) as scorer:
+        return scorer.score(groups, only_first=only_first)
+
+
+def rewards_of_texts(work: Work, asked: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """The quick start's reward of one completion of each prompt."""
+    groups = [
+        Group(prompt, (Completion((), text, (), "stop"),))
+        for prompt, text in zip(asked, texts, strict=True)
+    ]
+    return [group.completions[0].reward or 0.0 for group in scored(work, groups, only_first=True)]
+
+
+def accuracy(work: Work, texts: Sequence[str]) -> float:
+    """Share of the held-out prompts whose completion the reward calls right."""
+    rewards = rewards_of_texts(work, held_out(work), texts)
+    return sum(reward >= 1 for reward in rewards) / len(rewards)
 
 
 def _seconds(act: Callable[[], Any]) -> float:

@@ -1,22 +1,33 @@
-"""The work done by TRL's GRPOTrainer: alone (vLLM colocated, asleep while learning), and as Unsloth
-runs it (its loader, kernels and Standby).
+"""TRL's trainers as one would set them up, and TRL's GRPO as Unsloth runs it (its loader, kernels
+and Standby).
 
-Arguments as TRL 1.14.2 (trl/trainer/grpo_config.py, trl/generation/vllm_generation.py) and Unsloth
-2026.10.7 name them. Each gets what serves it best: as many rows in a micro-batch as ours holds,
-TRL's chunked log-probs where liger-kernel is installed, and no importance-sampling correction,
-which costs it a forward pass and us none.
+Their own loop runs untouched; a callback waits for the turn before each optimizer step and stops
+the clock after it, so loading data and logging are not counted. Two methods are wrapped to time
+generation and scoring. On a CPU, in float32 and without checkpointing, generation gets a logits
+processor that forbids the end token before a row's length and forces it there; where nothing is to
+be sampled, the given ids are returned in its place. On a GPU vLLM is colocated, and asleep while
+learning; waking, syncing and going to sleep are within sampling, because the trainer does them
+there.
+
+Each gets what serves it best: TRL's chunked log-probs where liger-kernel is installed, and no
+importance-sampling correction, which costs it a forward pass and us none. Arguments as TRL 1.14.2
+(trl/trainer/grpo_config.py, trl/generation/vllm_generation.py) and Unsloth 2026.10.7 name them.
 """
 
+import functools
 import importlib.util
 import time
+from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
 
-from benchmarks import device, models, ours
+from benchmarks import device, ours
 from benchmarks.device import GIB
-from benchmarks.work import TARGETS, Keep, Outcome, Work
+from benchmarks.sides import Turns
+from benchmarks.work import BETA, TARGETS, Work, completions, held_out, lengths, prompts, units
 from reason_llm.model import meta_model
 from reason_llm.model.plan import Shape
 
@@ -26,56 +37,50 @@ USED_FRACTION = 0.93
 """Of the budget, that a peer is told of; the rest is fragmentation."""
 
 
-def measure_trl(work: Work, keep: Keep) -> Outcome:
-    """GRPOTrainer with vLLM colocated and sleep mode: a second copy of the base, merged into.
+def measure_trl(work: Work, turns: Turns) -> None:
+    """TRL's trainer of the work's stage; its GRPOTrainer on a GPU has a second copy of the base.
+
+    TRL has one memory saver for the log-probs, which comes with ``use_liger_kernel`` and therefore
+    needs Triton; where it is not installed, the trainer's switch is set after its construction,
+    which runs the same chunked log-probs without Liger's kernels.
 
     Raises:
         RuntimeError: the two copies leave no room.
     """
     from peft import LoraConfig
-    from transformers import AutoTokenizer, BitsAndBytesConfig
-    from trl import GRPOConfig, GRPOTrainer
 
-    quantization = None
-    if work.kind == "nf4":
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
-    adapter = LoraConfig(
-        r=work.rank, lora_alpha=2 * work.rank, target_modules=TARGETS, task_type="CAUSAL_LM"
-    )
+    has_liger = importlib.util.find_spec("liger_kernel") is not None
+    chunked = has_liger if work.is_chunked is None else work.is_chunked
+    turns.notes = [f"{_rows(work)} rows in a pass"]
     with TemporaryDirectory() as folder:
-        chunked = importlib.util.find_spec("liger_kernel") is not None
-        args = GRPOConfig(
-            **_arguments(work, folder),
-            model_init_kwargs={"dtype": "bfloat16"},
-            use_vllm=True,
-            vllm_mode="colocate",
-            vllm_enable_sleep_mode=True,
-            vllm_gpu_memory_utilization=_trl_utilisation(work),
-            vllm_max_model_length=work.context,
-            use_liger_kernel=chunked,
-        )
-        trainer = GRPOTrainer(
-            model=work.model,
-            reward_funcs=_rising,
-            args=args,
-            train_dataset=_data(work),
-            processing_class=AutoTokenizer.from_pretrained(work.model, padding_side="left"),
-            quantization_config=quantization,
-            peft_config=adapter,
-        )
-        note = "chunked log-probs" if chunked else "full logits: no liger-kernel"
-        return _run(work, trainer, keep, [note])
+        arguments = _arguments(work, folder)
+        more: dict[str, Any] = {
+            "model": work.model,
+            "processing_class": AutoTokenizer.from_pretrained(work.model, padding_side="left"),
+            "peft_config": LoraConfig(
+                r=work.rank,
+                lora_alpha=2 * work.rank,
+                target_modules=TARGETS,
+                task_type="CAUSAL_LM",
+            ),
+        }
+        if work.stage != "grpo":
+            trainer = (
+                _sft(work, arguments, more) if work.stage == "sft" else _dpo(work, arguments, more)
+            )
+        else:
+            turns.notes.append("chunked log-probs" if chunked else "full logits")
+            if work.engine == "vllm":
+                arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
+                more["quantization_config"] = _nf4() if work.kind == "nf4" else None
+            trainer = _grpo(work, arguments, more)
+            trainer.use_liger_kernel = chunked
+        _run(work, trainer, turns)
 
 
-def measure_unsloth(work: Work, keep: Keep) -> Outcome:
+def measure_unsloth(work: Work, turns: Turns) -> None:
     """Unsloth's documented GRPO: FastLanguageModel with fast_inference, Standby, its trainer."""
-    from trl import GRPOConfig, GRPOTrainer  # patched: ``worker`` has imported unsloth before
-    from unsloth import FastLanguageModel
+    from unsloth import FastLanguageModel  # ``sides`` has imported it before all that it patches
 
     with TemporaryDirectory() as folder:
         model, tokenizer = FastLanguageModel.from_pretrained(
@@ -95,49 +100,151 @@ def measure_unsloth(work: Work, keep: Keep) -> Outcome:
             use_gradient_checkpointing="unsloth",
             random_state=0,
         )
-        args = GRPOConfig(**_arguments(work, folder))
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=_rising,
-            args=args,
-            train_dataset=_data(work),
-            processing_class=tokenizer,
-        )
-        return _run(work, trainer, keep, [])
+        arguments = _grpo_arguments(work) | _arguments(work, folder)
+        trainer = _grpo(work, arguments, {"model": model, "processing_class": tokenizer})
+        _run(work, trainer, turns)
 
 
 def _arguments(work: Work, folder: str) -> dict[str, Any]:
-    """What both trainers are told: GRPO without KL, all rollouts in one optimizer step."""
-    rows = _rows(work)
-    return {
+    """What every trainer is told: all rows of a step in one optimizer step."""
+    rows, is_gpu = _rows(work), work.engine == "vllm"
+    units_of_a_step = work.rollouts if work.stage == "grpo" else work.prompts
+    more = {} if is_gpu else {"use_cpu": True, "dataloader_pin_memory": False}
+    return more | {
         "output_dir": folder,
         "max_steps": work.steps,
         "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": work.rollouts // rows,
+        "gradient_accumulation_steps": units_of_a_step // rows,
+        "learning_rate": work.learning_rate,
+        "lr_scheduler_type": work.schedule,
+        "optim": "adamw_torch_fused",
+        "max_grad_norm": 1.0,
+        "bf16": work.kind != "float32",
+        "gradient_checkpointing": is_gpu,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": work.seed,
+    }
+
+
+def _grpo_arguments(work: Work) -> dict[str, Any]:
+    """GRPO without KL."""
+    return {
         "num_generations": work.completions,
         "max_completion_length": work.completion_tokens,
-        "generation_kwargs": {"ignore_eos": True},
         "temperature": 1.0,
         "beta": 0.0,
         "loss_type": "grpo",
         "scale_rewards": "group",
+        "shuffle_dataset": False,
+        "generation_kwargs": {"ignore_eos": True} if work.engine == "vllm" else None,
         "vllm_importance_sampling_correction": False,
-        "learning_rate": 1e-5,
-        "lr_scheduler_type": "constant",
-        "optim": "adamw_torch_fused",
-        "max_grad_norm": 1.0,
-        "bf16": True,
-        "gradient_checkpointing": True,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "seed": 0,
     }
+
+
+def _vllm_arguments(work: Work) -> dict[str, Any]:
+    """vLLM colocated, with sleep mode: a second copy of the base, merged into."""
+    return {
+        "model_init_kwargs": {"dtype": "bfloat16"},
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+        "vllm_gpu_memory_utilization": _trl_utilisation(work),
+        "vllm_max_model_length": work.context,
+    }
+
+
+def _nf4() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    asked = [prompt for step in range(work.steps) for prompt in prompts(work, step)]
+
+    def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
+        """As ours are: of the quick start's table, or 0 and 1 in turn."""
+        if work.is_quickstart:
+            return ours.rewards_of_texts(work, [asked[i] for i in index], completions)
+        return [float(i % 2) for i in range(len(completions))]
+
+    rows = [{"prompt": prompt.text, "index": i} for i, prompt in enumerate(asked)]
+    return GRPOTrainer(
+        args=GRPOConfig(**(_grpo_arguments(work) | arguments)),
+        reward_funcs=reward,
+        train_dataset=Dataset.from_list(rows),
+        **more,
+    )
+
+
+def _sft(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
+    """SFTTrainer, which takes ids as they are."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = [
+        {
+            "input_ids": [*prompt, *completion],
+            "completion_mask": [0] * len(prompt) + [1] * len(completion),
+        }
+        for step in range(work.steps)
+        for prompt, completion in units(work, step)
+    ]
+
+    class InOrder(_InOrder, SFTTrainer):
+        """SFTTrainer on the rows in order."""
+
+    args = SFTConfig(completion_only_loss=True, **arguments)
+    return InOrder(args=args, train_dataset=Dataset.from_list(rows), **more)
+
+
+def _dpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
+    """DPOTrainer, whose tokenisation is overridden."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    rows = [
+        {name: list(ids) for name, ids in zip(names, unit, strict=True)}
+        for step in range(work.steps)
+        for unit in units(work, step)
+    ]
+
+    class InOrder(_InOrder, DPOTrainer):
+        """DPOTrainer on the pairs in order and as ids."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+            return dataset
+
+    is_known = work.stage == "dpo_known"
+    args = DPOConfig(beta=BETA, precompute_ref_log_probs=is_known, **arguments)
+    return InOrder(args=args, train_dataset=Dataset.from_list(rows), **more)
+
+
+class _InOrder:
+    """A trainer that takes its rows in order."""
+
+    train_dataset: Any
+
+    def _get_train_sampler(self, *args: Any) -> torch.utils.data.SequentialSampler:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
 def _rows(work: Work) -> int:
     """Rows of a micro-batch: as many as ours holds, and a divisor of the step's rollouts; one where
     the longest context is sought."""
+    if work.trl_rows is not None:
+        return work.trl_rows
     if work.budget_gib is not None:
         return 1
     most = max(1, ours.plan_of(work).micro_batch_tokens // work.context)
@@ -146,7 +253,7 @@ def _rows(work: Work) -> int:
 
 def _trl_utilisation(work: Work) -> float:
     """The part of the GPU for vLLM's copy and its KV cache, while the learner's copy stays."""
-    config = ours.config_of(work, "native").model
+    config = ours.config_of(work).model
     shape = Shape.of(meta_model(config))
     learner = shape.weight_bytes(2, config.quantize, under_vllm=False) + shape.adapter * 16
     left = USED_FRACTION * _budget_bytes(work) - learner - RUNTIME_BYTES
@@ -166,63 +273,123 @@ def _budget_bytes(work: Work) -> float:
     return total if work.budget_gib is None else min(total, work.budget_gib * GIB)
 
 
-def _data(work: Work) -> Any:
-    from datasets import Dataset
+class ForcedLengths(LogitsProcessor):
+    """Row b draws the end token at its length and not before."""
 
-    texts = models.prompt_texts(work.model, work.prompts * work.steps, work.prompt_tokens, 0)
-    return Dataset.from_dict({"prompt": texts})
+    def __init__(self, lengths: Sequence[int], end_id: int) -> None:
+        self.ends = [(torch.tensor(lengths) == n + 1).nonzero()[:, 0] for n in range(max(lengths))]
+        self.end_id = end_id
+        self.position = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Change the scores (B, V) of the next token in place."""
+        scores[:, self.end_id] = -torch.inf
+        rows = self.ends[self.position]
+        if len(rows):
+            scores[rows] = -torch.inf
+            scores[rows, self.end_id] = 0.0
+        self.position += 1
+        return scores
 
 
-def _rising(completions: list[str], **_: Any) -> list[float]:
-    """Rewards that differ within each group."""
-    return [float(index) for index in range(len(completions))]
+class _Clock(TrainerCallback):
+    """Takes turns, one optimizer step each; where it samples, generation and scoring are timed."""
 
+    def __init__(self, work: Work, trainer: Any, turns: Turns) -> None:
+        self.work = work
+        self.trainer = trainer
+        self.turns = turns
+        self.step = 0
+        self.sampling = self.before_learning = 0.0
+        self.tokens = 0
+        if work.stage == "grpo":
+            self._generate = trainer._generate_single_turn
+            trainer._generate_single_turn = self._timed_generation
+            self._score = trainer._generate_and_score_completions
+            trainer._generate_and_score_completions = self._timed_scoring
 
-def _run(work: Work, trainer: Any, keep: Keep, notes: list[str]) -> Outcome:
-    """Train, and time every step and the sampling in it: waking, syncing and going to sleep are
-    within, because the trainer does them there."""
-    from transformers import TrainerCallback
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Wait for the turn: nothing is sampled yet."""
+        self.turns.wait()
+        device.settle()
+        self.started = time.perf_counter()
 
-    outcome = Outcome(notes=notes)
-    steps: list[float] = []
-    sampled: list[float] = []
-    tokens, passed = work.rollouts * work.completion_tokens, work.rollouts * work.context
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Say what the step took."""
+        device.settle()
+        work, total = self.work, time.perf_counter() - self.started
+        values = {"step_seconds": total, "learning_seconds": total - self.before_learning}
+        if work.stage != "grpo":
+            self.tokens = sum(len(ids) for _, *rest in units(work, self.step) for ids in rest)
+        elif work.is_given:
+            values["step_seconds"] = values["learning_seconds"]
+        else:
+            values["sampling_seconds"] = self.sampling
+            values["sampling_tokens_per_second"] = self.tokens / self.sampling
+        asked = sum(len(prompt.token_ids) for prompt in prompts(work, self.step))
+        passed = asked * work.completions + self.tokens
+        values["learning_tokens_per_second"] = passed / values["learning_seconds"]
+        values["tokens"] = self.tokens
+        if work.is_evaluated(self.step):
+            values["accuracy"] = ours.accuracy(work, self._greedy())
+        self.step += 1
+        self.turns.answer(values)
 
-    def tell() -> None:
-        pairs = list(zip(steps, sampled, strict=True))[int(work.warmup) :]
-        outcome.values["step_seconds"] = [whole for whole, _ in pairs]
-        outcome.values["sampling_tokens_per_second"] = [tokens / part for _, part in pairs]
-        outcome.values["learning_tokens_per_second"] = [passed / (w - part) for w, part in pairs]
-        keep(outcome)
+    def _timed_scoring(self, inputs: Any) -> Any:
+        return self._timed("before_learning", self._score, inputs)
 
-    class Timer(TrainerCallback):
-        """Seconds of each optimizer step with the sampling before it."""
+    def _timed_generation(self, prompt_ids: list[list[int]], *args: Any, **named: Any) -> Any:
+        work = self.work
+        asked = [list(prompt.token_ids) for prompt in prompts(work, self.step)]
+        if prompt_ids[:: work.completions] != asked:
+            raise RuntimeError("it reads other prompts")
+        wanted = lengths(work)
+        if work.is_given:
+            made = ([list(ids) for ids in completions(work, self.step)], None)
+        else:
+            if wanted is not None and work.engine == "transformers":
+                self._force(wanted)
+            made = self._timed("sampling", self._generate, prompt_ids, *args, **named)
+        found = tuple(len(ids) for ids in made[0])
+        if wanted is not None and found != wanted:
+            raise RuntimeError(f"completions of {found} tokens, not of {wanted}")
+        self.tokens = sum(found)
+        return made
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            """The batch is drawn, nothing is sampled yet."""
-            device.settle()
-            self.started = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            """The optimizer has stepped."""
-            device.settle()
-            steps.append(time.perf_counter() - self.started)
-            tell()
-
-    generate_single_turn = trainer._generate_single_turn
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def _timed(self, name: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
         device.settle()
         started = time.perf_counter()
-        result = generate_single_turn(*args, **kwargs)
+        made = act(*args, **named)
         device.settle()
-        sampled.append(time.perf_counter() - started)
-        found = sum(len(ids) for ids in result[0])
-        if found != tokens:
-            raise RuntimeError(f"it sampled {found} tokens in a step, and the work is {tokens}")
-        return result
+        setattr(self, name, time.perf_counter() - started)
+        return made
 
-    trainer._generate_single_turn = timed
-    trainer.add_callback(Timer())
+    def _force(self, wanted: Sequence[int]) -> None:
+        end = ForcedLengths(wanted, self.trainer.processing_class.eos_token_id)
+        base = self.trainer.model.get_base_model()
+        processors = LogitsProcessorList([end])
+        base.generate = functools.partial(type(base).generate, base, logits_processor=processors)
+
+    @torch.no_grad()
+    def _greedy(self) -> list[str]:
+        """Completions of the held-out prompts by the trainer's model as it is now."""
+        tokenizer, model = self.trainer.processing_class, self.trainer.model
+        texts = [prompt.text for prompt in held_out(self.work)]
+        batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left",
+                          add_special_tokens=False)  # fmt: skip
+        model.eval()
+        found = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            do_sample=False,
+            max_new_tokens=self.work.completion_tokens,
+        )
+        model.train()
+        written = found[:, batch["input_ids"].shape[1] :]
+        completed: list[str] = tokenizer.batch_decode(written, skip_special_tokens=True)
+        return completed
+
+
+def _run(work: Work, trainer: Any, turns: Turns) -> None:
+    trainer.add_callback(_Clock(work, trainer, turns))
     trainer.train()
-    return outcome

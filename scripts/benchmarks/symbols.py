@@ -43,8 +43,8 @@ REACHED = {
     "vllm.lora.lora_model.LoRAModel": "from_lora_tensors loras",
     "vllm.lora.peft_helper.PEFTHelper": "from_dict validate_legal r lora_alpha target_modules bias",
     "vllm.lora.request.LoRARequest": "lora_name lora_int_id lora_path",
-    "vllm.sampling_params.SamplingParams": "n max_tokens temperature top_p top_k min_p logprobs "
-    "stop_token_ids detokenize ignore_eos",
+    "vllm.sampling_params.SamplingParams": "n seed max_tokens temperature top_p top_k min_p "
+    "logprobs stop_token_ids detokenize ignore_eos",
     "vllm.model_executor.layers.utils": "dispatch_cpu_unquantized_gemm",
     "vllm.model_executor.models.qwen2.Qwen2ForCausalLM": "packed_modules_mapping",
     "vllm.distributed.device_communicators.cuda_wrapper.CudaRTLibrary": "cudaMalloc",
@@ -54,6 +54,7 @@ REACHED = {
     "bitsandbytes.optim.optimizer.Optimizer2State": "init_state",
     "unsloth.models.loader.FastLanguageModel": "from_pretrained",
     "unsloth.models.llama.FastLlamaModel": "get_peft_model",
+    "unsloth.models._utils": "HAS_FLASH_ATTENTION xformers",
     "trl.trainer.grpo_config.GRPOConfig": "num_generations max_completion_length beta loss_type "
     "generation_kwargs scale_rewards vllm_importance_sampling_correction use_vllm vllm_mode "
     "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_max_model_length use_liger_kernel",

@@ -1,141 +1,172 @@
-"""The one table: a row for each measure, a column for each system, medians over all rounds."""
+"""The one table: a row for each measure, a column for each side, medians over all rounds."""
 
-import json
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
-from benchmarks.gpu import Results, Settings
-from benchmarks.work import Kind, Outcome
-from benchmarks.worker import SYSTEMS
+import orjson
+
+from benchmarks.measure import Block, titles
+from benchmarks.sides import Outcome
+from benchmarks.work import TARGET_ACCURACY
 
 ROWS = {
-    "release_seconds": ("release the KV cache, s", 3),
-    "wake_seconds": ("wake, s", 3),
-    "sync_seconds": ("sync the adapter, s", 3),
-    "switch_seconds": ("phase switch in all, s", 3),
-    "sampling_planned_gib": ("sampling planned, GiB", 2),
-    "sampling_gib": ("sampling measured, GiB", 2),
-    "learning_planned_gib": ("learning planned, GiB", 2),
-    "learning_gib": ("learning measured, GiB", 2),
-    "largest_gib": ("largest use of the GPU, GiB", 2),
-    "sampling_tokens_per_second": ("sampling, tokens/s", 0),
-    "learning_tokens_per_second": ("learning, tokens/s", 0),
-    "step_seconds": ("a step, s", 2),
+    "release_seconds": ("release the KV cache, s", ".3f"),
+    "wake_seconds": ("wake, s", ".3f"),
+    "sync_seconds": ("sync the adapter, s", ".3f"),
+    "switch_seconds": ("phase switch in all, s", ".3f"),
+    "sampling_planned_gib": ("sampling planned, GiB", ".2f"),
+    "sampling_gib": ("sampling measured, GiB", ".2f"),
+    "learning_planned_gib": ("learning planned, GiB", ".2f"),
+    "learning_gib": ("learning measured, GiB", ".2f"),
+    "tokens": ("completion tokens of a step", ",.0f"),
+    "sampling_tokens_per_second": ("sampling, tokens/s", ",.0f"),
+    "learning_tokens_per_second": ("learning, tokens/s", ",.0f"),
+    "sampling_of_peak": ("sampling, useful work, of matmul's peak", ".1%"),
+    "learning_of_peak": ("learning, useful work, of matmul's peak", ".1%"),
+    "sampling_seconds": ("sampling, s", ".2f"),
+    "ahead_seconds": ("sampling ahead, s", ".2f"),
+    "learning_seconds": ("learning, s", ".2f"),
+    "hidden": ("hidden of the shorter phase", ".0%"),
+    "step_seconds": ("a step, s", ".2f"),
 }
-"""Measures with their names and digits."""
+"""Measures of a step with their names and formats."""
+BESIDE = {
+    "step_seconds": ("a step, times the first one's", "", ".2f"),
+    "sampling_tokens_per_second": ("sampling, of vLLM alone", "vllm", ".3f"),
+}
+"""Measures beside another side's (the first one's, where none is named): the median over the steps
+of each one's ratio."""
 TARGETS = {
     "phase switch in all, s": "< 3",
     "sampling measured, GiB": "planned ± 10 %",
     "learning measured, GiB": "planned ± 10 %",
-    "of vLLM alone": ">= 0.95",
+    "sampling, of vLLM alone": ">= 0.95",
     "a step, s": "< TRL's",
-    "context": "nf4 at 24: >= 8192; > TRL, Unsloth",
+    "longest context": "nf4 at 24: >= 8192; > TRL, Unsloth",
 }
-"""By the start or the end of a row's name."""
+"""By the start of a row's name."""
 
 
-def markdown(settings: Settings, results: Results, machine: str) -> str:
-    """The table with the reasons of what failed below it."""
-    reasons: list[str] = []
-    head = ["", *(SYSTEMS[system] for system in settings.systems), "target"]
-    lines = [_line(head), _line(["---"] * len(head))]
-    for kind in settings.kinds:
-        for key, (name, digits) in ROWS.items():
-            cells = [
-                _cell(results.speeds.get((kind, system), []), key, digits, reasons)
-                for system in settings.systems
-            ]
-            if any(cell != "-" for cell in cells):
-                lines.append(_line([f"{kind}: {name}", *cells, _target(name)]))
-        lines += _ratios(settings, results, kind)
-    for cap in settings.caps_gib:
-        for kind in settings.kinds:
-            cells = []
-            for system in settings.systems:
-                found = results.contexts.get((kind, system, cap))
-                if found is None:
-                    cells.append("-")
-                    continue
-                note = _note(found.reason, reasons) if found.reason else ""
-                cells.append(f"{found.tokens:,} at {found.used_gib:.1f} GiB{note}")
-            row = f"{kind}: longest context under {cap:g} GiB"
-            lines.append(_line([row, *cells, TARGETS["context"]]))
-    work = settings.work
-    said = (
-        f"{machine}. {Path(work.model).name}, LoRA rank {work.rank}: {work.prompts} prompts of "
-        f"{work.prompt_tokens} tokens, {work.completions} completions of {work.completion_tokens} "
-        f"each; medians of {settings.rounds} rounds of {work.repeats} steps. Sampling of TRL and "
-        "Unsloth holds their waking, syncing and going to sleep. A context is tried with one group "
-        f"of {settings.group}."
-    )
-    numbered = [f"({number}) {reason}" for number, reason in enumerate(reasons, start=1)]
-    return "\n".join([said, "", *lines, "", *(f"{line}  " for line in numbered)]).rstrip() + "\n"
+@dataclass(slots=True)
+class _Table:
+    """Lines of Markdown, and the reasons and notes that stand below them, each once."""
+
+    sides: list[str]
+    lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, block: str, name: str, cells: dict[str, str]) -> None:
+        """A row, unless nobody has the measure."""
+        if not any(cells.values()):
+            return
+        target = next((t for start, t in TARGETS.items() if name.startswith(start)), "")
+        shown = [cells.get(side) or "-" for side in self.sides]
+        self.lines.append(_line([f"{block}: {name}", *shown, target]))
+
+    def note(self, text: str) -> str:
+        """A mark for what stands below the table."""
+        if text not in self.notes:
+            self.notes.append(text)
+        return f" ({self.notes.index(text) + 1})"
 
 
-def save(settings: Settings, results: Results, machine: str, path: Path) -> None:
-    """The table at ``path`` and everything behind it beside, as JSON."""
+def markdown(blocks: Sequence[Block], said: str) -> str:
+    """The table, with ``said`` and the blocks' titles above it, and what failed below it."""
+    named = titles(blocks)
+    table = _Table(list(named))
+    for block in blocks:
+        for measure, (name, digits) in ROWS.items():
+            cells = {
+                side: _step_cell(rounds, measure, digits, table)
+                for side, rounds in block.sides.items()
+            }
+            table.add(block.name, name, cells)
+        for measure, (name, other, digits) in BESIDE.items():
+            alone = block.sides.get(other or next(iter(block.sides), ""), [])
+            ratios = {side: list(_ratios(rounds, alone, measure))
+                      for side, rounds in block.sides.items()}  # fmt: skip
+            table.add(block.name, name, {
+                side: format(median(each), digits) for side, each in ratios.items() if each
+            })  # fmt: skip
+        _add_memory(block, table)
+        table.add(block.name, f"until {TARGET_ACCURACY:.0%} of held-out answers", {
+            side: _to_target(rounds[0]) for side, rounds in block.sides.items()
+        })  # fmt: skip
+        for cap, found in block.contexts.items():
+            table.add(block.name, f"longest context under {cap:g} GiB", {
+                side: f"{longest.tokens:,} at {longest.used_gib:.1f} GiB"
+                + (table.note(longest.reason) if longest.reason else "")
+                for side, longest in found.items()
+            })  # fmt: skip
+    head = ["", *named.values(), "target"]
+    notes = [f"({number}) {note}  " for number, note in enumerate(table.notes, start=1)]
+    above = [said, "", *(f"- {block.title}" for block in blocks), ""]
+    whole = [*above, _line(head), _line(["---"] * len(head)), *table.lines, "", *notes]
+    return "\n".join(whole).rstrip() + "\n"
+
+
+def show(blocks: Sequence[Block], said: str, path: Path | None) -> None:
+    """Print the table, and save it."""
+    print(markdown(blocks, said), end="")
+    save(blocks, said, path)
+
+
+def save(blocks: Sequence[Block], said: str, path: Path | None) -> None:
+    """The table at ``path``, if one is given, and everything behind it beside, as JSON."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(settings, results, machine))
-    speeds = [
-        {"kind": kind, "system": system, "rounds": [asdict(outcome) for outcome in outcomes]}
-        for (kind, system), outcomes in results.speeds.items()
-    ]
-    contexts = [
-        {"kind": kind, "system": system, "cap_gib": cap, **asdict(found)}
-        for (kind, system, cap), found in results.contexts.items()
-    ]
-    whole = {"machine": machine, "settings": asdict(settings), "speeds": speeds,
-             "contexts": contexts}  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps(whole, indent=2) + "\n")
+    path.write_text(markdown(blocks, said), encoding="utf-8")
+    option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    whole = orjson.dumps({"said": said, "blocks": blocks}, option=option)
+    path.with_suffix(".json").write_bytes(whole)
 
 
-def _cell(outcomes: Sequence[Outcome], key: str, digits: int, reasons: list[str]) -> str:
-    values = [value for outcome in outcomes for value in outcome.values.get(key, [])]
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    notes = [note for outcome in outcomes for note in outcome.notes]
-    if errors and key == "largest_gib":  # how far a system came that failed is no measure
-        return "-"
-    if errors and key == "step_seconds":
-        steps = f"{statistics.median(values):,.{digits}f}, then " if values else ""
-        return f"{steps}failed" + _note(errors[0], reasons)
-    if not values:
-        return "-"
-    marks = "".join(_note(note, reasons) for note in dict.fromkeys(notes))
-    shown = f"{statistics.median(values):,.{digits}f}"
-    return shown + marks if key == "step_seconds" else shown
+def _step_cell(rounds: Sequence[Outcome], measure: str, digits: str, table: _Table) -> str:
+    values = [value for outcome in rounds for value in outcome.values(measure)]
+    shown = format(median(values), digits) if values else ""
+    if measure != "step_seconds":
+        return shown
+    if errors := [outcome.error for outcome in rounds if outcome.error is not None]:
+        return f"{shown}, then failed".removeprefix(", then ") + table.note(errors[0])
+    notes = dict.fromkeys(note for outcome in rounds for note in outcome.notes)
+    return shown + "".join(table.note(note) for note in notes) if shown else ""
 
 
-def _ratios(settings: Settings, results: Results, kind: Kind) -> list[str]:
-    """Sampling beside vLLM alone: the median over rounds of each round's ratio."""
-    key = "sampling_tokens_per_second"
-    if "vllm" not in settings.systems:
-        return []
-    cells = []
-    for system in settings.systems:
-        ratios = [
-            statistics.median(theirs.values[key]) / statistics.median(alone.values[key])
-            for theirs, alone in zip(
-                results.speeds.get((kind, system), []),
-                results.speeds.get((kind, "vllm"), []),
-                strict=False,  # what is kept under way lacks some
-            )
-            if theirs.values.get(key) and alone.values.get(key)
-        ]
-        cells.append(f"{statistics.median(ratios):.3f}" if ratios else "-")
-    return [_line([f"{kind}: sampling, of vLLM alone", *cells, TARGETS["of vLLM alone"]])]
+def _ratios(rounds: Sequence[Outcome], others: Sequence[Outcome], measure: str) -> Iterator[float]:
+    """Of steps with the same number in the same round; what is kept under way lacks some."""
+    for mine, theirs in zip(rounds, others, strict=False):
+        for value, other in zip(mine.values(measure), theirs.values(measure), strict=False):
+            yield value / other
 
 
-def _target(name: str) -> str:
-    return TARGETS.get(name, "")
+def _add_memory(block: Block, table: _Table) -> None:
+    """The largest use and, of that, ours as a part of theirs; of a side that failed it is no
+    measure."""
+    done = {
+        side: rounds for side, rounds in block.sides.items()
+        if rounds and all(outcome.error is None for outcome in rounds)
+    }  # fmt: skip
+    for name, before in (("largest use of memory", False), ("the same without libraries", True)):
+        used = {
+            side: median(o.largest_gib - (o.before_gib if before else 0.0) for o in rounds)
+            for side, rounds in done.items()
+        }
+        ours = used.get("reason_llm")
+        table.add(block.name, f"{name}, GiB", {side: f"{gib:.2f}" for side, gib in used.items()})
+        if ours is not None:
+            table.add(block.name, f"{name}, ours / theirs", {
+                side: f"{ours / gib:.2f}" for side, gib in used.items() if gib
+            })  # fmt: skip
 
 
-def _note(reason: str, reasons: list[str]) -> str:
-    """A mark for a reason that stands below the table, each once."""
-    if reason not in reasons:
-        reasons.append(reason)
-    return f" ({reasons.index(reason) + 1})"
+def _to_target(outcome: Outcome) -> str:
+    if not any("accuracy" in step for step in outcome.steps):
+        return ""
+    reached = outcome.to_target
+    return "not reached" if reached is None else f"{reached[0]:.1f} s in {reached[1]} steps"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,36 +1,79 @@
-"""One piece of work that every system is given, and what one of them came to; to and from JSON."""
+"""The workloads, one row each: what every system is given to do.
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+A ``Work`` goes to a system's process as JSON, and its prompts, lengths and rows follow from it by
+seeds, so that nothing but the system differs. A length is a number of completion tokens, the
+end-of-sequence token included.
+"""
+
+import math
+import random
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.models import ROOT, TINY
+from reason_llm.config import load
+from reason_llm.data import Data, load_data, order
 from reason_llm.files import read_object
+from reason_llm.model import Datum, load_tokenizer
+from reason_llm.rollout import Prompt
 
-Kind = Literal["bf16", "nf4"]
+Kind = Literal["float32", "bf16", "nf4"]
+Stage = Literal["grpo", "sft", "dpo", "dpo_known"]
+Ids = tuple[int, ...]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Adapted layers: all of a dense decoder's."""
+EVALUATED_EVERY = 2
+"""Steps."""
+TARGET_ACCURACY = 0.8
+"""Held-out accuracy that counts as learned, """
+SMOOTHED = 3
+"""as the mean of that many evaluations in a row."""
+BETA = 0.1
+"""Of DPO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Steps of GRPO with LoRA: sample the groups, then one optimizer step over all of them."""
+    """Steps of one stage with LoRA, each with one optimizer step over all of its rows."""
 
     model: str
-    """A folder that ``models.make`` wrote."""
-    kind: Kind
-    """The base's weights: bfloat16, or NF4."""
+    """A folder that ``models.make`` wrote, the quick start's model, or, in the table, a shape."""
     prompts: int
+    """Of a step; of the stages that learn from rows, the rows or pairs."""
     completions: int
     """Of each prompt."""
     prompt_tokens: int
     completion_tokens: int
-    """Of every completion: an end of sequence ends nothing."""
-    rank: int
-    repeats: int
+    """The most; ``lengths`` says how many."""
+    kind: Kind = "bf16"
+    """The base's weights; for TRL on a CPU, bf16 is autocast."""
+    stage: Stage = "grpo"
+    """``dpo_known``: the reference's log-probs are known, as from the second pass on."""
+    engine: Literal["vllm", "transformers"] = "vllm"
+    """What samples; with Transformers it is the work of the CPU's benchmark."""
+    least_prompt_tokens: int | None = None
+    """Of the shortest prompt; None: all are equally long."""
+    lengths: Literal["equal", "heavy_tail", "geometric", "own"] = "equal"
+    """Of completions; own: the model ends where it ends."""
+    is_given: bool = False
+    """Completions are random ids: nothing is sampled."""
+    held_out: int = 0
+    """Prompts whose greedy completions are judged every ``EVALUATED_EVERY`` steps, outside the
+    clock."""
+    learning_rate: float = 1e-5
+    schedule: str = "constant"
+    """Of the learning rate, by its name in Transformers."""
+    rank: int = 16
+    seed: int = 0
+    trl_rows: int | None = None
+    """Rows of one of TRL's forward passes (pairs, for DPO); None: as many as ours holds."""
+    is_chunked: bool | None = None
+    """TRL's chunked log-probs; None: where liger-kernel is installed."""
+    repeats: int = 1
     """Steps that are measured."""
-    warmup: bool
+    warmup: bool = True
     """A step before them is not."""
     budget_gib: float | None = None
     """GPU memory that may be used; None: all."""
@@ -50,6 +93,15 @@ class Work:
         """Measured or not."""
         return self.repeats + int(self.warmup)
 
+    @property
+    def is_quickstart(self) -> bool:
+        """Whether prompts, answers and rewards are the quick start's."""
+        return self.model == str(TINY)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the held-out prompts are completed after this step, counted from 0."""
+        return self.held_out > 0 and (step + 1) % EVALUATED_EVERY == 0
+
     def at_context(self, tokens: int, budget_gib: float) -> "Work":
         """One step with one group of rollouts of so many tokens, within so much memory."""
         return replace(
@@ -61,36 +113,153 @@ class Work:
             budget_gib=budget_gib,
         )
 
-
-@dataclass(slots=True)
-class Outcome:
-    """What one system came to."""
-
-    values: dict[str, list[float]] = field(default_factory=dict)
-    """One number for each measured step; ``largest_gib`` is one of the whole process."""
-    notes: list[str] = field(default_factory=list)
-    error: str | None = None
-    """Why there is nothing more, in one line."""
-    trace: str = ""
-    """The whole error, as its process printed it."""
-
-
-Keep = Callable[[Outcome], None]
-"""Saves what was measured so far; called after each step."""
-
-
-def write(record: Work | Outcome, path: Path) -> None:
-    """As JSON, whole or not at all: a process may be ended at any moment."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(record)))
-    part.replace(path)
+    def smallest(self) -> "Work":
+        """The smallest form, which shows that all of it runs and nothing else."""
+        small = replace(
+            self,
+            prompts=max(1, self.prompts // 8),
+            held_out=self.held_out // 8,
+            trl_rows=min(self.trl_rows or 1, max(1, self.rollouts // 8)),
+        )
+        if self.is_quickstart:
+            return small
+        return replace(
+            small,
+            model="tiny",
+            prompt_tokens=48,
+            completion_tokens=48,
+            trl_rows=min(self.trl_rows or 1, small.prompts),
+        )
 
 
-def read_work(path: Path) -> Work:
-    """What ``write`` wrote."""
-    return Work(**read_object(path))
+QUICKSTART = Work(
+    str(TINY), 64, 4, 64, 32, "float32", engine="transformers", lengths="own",
+    learning_rate=2e-3, trl_rows=256,
+)  # fmt: skip
+MADE = Work(
+    "25m", 4, 4, 48, 256, "float32", engine="transformers", least_prompt_tokens=16,
+    lengths="heavy_tail", trl_rows=8,
+)  # fmt: skip
+"""``trl_rows``: 8 is TRL's default, and as fast as 2, 4 and 16; 4 where more take too much
+memory."""
+WORKLOADS: dict[str, tuple[str, Work]] = {
+    "a": ("short answers", QUICKSTART),
+    "b": ("mixed lengths", MADE),
+    "c": ("learning alone", replace(MADE, model="42m", is_given=True, trl_rows=4)),
+    "d": ("long prompts", Work(
+        "58m", 8, 8, 300, 384, "float32", engine="transformers", lengths="geometric", trl_rows=8
+    )),
+    "e": ("long answers", Work(
+        "25m", 2, 2, 64, 1500, "float32", engine="transformers", trl_rows=4
+    )),
+    **{
+        f"t{seed}": (f"to {TARGET_ACCURACY:.0%} of held-out answers, seed {seed}",
+                     replace(QUICKSTART, seed=seed, held_out=256, schedule="linear"))
+        for seed in range(3)
+    },
+    "sft": ("SFT", replace(
+        MADE, prompts=32, completions=1, prompt_tokens=96, stage="sft", is_given=True
+    )),
+    "dpo": ("DPO", replace(
+        MADE, prompts=16, completions=2, prompt_tokens=96, stage="dpo", is_given=True, trl_rows=4
+    )),
+    "dpo_known": ("DPO, references known", replace(
+        MADE, prompts=16, completions=2, prompt_tokens=96, stage="dpo_known", is_given=True,
+        trl_rows=4,
+    )),
+}  # fmt: skip
+"""By the name on the command line of ``cpu``: what it is, and the work."""
+VARIANTS: dict[str, tuple[str, str, dict[str, Kind | int | bool]]] = {
+    "trl_small": ("trl", "TRL, least memory", {"trl_rows": 1}),
+    "trl_chunked": ("trl", "TRL, chunked log-probs", {"is_chunked": True}),
+    "trl_bfloat16": ("trl", "TRL, bfloat16", {"kind": "bf16"}),
+    "trl_best": (
+        "trl", "TRL, chunked log-probs, bfloat16", {"is_chunked": True, "kind": "bf16"},
+    ),
+    "ours_bfloat16": ("reason_llm", "reason_llm, bfloat16", {"kind": "bf16"}),
+}  # fmt: skip
+"""Other settings of a system, where lengths are given: system, title, and what differs."""
 
 
-def read_outcome(path: Path) -> Outcome:
-    """What ``write`` wrote."""
-    return Outcome(**read_object(path))
+def prompts(work: Work, step: int) -> list[Prompt]:
+    """The prompts of a step: the quick start's, or random letters."""
+    if work.is_quickstart:
+        everything = _quickstart().prompts
+        drawn = order([len(everything)], [1.0], work.seed, step * work.prompts, work.prompts)
+        return [everything[i] for i in drawn]
+    draw = random.Random(f"{work.seed}/prompts/{step}")
+    tokenizer = load_tokenizer(work.model)
+    made = []
+    for index in range(work.prompts):
+        least = work.least_prompt_tokens or work.prompt_tokens
+        text = "".join(draw.choices("abcdefghij", k=draw.randint(least, work.prompt_tokens)))
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        made.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
+    return made
+
+
+def held_out(work: Work) -> list[Prompt]:
+    """The prompts that are judged."""
+    return list(_quickstart().held_out_prompts[: work.held_out])
+
+
+@cache
+def _quickstart() -> Data:
+    files = {f"data.{kind}": str(ROOT / "data" / f"arithmetic_{name}.jsonl")
+             for kind, name in (("train", "train"), ("eval", "test"))}  # fmt: skip
+    config = load(ROOT / "configs" / "quickstart.yaml", files)
+    return load_data(config, load_tokenizer(str(TINY)), 1024)
+
+
+def lengths(work: Work) -> tuple[int, ...] | None:
+    """Tokens of each completion of a step, prompt by prompt; None where the model ends them.
+
+    heavy_tail: even quantiles of a Pareto distribution (shape 1.1), from 16 to the most, shuffled.
+    geometric: even quantiles of a geometric distribution, its mean half of the most, shuffled.
+    """
+    most, rows = work.completion_tokens, work.rollouts
+    if work.lengths == "own":
+        return None
+    quantiles = [(row + 0.5) / rows for row in range(rows)]
+    match work.lengths:
+        case "equal":
+            return (most,) * rows
+        case "heavy_tail":
+            found = [min(most, int(16 * (1 - q) ** (-1 / 1.1))) for q in quantiles]
+            found[0], found[-1] = 16, most
+        case "geometric":
+            found = [min(most, 1 + int(-most / 2 * math.log1p(-q))) for q in quantiles]
+    random.Random(0).shuffle(found)
+    return tuple(found)
+
+
+def completions(work: Work, step: int) -> list[Ids]:
+    """Random completions of the given lengths, in the order of the rollouts."""
+    draw = random.Random(f"{work.seed}/completions/{step}")
+    given = lengths(work)
+    assert given is not None
+    if work.stage != "grpo":
+        given = tuple(draw.sample(given, len(given)))
+    vocabulary = read_object(Path(work.model) / "config.json")["vocab_size"]
+    return [
+        (*(draw.randrange(300, vocabulary - 2) for _ in range(length - 1)), vocabulary - 1)
+        for length in given
+    ]
+
+
+def units(work: Work, step: int) -> list[tuple[Ids, ...]]:
+    """Rows of (prompt, completion), or pairs of (prompt, chosen, rejected)."""
+    ids, size = completions(work, step), work.completions
+    return [
+        (prompt.token_ids, *ids[i * size : (i + 1) * size])
+        for i, prompt in enumerate(prompts(work, step))
+    ]
+
+
+def data(work: Work, step: int) -> list[Datum]:
+    """The same as the learner's rows; the sides of a pair follow each other."""
+    return [
+        Datum.of(prompt, completion, f"{step}:{number}", group=number)
+        for number, (prompt, *completions) in enumerate(units(work, step))
+        for completion in completions
+    ]

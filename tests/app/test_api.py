@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -95,6 +96,31 @@ def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None)
     with pytest.raises(ConfigError, match=r"is empty"):
         reason_llm.evaluate(tmp_path)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "resolved_config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"there is no run .*mien; did you mean .*runs/mine\?"):
+        reason_llm.evaluate(tmp_path / "runs" / "mien")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"reward_funcs": len}, "train has no argument 'reward_funcs'; reward_funcs of TRL is re"),
+        ({"train_dataset": []}, "train_dataset of TRL is rows here"),
+        ({"num_generations": 8}, "num_generations of TRL is sample.completions_per_prompt here"),
+        ({"steps": 8}, "train has no argument 'steps'; did you mean run.steps?"),
+    ],
+)
+def test_arguments_of_others_are_told_by_our_names(given: dict, told: str, unchanged: None) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        reason_llm.train(**given)
+
+
+def test_a_run_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python and on the command line, before anything is asked of the Hub."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^there is no run runs/none; name a run's folder$"):
+        reason_llm.evaluate("runs/none")
 
 
 def test_an_interrupt_changes_nothing(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from rich.console import Console as RichConsole, ConsoleOptions
 from conftest import ROOT
 from hostile import HOSTILE
 from reason_llm.app.console import Console, restored_output
+from reason_llm.app.lines import left
 from reason_llm.run import Begun
 from terminals import ALLOWED, rows_of
 
@@ -95,7 +97,10 @@ def test_bars_of_the_phase_and_of_the_run_with_their_time_left(tty: Tty) -> None
                 for _ in range(2):
                     now += 1
                     progress(0, 2)
-            console.step({"step": step, "train/loss": 0.5, "time/learning_seconds": 2.0}, None)
+            seconds = {"time/learning_seconds": 2.0, "time/total_seconds": 122.0}
+            console.step({"step": step, "train/loss": 0.5} | seconds, None)
+            if step == 3:
+                assert words(tty.rows[-1]) == "step | 3/9 a run --:--"
         # Of learning, 2 items in the second between two reports; of the run, a step in 122 s.
         assert [words(row) for row in tty.rows] == [
             "step 3/9 loss 0.5 learning 2.0 s", "step 4/9 loss 0.5 learning 2.0 s",
@@ -108,6 +113,24 @@ def test_bars_of_the_phase_and_of_the_run_with_their_time_left(tty: Tty) -> None
             console.step({"step": 4}, None)  # as an evaluation that is added to a step
         assert words(tty.rows[-2]) == "sampling | 20/40 50 tokens/s 00:20"
     assert tty.rows[-1] == "step 4/9  loss 0.5  learning 2.0 s"
+
+
+def test_the_time_left_is_told_from_the_second_step_on_and_one_slow_step_changes_little(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first record is of the evaluation before training."""
+    seconds = [500.0, 9.0, 10.0, 1000.0, 11.0]
+    records = [{"step": step, "time/total_seconds": s} for step, s in enumerate(seconds)]
+    found = [left(records[: n + 1], 60) for n in range(len(records))]
+    assert found == ["", "", "about 9 min left", "about 10 min left", "about 10 min left"]
+    assert left(records, 9) == "about 52 s left"
+    assert left(records, 1000) == "about 2 h 54 min left"
+    assert left(records, 4) == ""  # it has ended
+    with restored_output():
+        console = Console("plain")
+        with console.run(replace(begun(step=3), records=records[:4])):  # one that goes on
+            console.step(records[4] | {"train/loss": 0.5, "time/learning_seconds": 2.0}, None)
+    assert capsys.readouterr().out.endswith("  learning 2.0 s  about 52 s left\n")
 
 
 def test_lines_and_warnings_stand_above_and_the_bars_leave_nothing(tty: Tty) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, TINY
-from reason_llm.app.cli import COMMANDS, main
-from reason_llm.app.cli.command import run_command
+from reason_llm.app.cli import COMMANDS, main, run_command
 from reason_llm.config import command
 from reason_llm.config.file import load_quick_start
 from reason_llm.errors import DataError, Stopped

@@ -95,7 +95,7 @@ def test_a_changed_column_is_told(tree: dict[str, Any], capsys: pytest.CaptureFi
         return float(str(total) in completion)
 
     rows = [dict(row) for row in ROWS]
-    reason_llm.train(tree, rewards=[near], rows=rows)
+    reason_llm.train(tree, rewards=near, rows=rows)  # as a list of one
     assert "another experiment" not in capsys.readouterr().out
     more = {**tree, "run": {**tree["run"], "steps": 2}}
     rows[-1]["total"] = 4
@@ -220,7 +220,7 @@ def test_a_config_takes_rewards_and_held_out_rows_and_evaluates(
     with pytest.raises(DataError, match="lacks column 'total'"):
         reason_llm.evaluate(summary.folder, sets=[str(test)], overrides=options)
     found = reason_llm.evaluate(
-        summary.folder, sets=[f"sums={test}"], rewards=[brief], overrides=options
+        summary.folder, sets=[f"sums={test}"], rewards=brief, overrides=options
     )
     assert found["judged_by"] == "brief"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from trackio.sqlite_storage import SQLiteStorage
@@ -104,9 +105,11 @@ READERS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 FOLLOWS = """
 import sys, time
 from pathlib import Path
+from reason_llm.app import trackers as module
 from reason_llm.app.trackers import Trackers
 from reason_llm.run import Begun
 folder, names, before, last = Path(sys.argv[1]), sys.argv[2].split(), *map(int, sys.argv[3:5])
+module.LIMIT_SECONDS = 600.0  # on a loaded machine the service of wandb takes its time
 def record(step):
     return {"step": step, "score/reward": step / 8, "time/total_seconds": 2.0}
 begun = Begun(folder, "RUN_ID", folder.name, before, 9, [record(step) for step in range(before)])
@@ -127,10 +130,12 @@ def test_each_holds_each_step_once_also_after_a_kill(folder: Path) -> None:
     until(lambda: len(tensorboard(folder)) == len(trackio(folder)) == 4, first)
     first.kill()
     first.wait()
+    ended(service_of(first))
     others = folder / "wandb" / "offline-run-20260101_000000-fedcba654321"
     others.mkdir(parents=True)
     again = subprocess.run([*command, "3", "6"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
+    assert "stopped" not in again.stderr, again.stderr
     assert len(list(folder.glob("wandb/offline-run-*"))) == 2
     assert others.is_dir()
     expected = [(step, step / 8) for step in range(6)]
@@ -142,6 +147,19 @@ def test_each_holds_each_step_once_also_after_a_kill(folder: Path) -> None:
     for file in folder.parent.parent.rglob("*"):
         if file.is_file() and file.name != "resolved_config.yaml":
             assert SECRET.encode() not in file.read_bytes(), file
+
+
+def service_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """wandb's own process beside a run's, which ends by itself when the run's is gone."""
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if f"--pid {process.pid}" in " ".join(each.info["cmdline"] or ())
+    ]
+
+
+def ended(processes: list[psutil.Process]) -> None:
+    assert not psutil.wait_procs(processes, timeout=600)[1]
 
 
 def until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -271,6 +289,7 @@ def test_the_console_says_how_each_tracker_is_opened(folder: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     told = dict(re.findall(r"INFO:reason_llm.app.trackers:(\w+): (.*)", ended.stdout))
+    assert sorted(told) == sorted(READERS), ended.stderr + ended.stdout
     assert told["tensorboard"] == f"tensorboard --logdir {folder}/tensorboard"
     assert told["trackio"] == "trackio show --project reason_llm"
     assert told["wandb"].startswith(f"wandb sync {folder}/wandb/offline-run-")

@@ -5,12 +5,12 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from conftest import ROOT
 from reason_llm.config.algorithms import (
     ALGORITHMS,
     FIXED,
-    SURROGATES,
     Aggregation,
     Algorithm,
     AlgorithmSection,
@@ -18,13 +18,11 @@ from reason_llm.config.algorithms import (
     KLEstimator,
     KLPlace,
     Normalization,
-    Ratio,
     Scale,
-    Surrogate,
     resolve,
 )
 from reason_llm.config.preferences import PREFERENCES
-from reason_llm.train.losses import FUNCTIONS
+from reason_llm.config.surrogates import SURROGATES, Ratio, SurrogateColumns
 
 
 def test_grpo_with_equal_clips_is_the_dapo_row_with_sequence_mean() -> None:
@@ -107,10 +105,19 @@ def test_every_row_names_its_paper() -> None:
     assert all("arXiv:" in row.source or "doi:" in row.source for row in ALGORITHMS.values())
 
 
-def test_a_surrogate_is_a_form_and_a_function_of_the_same_name() -> None:
-    assert set(SURROGATES) == set(FUNCTIONS) == set(get_args(Surrogate))
-    columns_of_some = {column for form in SURROGATES.values() for column in form.columns}
-    assert columns_of_some < {each.name for each in fields(Algorithm)}
+def test_every_column_of_the_surrogates_is_read_by_one_of_them() -> None:
+    read = {column for each in SURROGATES.values() for column in each.columns}
+    assert read == {each.name for each in fields(SurrogateColumns)}
+
+
+def test_the_option_names_every_surrogate_with_its_idea() -> None:
+    option = AlgorithmSection.model_fields["surrogate"]
+    for name, each in SURROGATES.items():
+        assert f"{name}: {each.idea}" in str(option.description)
+        assert "arXiv:" in each.source or "doi:" in each.source
+        assert AlgorithmSection(surrogate=name).row().surrogate == name
+    with pytest.raises(ValidationError, match="'clip'"):
+        AlgorithmSection(surrogate="clipp")
 
 
 def test_the_docs_have_an_equation_for_each_choice() -> None:
@@ -122,11 +129,11 @@ def test_the_docs_have_an_equation_for_each_choice() -> None:
         Scale,
         Normalization,
         Ratio,
-        Surrogate,
         Aggregation,
         KLEstimator,
         KLPlace,
     )
     choices = {choice for column in of_columns for choice in get_args(column)} - {"none", "total"}
+    choices |= set(SURROGATES)
     assert len(choices) > 20
     assert (choices | {*PREFERENCES, "ppo", "opd"}) - named == set()

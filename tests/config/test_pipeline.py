@@ -167,7 +167,7 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "overrides", "told"),
     [
-        (changed(), {"stage": "pop"}, "--stage 'pop' is none of"),
+        (changed(), {"stage": "pop"}, "--stage 'pop' is no stage of"),
         (changed(), {"teacher.coefficient": 2, "stage": "sft"}, "--teacher.coefficient acts on no"),
         (changed(), {"run.resume": "runs/x"}, "is a checkpoint of one run"),
         (changed(), {"train.lr": 2}, "unknown key 'train.lr'"),

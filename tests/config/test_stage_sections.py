@@ -53,7 +53,11 @@ LABELS = {"stage": "preference", "preference": {"name": "kto"}}
         ),
         (
             PREFERENCE | {"preference": {"name": "rdpo", "label_smoothing": 0.5}},
-            "must be below 0.5 for rdpo",
+            "Input should be less than 0.5",
+        ),
+        (
+            PREFERENCE | {"preference": {"name": "cdpo", "label_smoothing": 0.5}},
+            "Input should be less than 0.5",
         ),
         ({"train": {"rows_per_step": 63}}, "train.rows_per_step=63 contradicts stage=rl"),
         ({"stage": "sft", "sft": {"condition_bins": 3}}, "sft.condition_bins=3 would be ignored"),

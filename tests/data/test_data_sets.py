@@ -113,7 +113,7 @@ def test_evaluation_problems_in_the_training_set(form: str, tmp_path: Path, of_f
     assert data.contamination == [(f"{train}:1", f"{shouted}:1")]
     assert data.sizes == [3]
     warning = str(data.contamination_warning())
-    assert f"evaluation set asks: 1, such as {train}:1, which is {shouted}:1; set" in warning
+    assert f"evaluation set: 1, such as {train}:1, which asks the same as {shouted}:1;" in warning
     data = of_form(form, train, eval__sets={"x": shouted}, data__contamination="ignore")
     assert data.contamination_warning() is None
 
@@ -173,7 +173,7 @@ def test_labels_and_texts(tmp_path: Path, of_form: Load) -> None:
     train = lines(tmp_path / "a.jsonl", *[row("Q", label=False, text="abc" * 20)] * 2)
     labels = of_form("labels", train)
     assert [unit[0].value for unit in labels.units] == [-1.0, -1.0]
-    assert labels.notes() == ["all 2 rows are labelled bad; KTO tells good from bad"]
+    assert labels.notes() == ["all 2 rows are labelled bad; KTO needs good and bad"]
     texts = of_form("texts", train, data__max_tokens=40)
     assert texts.sizes == [4]  # 61 tokens each, in rows of at most 40
     assert [len(unit[0].ids) for unit in texts.units] == [40, 21, 40, 21]

@@ -26,6 +26,19 @@ R, B = {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}
 S = {"role": "system", "content": "S"}
 
 
+def said(text: str) -> dict:
+    return {**A, "content": text}
+
+
+def asked(text: str) -> dict:
+    return {**U, "content": text}
+
+
+def G(name: str, text: str) -> dict:
+    """A message as ShareGPT has it."""
+    return {"from": name, "value": text}
+
+
 @pytest.mark.parametrize(
     ("row", "messages", "completion", "is_text"),
     [
@@ -40,6 +53,9 @@ S = {"role": "system", "content": "S"}
         ({"messages": [U, A, R]}, [U], [A], False),
         ({"messages": [U], "completion": "A"}, [U], [A], False),
         ({"messages": [{**U, "name": None, "tool_calls": None}, A]}, [U], [A], False),
+        ({"conversations": [G("system", "S"), G("human", "Q"), G("gpt", "A")]}, [S, U], [A], False),
+        ({"conversations": [U, A]}, [U], [A], False),
+        ({"prompt": [G("user", "Q")], "completion": G("assistant", "A")}, [U], [A], False),
     ],
 )
 def test_demonstrations(row: dict, messages: list, completion: list, is_text: bool) -> None:
@@ -77,6 +93,18 @@ def test_a_score_is_read_where_it_is_asked_for() -> None:
         ({"prompt": "Q", "chosen": "A", "rejected": "B", "margin": 2},
          ([U], ([A], [B]), True, 2.0)),
         ({"chosen": [U, A, R, B], "rejected": [U, B]}, ([U], ([A, R, B], [B]), False, 0.0)),
+        ({"conversations": [G("human", "Q")], "chosen": G("gpt", "A"), "rejected": G("gpt", "B")},
+         ([U], ([A], [B]), False, 0.0)),
+        ({"chosen": [G("human", "Q"), G("gpt", "A")], "rejected": [G("human", "Q"), G("gpt", "B")]},
+         ([U], ([A], [B]), False, 0.0)),
+        # Whole texts: of HH-RLHF, and others, which are cut between two words.
+        ({"chosen": "\n\nHuman: Q\n\nAssistant: A\n\nHuman: R\n\nAssistant: It is B",
+          "rejected": "\n\nHuman: Q\n\nAssistant: A\n\nHuman: R\n\nAssistant: It is A"},
+         ([U, A, R], ([said("It is B")], [said("It is A")]), False, 0.0)),
+        ({"chosen": "Q: 2?\nA: five", "rejected": "Q: 2?\nA: fish"},
+         ([asked("Q: 2?\nA:")], ([said(" five")], [said(" fish")]), True, 0.0)),
+        ({"chosen": "Q\nfive", "rejected": "Q\nfish"},
+         ([asked("Q\n")], ([said("five")], [said("fish")]), True, 0.0)),
     ],
 )  # fmt: skip
 def test_preferences(row: dict, expected: tuple) -> None:
@@ -113,11 +141,13 @@ BAD = [
     (read_demonstration, {"messages": []}, r"has the roles \[\]"),
     (read_demonstration, {"messages": [U]}, r"has the roles \['user'\]"),
     (read_demonstration, {"messages": [A, U, B]}, r"roles \['assistant', 'user', 'assistant'\]"),
-    (read_demonstration, {"messages": [U, None]}, "has as message 2 None"),
+    (read_demonstration, {"messages": [U, None]}, "'messages', message 2 is None"),
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": None}]}, "message 2"),
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": [{"type": "text"}]}]},
      "message 2 .* with text in both"),
-    (read_demonstration, {"messages": [{"from": "human", "value": "Q"}]}, "message 1"),
+    (read_demonstration, {"messages": [{"from": "tool", "value": "Q"}]}, "message 1"),
+    (read_demonstration, {"messages": [{"from": ["human"], "value": "Q"}]}, "message 1"),
+    (read_demonstration, {"conversations": [G("human", "Q"), G("gpt", "")]}, "message 2"),
     (read_demonstration, {"messages": [U, {**A, "tool_calls": [{"id": 1}]}]}, "'tool_calls'"),
     (read_demonstration, {"prompt": "Q", "completion": [{**A, "thinking": "hm"}]}, "'thinking'"),
     (read_demonstration, {"prompt": [{**U, "tool_calls": [1]}], "completion": "A"}, "'tool_calls'"),
@@ -129,7 +159,10 @@ BAD = [
     (read_document, {"text": ["a"]}, "'text' is"),
     (read_document, {"text": "\n "}, "'text' is"),
     (read_preference, {"prompt": "Q", "chosen": "A"}, "lacks column 'rejected'"),
-    (read_preference, {"chosen": "A", "rejected": "B"}, "lacks any of the columns"),
+    (read_preference, {"chosen": "A", "rejected": "B"}, "no word in common; add a column"),
+    (read_preference, {"chosen": "Q A", "rejected": "Q "}, "'rejected' is ' '; expected text"),
+    (read_preference, {"chosen": "\n\nHuman: Q\n\nAssistant: A",
+                       "rejected": "\n\nHuman: Q\n\nAssistant:"}, "'rejected', message 2 is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "A"}, "the same text"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": [A]}, "the same text"),
     (read_preference, {"chosen": [U, A], "rejected": [U, A]}, "the same text"),
@@ -138,7 +171,7 @@ BAD = [
     (read_preference, {"chosen": [U, A, R, B], "rejected": [U, A, U, B]}, "2 first messages"),
     (read_preference, {"chosen": [U, A, B], "rejected": [U, A, A]}, "after one of the user"),
     (read_preference, {"chosen": [U, A, R], "rejected": [U, B]}, r"\['assistant', 'user'\]"),
-    (read_preference, {"chosen": [U, None], "rejected": [U, B]}, "'chosen' has as message 2 None"),
+    (read_preference, {"chosen": [U, None], "rejected": [U, B]}, "'chosen', message 2 is None"),
     (read_preference, {"chosen": MANY, "rejected": [U, B]}, "1,000,000 messages"),
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),

@@ -47,7 +47,10 @@ def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
     from_lines = read(lines(tmp_path, *ROWS))
     assert [p.answer for p in from_lines] == ["3", "4"]
     assert from_lines[0].id.endswith("rows.jsonl:1")
-    for name in ("rows.json", "rows.csv", "rows.parquet"):
+    for mark in (";", "\t"):  # as spreadsheets save it
+        text = (tmp_path / "rows.csv").read_text().replace(",", mark)
+        (tmp_path / f"rows{ord(mark)}.csv").write_text(text)
+    for name in ("rows.json", "rows.csv", "rows59.csv", "rows9.csv", "rows.parquet"):
         found = read(tmp_path / name)
         assert [(p.text, p.answer, p.token_ids) for p in found] == [
             (p.text, p.answer, p.token_ids) for p in from_lines
@@ -76,6 +79,10 @@ def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
             "34",
         ),
         ({"question": "Q", "answer": "10 \\boxed{} presents\n#### 10"}, "Q", "10"),
+        ({"question": "Q", "reward_model": '{"ground_truth": "1"}'}, "Q", "1"),
+        ({"question": "Q", "answer": ' {"ground_truth": ["#### 7"]}'}, "Q", "7"),
+        ({"question": "Q", "answer": '{"name": "Ann"}'}, "Q", '{"name": "Ann"}'),
+        ({"conversations": [{"from": "human", "value": "Q"}], "answer": 1}, "Q", "1"),
     ],
 )
 def test_known_forms(row: dict, question: str, answer: str, tmp_path: Path, read: Callable) -> None:
@@ -139,6 +146,12 @@ def test_gold_answer_takes_the_last_mark() -> None:
         ('{"question": "a", "solution": "so \\\\boxed{1"}\n', ":1", "gold answer"),
         ('{"question": "a", "answer": ["1", "2"]}\n', ":1", "in a list of one"),
         ('{"prompt": "a", "reward_model": {"style": "rule"}}\n', ":1", "ground_truth"),
+        ('{"prompt": "a", "answer": "{\'ground_truth\': 1}"}\n', ":1", "gold answer"),
+        (
+            '{"prompt": "a", "answer": "{\\"ground_truth\\": \\"\\\\ud800\\"}"}\n',
+            ":1",
+            "surrogates",
+        ),
         (
             '{"messages": [{"role": "user", "content": "a"}, '
             '{"role": "assistant", "content": "1"}], "answer": "1"}\n',

@@ -80,7 +80,7 @@ def test_bad_rows_are_skipped_counted_and_shown(
     told = found.notes()
     assert told[0].endswith("rows.jsonl: left out: 4 by data.on_bad_row")
     assert len(told) == 4 and "rows.jsonl:3: not valid JSON" in told[1]
-    report = check_data(small_run(data__train=train, data__on_bad_row="skip"))
+    report = check_data(small_run(data__train=train, data__on_bad_row="skip"), [])
     assert report.num_errors == 0
     assert any("8 rows, 4 taken; left out: 4 by data.on_bad_row" in line for line in report.lines)
     with pytest.raises(DataError, match=r"aime.*:2: lacks any of the columns"):

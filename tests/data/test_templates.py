@@ -82,7 +82,7 @@ def test_a_template_of_my_own(tokenizer: Any, tmp_path: Path) -> None:
         ("{{ messages.content.x }}", "mine.jinja fails on it"),
         ("{{ 1 + 'a' }}", "mine.jinja fails on it"),
         ("{{ 1 / 0 }}", "mine.jinja fails on it"),
-        ("{# nothing #}", "makes nothing of it"),
+        ("{# nothing #}", "writes no text for it"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=rf"rows\.jsonl:1: .*{named}") as wrong:

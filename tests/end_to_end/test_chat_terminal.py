@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -82,18 +81,15 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
 )
 def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    script: Callable[..., tuple[int, str, str]],
     arguments: list[str],
     message: str,
     problem: str,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [CHAT, *arguments])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message.encode())))
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(CHAT, run_name="__main__")
-    shown = capsys.readouterr()
-    assert (ended.value.code, shown.out) == (2, "")
-    assert re.fullmatch(f"error: {problem}\n", shown.err)
+    code, shown, error = script("chat.py", *arguments)
+    assert (code, shown) == (2, "")
+    assert re.fullmatch(f"error: {problem}\n", error)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_evaluation_asks_for_the_best(
     ] * 2  # fmt: skip
     if rewards:
         trained = [f"What is {n} + 1? <rm_score>: {reward} " for n, reward in enumerate(rewards)]
-        assert trained[0] in "\n".join(check_data(config).lines)
+        assert trained[0] in "\n".join(check_data(config, []).lines)
 
 
 def test_adapter_and_run_say_how_they_are_asked(

@@ -260,7 +260,6 @@ DAMAGES = {
         "ppo/metrics.jsonl", by_neighbour("sft/metrics.jsonl")
     ),
     "a bit of ppo's archive": Damage("ppo/buffers/step-00000000.json.gz", flip, "report"),
-    "a bit of the archive's index": Damage("drawn/buffers/index.jsonl", flip, "again"),
     "the base's weights are scaled": Damage("../../base/model.safetensors", scale, "ppo"),
     "a bit of the base's weights": Damage("../../base/model.safetensors", flip, "ppo"),
     "another reward function": Damage("../../mine.py", another_reward, "ppo"),

@@ -1,9 +1,7 @@
 """``scripts/train.py CONFIG --data-check``, and a run over several sets."""
 
 import json
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,11 @@ from reason_llm.run.store import metrics
 from reason_llm.score.code import code_tests
 from stages import OF_FORM
 
-TRAIN = ROOT / "scripts" / "train.py"
 Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Call:
+def call(tmp_path: Path, script: Call) -> Call:
     """--data-check on a config of ``data`` with a model that has no weights."""
     shutil.copytree(TINY, tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
@@ -34,12 +31,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         of_form = OF_FORM[data.get("form", "problems")]
         tree = {"model": {"path": str(tmp_path / "model")}, "data": data, **of_form, **sections}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
-        config = str(tmp_path / "config.yaml")
-        monkeypatch.setattr(sys, "argv", [str(TRAIN), config, "--data-check", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(TRAIN), run_name="__main__")
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
+        return script("train.py", tmp_path / "config.yaml", "--data-check", *arguments)
 
     return call
 
@@ -70,7 +62,7 @@ def test_what_a_clean_check_tells(tmp_path: Path, call: Call) -> None:
     assert f"train {train}, 25.0% of the prompts: 21 rows, 21 taken\n" in shown
     assert f"train {other}, 75.0% of the prompts: 2 rows, 2 taken\n" in shown
     assert f"eval x {tmp_path / 'c.jsonl'}: 2 rows, 2 taken\n  prompt tokens: min " in shown
-    assert "warning: training rows that ask what an evaluation set asks: 1, such as" in shown
+    assert "warning: training rows with questions of an evaluation set: 1, such as" in shown
     first, last = (
         f"--- {train}:1\nUser: What is 0 + 1?\n\nAssistant:\n--- gold answer: 1\n",
         "no errors",
@@ -90,17 +82,81 @@ def test_escape_sequences_are_spelled_out(tmp_path: Path, call: Call) -> None:
     assert "\x1b" not in shown
 
 
-def test_the_first_ten_errors(tmp_path: Path, call: Call) -> None:
+def test_ten_kinds_of_errors_with_the_first_of_each(tmp_path: Path, call: Call) -> None:
     good = {"question": "What is 1 + 1?", "answer": "2"}
-    train = lines(tmp_path / "a.jsonl", good, *[{"question": f"\x1b{n}"} for n in range(12)])
+    bad = [{"question": f"\x1b{n}"} for n in range(60)]
+    others = [{"question": "Q", "answer": "1", name: 0} for name in "abcdefghij"]
+    train = lines(tmp_path / "a.jsonl", good, *bad, *[dict(each, question=[0]) for each in others])
     held_out = str(tmp_path / "none.jsonl")
     code, shown, errors = call({"train": train, "eval": held_out})
     assert (code, errors) == (2, "")
-    told = shown.partition("13 errors, the first 10:\n")[2].splitlines()
-    assert len(told) == 10
+    told = shown.partition("71 errors, the first of each kind:\n")[2].splitlines()
+    assert len(told) == 3
     assert told[0].strip().startswith(f"data file {held_out} does not exist")
     assert told[1].strip().startswith(f"{train}:2: lacks any of the columns 'gt_answer'")
-    assert f"train {train}: 13 rows, 1 taken" in shown
+    assert told[1].endswith("set data.columns.answer to one of these (and 59 more such rows)")
+    assert told[2].strip().startswith(f"{train}:62: 'question' is [0]; expected")
+    assert told[2].endswith("(and 9 more such rows)")
+    assert f"train {train}: 71 rows, 1 taken" in shown
+    names = [{"question": "Q", f"answer{'x' * n}": "1"} for n in range(2, 14)]
+    code, shown, errors = call({"train": lines(tmp_path / "b.jsonl", *names)})
+    assert shown.count("b.jsonl:") == 11
+
+
+TALK = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "sections", "fix"),
+    [
+        ({"messages": TALK}, {}, {"stage": "sft"}),
+        ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
+         {}, {"stage": "sft"}),
+        ({"prompt": "Q", "completion": "A"}, {}, {"stage": "sft"}),
+        ({"text": "Q"}, {}, {"stage": "pretrain"}),
+        ({"Prompt": "Q", "Completion": "A", "Label": True}, {},
+         {"stage": "preference", "preference.name": "kto"}),
+        ({"prompt": "Q", "completion": "A", "label": True}, {"stage": "preference"},
+         {"stage": "preference", "preference.name": "kto"}),
+        ({"prompt": "Q", "chosen": "A", "rejected": "B"},
+         {"stage": "preference", "preference": {"name": "kto"}},
+         {"stage": "preference", "preference.name": "dpo"}),
+        ({"chosen": "Q A", "rejected": "Q B"}, {"data": {"form": "prompts"}},
+         {"stage": "preference", "preference.name": "dpo"}),
+        ({"question": "Q", "reply": "A"}, {"stage": "sft"}, {"data.columns.answer": "reply"}),
+    ],
+)  # fmt: skip
+def test_rows_of_another_stage_name_what_reads_them(
+    row: dict, sections: dict, fix: dict, tmp_path: Path, script: Call
+) -> None:
+    """One line for all rows, and what it says works."""
+    train = lines(tmp_path / "rows.jsonl", *[row] * 60)
+    options = {"model.path": str(TINY), "data.train": train, "data.template": "plain_chat"}
+
+    def check(options: dict) -> tuple[int, str, str]:
+        given = [word for key, value in options.items() for word in (f"--{key}", value)]
+        return script("train.py", *given, "--data-check")
+
+    before = {key: value for key, value in sections.items() if key == "stage"}
+    before |= {f"{s}.{k}": v for s, of in sections.items() if s != "stage" for k, v in of.items()}
+    code, shown, _ = check(options | before)
+    told = shown.partition("60 errors, the first of each kind:\n")[2].splitlines()
+    assert (code, len(told)) == (2, 1)
+    assert told[0].endswith(" (and 59 more such rows)")
+    fixes = [f"{key}={value}" for key, value in fix.items()]
+    if "data.columns.answer" in fix:
+        fixes = ["it has question, reply; set data.columns.answer to one of these"]
+    assert " and ".join(fixes) in told[0]
+    if "leave data.form out" in told[0]:
+        del before["data.form"]
+    assert check(options | before | fix)[0] == 0
+
+
+def test_held_out_rows_to_learn_from_are_sent_to_eval_rows(tmp_path: Path, call: Call) -> None:
+    train = lines(tmp_path / "a.jsonl", {"messages": TALK})
+    code, shown, _ = call({"train": train, "form": "demonstrations", "eval": train})
+    assert (code, "a.jsonl:1: with the columns messages it is no row of data.form=problems; "
+            "set eval.rows in the place of data.eval" in shown) == (2, True)  # fmt: skip
 
 
 def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> None:
@@ -108,13 +164,21 @@ def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> 
     train = lines(tmp_path / "a.jsonl", pair, pair | {"chosen": "bad"})
     code, shown, _ = call({"train": train, "form": "preferences", "system_prompt": "none"})
     assert code == 2  # for the second row
-    assert shown.startswith(f"train {train}: 2 rows, 1 taken as 2 rows of tokens\n  row tokens: ")
+    assert shown.startswith(
+        f"train {train}: 2 rows, 1 taken as 2 rows of tokens\n  chosen is column 'chosen', "
+        "rejected is column 'rejected', the prompt is column 'prompt'\n  row tokens: "
+    )
+    assert f"--- {train}:1, chosen, " in shown and f"--- {train}:1, rejected, " in shown
     assert "  learned tokens: min " in shown
     assert "first 1 rows: 1 end with an end token, 1 have the ids of their text" in shown
     asked = "<|im_start|>user\nQ\\x1b[2J<|im_end|>\n<|im_start|>assistant\n\n"
     assert f", value 0.5\n{asked}--- learned, 9 tokens:\ngood one<|im_end|>\n" in shown
     assert f"tokens\n{asked}--- learned, 4 tokens:\nbad<|im_end|>\n1 errors" in shown
     assert f"  {train}:2: 'chosen' and 'rejected' are the same text; remove the row\n" in shown
+    talks = {"Chosen": "Q: 1\nA: 1", "Rejected": "Q: 1\nA: 2"}
+    train = lines(tmp_path / "a.jsonl", talks)
+    code, shown, _ = call({"train": train, "form": "preferences", "system_prompt": "none"})
+    assert "rejected is column 'Rejected', the prompt is the start that both share" in shown
 
 
 def test_parts_between_turns_are_read_and_not_learned(tmp_path: Path, call: Call) -> None:
@@ -133,7 +197,7 @@ def test_parts_between_turns_are_read_and_not_learned(tmp_path: Path, call: Call
         "--- learned, 2 tokens:\nB<|im_end|>\n"
     ) in shown
     assert f"eval {problems}: 1 rows, 1 taken\n" in shown
-    assert f"ask what an evaluation set asks: 2, such as {train}:1" in shown
+    assert f"questions of an evaluation set: 2, such as {train}:1" in shown
     assert shown.endswith("no errors\n")
 
 
@@ -146,14 +210,59 @@ def test_a_long_document_is_shown_in_part(tmp_path: Path, call: Call) -> None:
     assert len(shown) < 3500
 
 
+@pytest.mark.parametrize("switch", ["--plan", "--data-check"])
+def test_ten_mistakes_are_told_in_one_run(tmp_path: Path, script: Call, switch: str) -> None:
+    """Of the config by itself, of what it names, and of rows."""
+    row = {"question": "Q", "answer": "1"}
+    train = lines(tmp_path / "a.jsonl", {"task": "Q", "answer": "1"}, row)
+    none, adapter = tmp_path / "none.jsonl", tmp_path / "no" / "adapter"
+    tree = {
+        "run": {"steps": "many", "directory": train},
+        "model": {"path": str(tmp_path / "model"), "start": str(adapter)},
+        "data": {"train": train, "eval": str(none), "template": "r0_zero", "system_prompt": "boxd"},
+        "score": {"rewards": ["tag_count", "boxd", {"custom": f"{tmp_path}/mine.py:f"}]},
+        "train": {"lerning_rate": 1, "schedule_options": {"a": 1}},
+        "preference": {"beta": 2},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    told = [
+        *("'train.lerning_rate'", "run.steps='many'", "the preference section", "names 'boxd'"),
+        *(f"score.rewards: custom={tmp_path}/mine.py:f", "data.template='r0_zero'"),
+        *("data.system_prompt='boxd'", f"data file {none} does not exist", str(adapter)),
+        *("train.schedule_options={'a': 1}", f"{train}/config cannot be written", "model.path="),
+    ]
+    for _ in range(2):
+        code, shown, errors = script("train.py", tmp_path / "config.yaml", switch)
+        assert (code, len(errors.splitlines())) == (2, len(told)), errors
+        for line, part in zip(errors.splitlines(), told, strict=True):
+            assert line.startswith("error: ") and part in line
+        shutil.copytree(TINY, tmp_path / "model", dirs_exist_ok=True)  # one is fixed
+        told.pop() if told[-1] == "model.path=" else None
+    column = "a.jsonl:1: lacks any of the columns 'messages', 'question', 'problem', 'prompt'"
+    assert ("base weights" if switch == "--plan" else column) in shown
+
+
+def test_a_pipeline_tells_the_mistakes_of_all_stages(tmp_path: Path, script: Call) -> None:
+    row = {"question": "Q", "answer": "1"}
+    shared = {"data": {"train": lines(tmp_path / "a.jsonl", row)}, "model": {"path": str(TINY)}}
+    stages = {"one": {"run": {"steps": 0}, "score": {"rewards": "boxd"}}, "two": {
+        "from": "one", "train": {"lr": 1}, "data": {"template": "r0_zero"}}}  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**shared, "stages": stages}))
+    told = ["stage one: run.steps=0", "stage two: unknown key 'train.lr'", "'boxd'", "'r0_zero'"]
+    for switch in ("--plan", "--data-check"):
+        code, _, errors = script("train.py", tmp_path / "config.yaml", switch)
+        assert (code, len(errors.splitlines())) == (2, len(told)), errors
+        assert all(part in line for part, line in zip(told, errors.splitlines(), strict=True))
+
+
 def test_wrong_options_are_one_line(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"prompt": "Q", "chosen": "good one", "rejected": "bad"})
     for data, named in (
-        ({"template": "r0_zero"}, "data.template='r0_zero'"),
+        ({"form": "preferences", "template": "r0_zero"}, "data.template='r0_zero'"),
         ({"form": "preferences", "max_tokens": 9999}, "data.max_tokens=9999 is not from 2 to "),
     ):
         code, shown, errors = call({"train": train, **data})
-        assert (code, shown, errors.count("\n")) == (2, "", 1)
+        assert (code, "1 taken" in shown, errors.count("\n")) == (2, "template" in data, 1)
         assert errors.startswith(f"error: {named}")
 
 
@@ -188,7 +297,7 @@ def test_a_run_over_several_sets_tells_each_accuracy(
     sums, seen = (records[0][f"eval/{name}/accuracy"] for name in ("sums", "seen"))
     assert f"held-out accuracy {sums:.1%} (sums {sums:.1%}, seen {seen:.1%})" in shown
     assert (folder / "curves.png").stat().st_size > 10_000
-    assert "what an evaluation set asks: 16, such as" in " ".join(shown.split())
+    assert "questions of an evaluation set: 16, such as" in " ".join(shown.split())
 
 
 def test_code_rows_are_checked_without_a_sandbox(

@@ -33,8 +33,12 @@ EXEMPT = {
     "scripts/benchmark.py gpu-check": "tests/test_benchmark.py runs it, in a process of its own",
     "scripts/benchmark.py config": "a minute; tests/test_benchmark.py runs it for one card",
     "scripts/benchmark.py kernels": "needs Triton; likewise",
+    "scripts/benchmark.py cpu": "an hour; tests/test_benchmark.py runs it small",
+    "scripts/benchmark.py replicas": "needs Ray and minutes; likewise",
+    "scripts/benchmark.py count": "half a minute; tests/test_benchmark.py counts",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
+    "examples/minimal.py": "test_minimal.py runs it",
     "scripts/train.py my_config.yaml --run.replicas": "starts Ray; test_replicas.py does",
 }
 

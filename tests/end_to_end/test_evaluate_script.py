@@ -2,11 +2,11 @@
 what it cannot do is one line and changes nothing."""
 
 import hashlib
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, tree_of
 from marks import most_are_long
 from reason_llm.config import AdapterSection
 from reason_llm.evaluate.request import PRESETS
@@ -59,15 +59,8 @@ def randomize(model: Model) -> None:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Call:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [str(EVALUATE), *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(EVALUATE), run_name="__main__")
-        shown = capfd.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return call
+def call(script: Call) -> Call:
+    return partial(script, "evaluate.py")
 
 
 def rows(folder: Path, name: str = "problems.jsonl") -> list[dict[str, Any]]:
@@ -221,13 +214,6 @@ def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path:
     assert comparison["greedy"]["p_value"] == 1
 
 
-def tree_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "nothing": (lambda run: [], ["nothing to evaluate", "runs/quickstart"]),
     "no such set": (lambda run: [str(run), "--sets", "gsm9k"], ["gsm9k", "held_out, gsm8k"]),
@@ -297,6 +283,7 @@ def make_wider(folder: Path) -> None:
         (folder / name).write_bytes((TINY / name).read_bytes())
 
 
+@pytest.mark.long
 def test_another_evaluation_is_not_overwritten(
     call: Call, run_folder: Path, tmp_path: Path
 ) -> None:

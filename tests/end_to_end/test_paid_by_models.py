@@ -19,8 +19,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from conftest import ROOT, TINY
-from marks import most_are_long
+from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.export import Request, export
 from reason_llm.app.report import alarms
@@ -104,24 +103,16 @@ def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
     assert ALARM in alarms.ALARMS
 
 
-def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl", **sections: Any) -> Config:
+def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl") -> Config:
     rewards = [{"name": "think_answer_tags", "weight": 0}] + [
         {"name": "reward_model", "weight": 0.5 + i, **each} for i, each in enumerate(models)
     ]
-    tree = {
-        "run": {"name": name, "directory": str(folder / "runs"), "steps": 2,
-                "buffer": str(folder / f"{name}.json")},
-        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 4}},
-        "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl"), "system_prompt": "none",
-                 "eval": str(ROOT / "data" / "arithmetic_test.jsonl")},
-        "sample": {"prompts_per_step": 4, "completions_per_prompt": 3, "prompts_per_wave": 2,
-                   "max_new_tokens": 32},
-        "score": {"rewards": rewards},
-        "algorithm": {"name": "grpo", "kl": "none"},
-        "train": {"learning_rate": 3e-3, "gradient_checkpointing": False},
-        "eval": {"limit": 4},
-    }  # fmt: skip
-    return Config.model_validate(tree | sections)
+    return small_config(
+        folder, run__name=name, run__steps=2, run__buffer=str(folder / f"{name}.json"),
+        data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=4,
+        sample__completions_per_prompt=3, sample__prompts_per_wave=2, model__adapter={"rank": 4},
+        score__rewards=rewards, train__learning_rate=3e-3,
+    )  # fmt: skip
 
 
 def model(path: Path, label: str, normalize: str = "none") -> dict[str, Any]:
@@ -205,7 +196,8 @@ class Killed(BaseException):
     """In the place of a signal that nothing catches."""
 
 
-@pytest.mark.parametrize("call", most_are_long([1, 2, 3], [2]))
+@pytest.mark.long
+@pytest.mark.parametrize("call", [1, 2, 3])
 def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     call: int,
     form: Path,

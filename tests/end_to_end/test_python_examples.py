@@ -50,6 +50,12 @@ def test_the_examples_run_one_after_the_other_in_an_empty_folder(tmp_path: Path)
     assert judged.splitlines()[-1] == "True"
 
 
+@pytest.mark.long
+def test_the_readme_s_example_runs_in_an_empty_folder(tmp_path: Path) -> None:
+    (text,) = (b.text for b in blocks(ROOT / "README.md") if b.language == "python")
+    assert run_script(text, tmp_path).splitlines()[-1] == "runs/totals/report.html"
+
+
 STATE = """
 import logging, signal, sys
 def state():

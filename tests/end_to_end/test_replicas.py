@@ -4,6 +4,7 @@ whatever happens to them.
 The short form is in ``make long``; the rest is by ``make faults``.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,22 @@ from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
-from reason_llm.run.start import replica_count
+from reason_llm.run.start.resolve import replicas_of
+from reason_llm.run.team import cluster
 from replica_runs import Started, adapter, quick_start, records, strike
+from stage_runs import PIPELINES
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.xdist_group("replicas")  # make faults: one cluster at a time
 STOPPED = 128 + signal.SIGINT
+
+
+@pytest.fixture(autouse=True)
+def _(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cluster at a time, however the tests are dealt."""
+    with (tmp_path_factory.getbasetemp().parent / "replicas.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 WITHOUT_RAY = """
@@ -37,6 +48,15 @@ class Blocker:
             raise ImportError("nothing may import it")
 
 sys.meta_path.insert(0, Blocker())
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+LATE = """
+import runpy, sys
+from reason_llm.run.team import cluster
+cluster.BEAT_SECONDS = 10_000.0
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -145,7 +165,7 @@ def test_without_the_extra_a_line_says_how_to_install_it(
         train(small_run(run__replicas=2))
     assert str(refused.value) == (
         "run.replicas=2 needs Ray, which is not installed; install it with: "
-        "pip install 'reason_llm[ray]', or set run.replicas to 1"
+        "pip install -e '.[ray]', or set run.replicas to 1"
     )
     assert not (tmp_path / "runs").exists()
 
@@ -159,11 +179,38 @@ def test_a_cluster_without_a_token_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_ray_is_waited_for_as_long_as_its_daemons_live(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray itself gives up after 30 s."""
+    from ray._private import services
+
+    asked: list[str] = []
+
+    def get_node(address: str) -> str:
+        asked.append(address)
+        if len(asked) < 4:
+            raise RuntimeError("it is not there yet")
+        return "the node"
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(cluster, "TOLD_SECONDS", 0.0)
+    with cluster._own_start():
+        assert services.get_node("here") == "the node"
+        services.ConsolePopen(["true"]).wait()
+        asked.clear()
+        with pytest.raises(RuntimeError, match="not there yet"):
+            services.get_node("here")
+    assert len(asked) == 1
+    assert services.get_node is get_node
+    assert caplog.messages == ["Ray is still starting; it may take 300 s"]
+
+
 def test_more_replicas_than_gpus_are_refused(
     small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert replica_count.count_of(small_run(run__replicas="auto")) == 2
+    assert replicas_of(small_run(run__replicas="auto")) == 2
     with pytest.raises(ConfigError, match="contradicts the 3 GPUs of this machine"):
         train(small_run(run__replicas=4))
     assert not (tmp_path / "runs").exists()
@@ -171,23 +218,10 @@ def test_more_replicas_than_gpus_are_refused(
 
 def test_without_a_gpu_auto_is_one(small_run: Callable[..., Config]) -> None:
     config = small_run(run__replicas="auto")
-    assert (replica_count.count_of(config), config.run.shards) == (1, 8)
+    assert (replicas_of(config), config.run.shards) == (1, 8)
 
 
 # --- by make faults ---------------------------------------------------------------------------
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("replicas", ["2", "4"])
-def test_the_whole_quick_start(replicas: str, tmp_path: Path) -> None:
-    one, several = tmp_path / "one", tmp_path / "several"
-    for folder in (one, several):
-        folder.mkdir()
-    run_to_its_end(quick_start(one, steps=10), "--run.shards", "8")
-    printed = run_to_its_end(quick_start(several, steps=10), "--run.replicas", replicas)
-    assert f"{replicas} replicas on 1 machine, 8 shards" in printed
-    assert adapter(several) == adapter(one)
-    assert records(several) == records(one)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +233,19 @@ def start_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict",)])
+def test_replicas_meet_before_their_first_heartbeat(tmp_path: Path) -> None:
+    """Which tells addresses in a cluster of several machines alone."""
+    late = tmp_path / "late.py"
+    late.write_text(LATE)
+    run = Started(quick_start(tmp_path), "--run.replicas", "2", before=[str(late)])
+    assert run.end() == 0, run.printed
+    assert "lost each other" not in run.printed
+    written = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text()
+    assert written.count('"replicas/count":2.0') == 2
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict", *PIPELINES)])
 def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> None:
     """Every stage, ppo with its critic, opd with its teacher, dynamic sampling, 8-bit Adam."""
     if "{shared}/start/adapter" in str(RUNS[name].options):
@@ -361,13 +407,13 @@ def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Pa
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port,
         "--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", folder,
     ]  # fmt: skip
-    cluster = subprocess.Popen(
+    daemon = subprocess.Popen(
         start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     options = ("--run.replicas", "2", "--run.ray", f"127.0.0.1:{port}")
     try:
         time.sleep(15)
-        assert cluster.poll() is None
+        assert daemon.poll() is None
         for number, wrong in enumerate(({"RAY_AUTH_TOKEN": "f" * 64}, {"HOME": str(tmp_path)})):
             folder = tmp_path / f"refused-{number}"
             folder.mkdir()
@@ -383,8 +429,8 @@ def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Pa
         assert joined.end() == 0, joined.printed
         assert adapter(tmp_path) == adapter(four_steps)
     finally:
-        cluster.terminate()
-        cluster.wait(60)
+        daemon.terminate()
+        daemon.wait(60)
 
 
 @pytest.mark.faults

@@ -104,17 +104,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
     return result
 
 
-@pytest.mark.faults
-def test_killed_in_the_middle_of_sampling(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
-    config = write_config(tmp_path)
-    die(config, SAMPLING, 80)
-    kept = orjson.loads((tmp_path / "buffer.json").read_bytes())  # the waves that had ended
-    assert (kept["complete"], len(kept["groups"]) in (1, 2, 3)) == (False, True)
-    resumed = train(config)
-    assert resumed.returncode == 0, resumed.stderr
-    assert outcome(tmp_path) == uninterrupted
-
-
 @pytest.mark.long
 def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     """The step is learned to its end and saved; on resuming nothing is learned twice."""

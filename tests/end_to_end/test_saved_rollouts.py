@@ -1,20 +1,18 @@
 """Learning from saved rollouts without sampling, rescoring them, and going on from a checkpoint."""
 
 import gzip
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
-import yaml
 
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, small_config
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
+from reason_llm.config.file import to_yaml
 from reason_llm.files import sealed
 from reason_llm.run.store import metrics
 from reason_llm.run.store.document import read_document, to_bytes
@@ -26,16 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    def call(script: str, *arguments: str) -> tuple[int, str]:
-        path = str(ROOT / "scripts" / script)
-        monkeypatch.setattr(sys, "argv", [path, *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(path, run_name="__main__")
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out + shown.err
+def call(script: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str]]:
+    """A script: its exit code and all that it printed."""
+
+    def call(*words: str) -> tuple[int, str]:
+        code, shown, error = script(*words)
+        return code, shown + error
 
     return call
 
@@ -43,19 +37,10 @@ def call(
 @pytest.fixture
 def config(folder: Path, call: Callable[..., tuple[int, str]]) -> str:
     """A config whose run, of three steps, is done."""
-    data = ROOT / "data"
-    tree = {
-        "run": {"directory": str(folder / "runs"), "buffer": str(folder / "buffer.json"),
-                "steps": 3},
-        "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
-        "data": {"train": str(data / "arithmetic_train.jsonl"), "system_prompt": "none"},
-        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
-        "score": {"rewards": [{"name": "think_answer_tags"}]},
-        "train": {"learning_rate": 1e-3, "optimizer_steps": 2, "gradient_checkpointing": False},
-    }  # fmt: skip
     path = folder / "first.yaml"
     if not path.exists():
-        path.write_text(yaml.safe_dump(tree))
+        made = small_config(folder, run__name="first", train__optimizer_steps=2)
+        path.write_text(to_yaml(made))
         assert call("train.py", str(path))[0] == 0
     return str(path)
 
@@ -78,7 +63,7 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert "does not count" not in shown
     other = ("--run.name", "dapo", "--algorithm.name", "dapo", "--from-buffer", source)
     code, shown = call("train.py", config, *other, "--run.steps", "2")
-    assert (code, "WARNING  run.steps=2 does not count: run.from_buffer=" in shown) == (0, True)
+    assert (code, "WARNING  run.steps=2 is not used: run.from_buffer=" in shown) == (0, True)
     assert "holds 3 steps" in shown
     assert adapter(folder, "dapo") != adapter(folder, "first")
 
@@ -252,7 +237,7 @@ def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
     assert [archive.name in each and "not what was written" in each for each in notices] == [True]
     for path in (buffer, archive):
         code, shown = call("rescore.py", str(path), "--accept-edited")
-        assert (code, "has a new SHA-256, of its content as edited" in shown) == (0, True), shown
+        assert (code, "now has the SHA-256 of its edited content" in shown) == (0, True), shown
         code, shown = call("rescore.py", str(path), "--accept-edited")
         assert (code, "is as written" in shown) == (0, True), shown
         assert read_document(path).groups

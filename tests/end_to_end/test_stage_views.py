@@ -22,7 +22,7 @@ from reason_llm.app.data_check import check_data
 from reason_llm.app.export.export import Request, export
 from reason_llm.app.report.page import write_report
 from reason_llm.config import Config, Value, read_command_line
-from reason_llm.errors import ConfigError
+from reason_llm.errors import ConfigError, ReasonError
 from reason_llm.evaluate import make_request, run_evaluation
 
 EVAL = str(ROOT / "data" / "arithmetic_test.jsonl")
@@ -297,7 +297,9 @@ def test_a_reward_model_is_one_line_where_completions_are_needed(made: Made) -> 
 @pytest.mark.parametrize("name", SHORT)
 def test_the_data_check_shows_what_is_learned(made: Made, name: str) -> None:
     config = made[name][2]
-    report = check_data(config)
+    mistakes: list[ReasonError] = []
+    report = check_data(config, mistakes)
+    assert not mistakes
     text = "\n".join(report.lines)
     assert report.num_errors == 0
     if config.samples:

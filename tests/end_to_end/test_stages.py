@@ -75,7 +75,7 @@ def records_of(folder: Path) -> Records:
     return metrics.read(folder / "runs" / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("stage", most_are_long(STAGES, ["sft", "reward", "irpo", "ppo", "opd"]))
+@pytest.mark.parametrize("stage", most_are_long(STAGES, ["irpo", "ppo"]))
 def test_a_stage_learns(stage: str, whole: Callable[[str], Path]) -> None:
     DIRECTIONS[stage](records_of(whole(stage)))
 
@@ -191,8 +191,8 @@ def test_the_policy_begins_as_its_start_and_stays_so_in_the_warm_up(
 
 @pytest.fixture(scope="module")
 def good(whole: Callable[[str], Path]) -> Path:
-    """A folder with finished runs of sft, irpo, reward and opd, and the rows of all."""
-    for stage in ("sft", "irpo", "reward", "opd"):
+    """A folder with finished runs of sft, irpo and reward, and the rows of all."""
+    for stage in ("sft", "irpo", "reward"):
         whole(stage)
     return whole("sft").parent
 
@@ -358,9 +358,11 @@ def test_a_damaged_copy_of_the_start_is_one_line(
     assert f"{copied.parent}, the run's copy of model.start, is damaged (" in line
 
 
+@pytest.mark.long
 def test_a_teacher_that_has_changed_is_one_line(
-    refusal: Callable[..., str], good: Path, tmp_path: Path
+    refusal: Callable[..., str], good: Path, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    whole("opd")
     folder = begun(good, tmp_path, "opd")
     path = tmp_path / "start" / "adapter" / "adapter_model.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)

@@ -150,7 +150,7 @@ def test_stale_rollouts_are_weighed_and_the_policy_is_another(alone: Callable[..
             (RolloutBuffer, "write", 9, 2, 3),
             (RolloutBuffer, "finish", 1, 1, 1),
         ],
-        [(TransformersSampler, "sample", 9, 2, 1), (Learner, "_update", 5, 2, 3)],
+        [(Learner, "_update", 5, 2, 3)],
     ),
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
@@ -168,6 +168,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert records(killed) == records(whole)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_an_older_checkpoint(make: Make, alone: Callable[..., Config]) -> None:
     whole, damaged = alone(2), make("damaged", 2, run__keep_checkpoints=3)
     train(damaged.model_copy(update={"run": damaged.run.model_copy(update={"steps": 4})}))
@@ -198,8 +199,8 @@ def test_samplers_do_the_next_step_while_one_is_learned(
     there: list[list[str]] = []
     original = Learners.learn
 
-    def watched(self: Learners, step: int, data: Any, progress: Any) -> Any:
-        found = original(self, step, data, progress)
+    def watched(self: Learners, step: int, *given: Any) -> Any:
+        found = original(self, step, *given)
         until = time.monotonic() + 300
         names: list[str] = []
         while not names and step < 4 and time.monotonic() < until:
@@ -211,7 +212,7 @@ def test_samplers_do_the_next_step_while_one_is_learned(
 
     def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "sample":
-            sampled.append((number, arguments[0].shard))
+            sampled.extend((number, part.shard) for part in arguments[0])
 
     monkeypatch.setattr(Learners, "learn", watched)
     monkeypatch.setattr(local_cluster, "before", before)
@@ -380,7 +381,7 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
         if method == "open":
             starts.append(number)
             if len(starts) == 2:
-                assert three.wait(60)
+                assert three.wait(600)
         if method == "sample" and len(starts) == 1:
             raise PeersLost("died")
         if method == "load" and learned:
@@ -418,5 +419,5 @@ def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
         slow = lambda number, method, arguments: time.sleep(0.3 * (method == "sample"))  # noqa: E731
         struck.setattr(local_cluster, "before", slow)
         train(failing)
-    assert "ended (the head is broken); it goes on when it is its turn" in caplog.text
+    assert "failed (the head is broken); it is tried again in its turn" in caplog.text
     assert adapter(failing) == adapter(whole)

@@ -117,7 +117,7 @@ def test_the_average_of_the_adapter(small_run: Callable[..., Config]) -> None:
     """The same whole or resumed, by the definition from the checkpoints; the run goes as without
     it."""
     run(small_run(run__name="plain"))
-    for name, parts in (("whole", [3]), ("resumed", [1, 2, 3])):
+    for name, parts in (("whole", [3]), ("resumed", [1, 3])):
         for steps in parts:
             config = small_run(
                 run__name=name, run__steps=steps, run__keep_checkpoints=9, train__ema=0.8

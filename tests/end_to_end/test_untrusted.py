@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY
-from marks import most_are_long
 from reason_llm.app.console import Console
 from reason_llm.config import TrainSection
 from reason_llm.data.render import Renderer
@@ -98,7 +97,8 @@ def files_of(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("umask", most_are_long([0, 0o077], [0]))
+@pytest.mark.long
+@pytest.mark.parametrize("umask", [0, 0o077])
 def test_secrets_get_nowhere_and_files_are_their_user_s(tmp_path: Path, umask: int) -> None:
     """Also: two real runs under two umasks."""
     rewards = [{"name": "code_tests"}, {"custom": f"{tmp_path / 'mine.py'}:leaky"}]

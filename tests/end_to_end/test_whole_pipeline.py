@@ -116,6 +116,8 @@ def test_every_stage_begins_from_an_earlier_one(whole: tuple[Path, str]) -> None
     for name in NAMES:
         assert orjson.loads((home / name / "summary.json").read_bytes())["steps"] > 0
         assert (home / name / "report.html").is_file()
+        assert f'"report":"{name}/report.html"' in (home / "report.html").read_text()
+    assert f"report in {home / 'report.html'}, sft: " in told
     found = made(folder)
     weights = "adapter/adapter_model.safetensors"
     assert found[f"drawn/{weights}"] == found[f"sft/{weights}"]  # it learns nothing
@@ -170,7 +172,7 @@ def test_a_later_stage_s_mistake_is_told_before_anything_is_learned(
     content["stages"]["rm"]["data"]["train"] = str(DATA / "arithmetic_demonstrations.jsonl")
     told = here(capsys, write(tmp_path, content), ends=2)
     assert "error: stage rm: " in told
-    assert "lacks column 'chosen'" in told
+    assert "it is no row of data.form=preferences; set stage=sft" in told
     content = tree(tmp_path)
     content["memory"] = {"budget_gib": 0.1}
     assert "error: " in here(capsys, write(tmp_path, content), ends=2)

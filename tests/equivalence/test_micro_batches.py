@@ -1,7 +1,7 @@
-"""No split of an optimizer batch into micro-batches changes its gradient, for any row of the table.
+"""The gradient of groups: what is left out, where it points to, and what stops it.
 
-Also: rollouts without signal may be left out, several optimizer steps partition the rollouts, and a
-loss that is not finite stops before it reaches the weights.
+Rollouts without signal may be left out, several optimizer steps partition the rollouts, and a loss
+that is not finite stops before it reaches the weights.
 """
 
 from dataclasses import replace
@@ -10,22 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import TINY
-from learners import OF_REWARDS
-from marks import most_are_long
-from reason_llm.config import AdapterSection, ModelSection, TrainSection
-from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
+from reason_llm.config import TrainSection
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.sample import SamplingParams, sampling
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
-
-SHORT = ("grpo", "dapo", "gspo", "rloo")
-"""Rows whose forms of loss differ most."""
 
 
 def groups(seed: int = 0, flat: bool = False) -> list[Group]:
@@ -70,127 +63,6 @@ def gradient(model: Model, row: Algorithm, budget: int, data: list[Group], **tra
     with learning(made):
         metrics = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
     return seen[-1], metrics
-
-
-def sampled_groups(model: Model, tokenizer: Any) -> list[Group]:
-    """Real rollouts of the tiny model, rewarded by their length."""
-    texts = [
-        f"<|im_start|>user\nWhat is {7 * i} + {i}?<|im_end|>\n<|im_start|>assistant\n"
-        for i in range(6)
-    ]
-    prompts = [
-        Prompt(t, t, tuple(tokenizer.encode(t, add_special_tokens=False)), "") for t in texts
-    ]
-    with sampling(model, 10**6) as sampler:
-        made = sampler.sample(prompts, SamplingParams(8, 24, 0.9), 0, lambda tokens, items: None)
-    return [
-        replace(
-            g,
-            completions=tuple(
-                replace(c, reward=float(i % 3), rewards={"a": float(i % 3)})
-                for i, c in enumerate(g.completions)
-            ),
-        )
-        for g in made
-    ]
-
-
-@pytest.mark.parametrize("name", most_are_long(OF_REWARDS, SHORT))
-def test_any_split_gives_the_same_gradient(model: Model, tokenizer: Any, name: str) -> None:
-    data, row = sampled_groups(model, tokenizer), ALGORITHMS[name]
-    whole, whole_metrics = gradient(model, row, 10**6, data)
-    assert whole.norm() > 1e-3
-    for budget in (1, 60, 150, 400):
-        split, metrics = gradient(model, row, budget, data)
-        assert (split - whole).norm() / whole.norm() < 1e-5, budget
-        for key in ("train/loss", "train/entropy", "train/kl", "train/grad_norm"):
-            expected = whole_metrics.get(key, 0.0)  # no KL where the row has none
-            assert metrics.get(key, 0.0) == pytest.approx(expected, rel=1e-5, abs=1e-6), key
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {"entropy_coefficient": 0.1},
-    {"top_entropy_fraction": 0.3},
-    {"off_policy_threshold": 0.01},
-    {"max_ratio": 1.001},
-    {"correction": "token_truncate", "correction_cap": 1.05},
-    {"correction": "sequence_mask", "correction_cap": 1.2},
-    {"correction": "token_mask", "correction_floor": 0.98},
-    {"keep": "positive"},
-    {"keep": "top_k", "top_k": 3},
-    {"truncated": "leave_out"},
-    {"scale": "batch"},
-    {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"},
-    {"kl": "k3", "kl_coefficient": 0.1, "kl_place": "reward"},
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_option_changes_the_gradient_and_no_split_does(
-    model: Model, tokenizer: Any, options: dict
-) -> None:
-    """Two optimizer steps, so that the second one is off policy; the last one's gradient."""
-    data = noisy(sampled_groups(model, tokenizer))
-    plain = ALGORITHMS["dapo"]
-    row = resolve("dapo", options)
-    whole, _ = second_gradient(model, row, 10**6, data)
-    split, _ = second_gradient(model, row, 150, data)
-    assert (split - whole).norm() / whole.norm() < 1e-5
-    without, _ = second_gradient(model, plain, 10**6, data)
-    assert (without - whole).norm() / whole.norm() > 1e-3
-
-
-def noisy(data: list[Group]) -> list[Group]:
-    """As if the sampler had not been quite the policy, and had cut every third completion off."""
-    generator = torch.Generator().manual_seed(5)
-
-    def shake(completion: Completion) -> Completion:
-        noise = 0.2 * torch.randn(len(completion.logprobs), generator=generator)
-        logprobs = [p + float(n) for p, n in zip(completion.logprobs, noise, strict=True)]
-        return replace(completion, logprobs=tuple(logprobs))
-
-    return [
-        replace(
-            g,
-            completions=tuple(
-                replace(shake(c), finish_reason="length" if i % 3 == 2 else "stop")
-                for i, c in enumerate(g.completions)
-            ),
-        )
-        for g in data
-    ]
-
-
-def second_gradient(model: Model, row: Algorithm, budget: int, data: list[Group]) -> Any:
-    """As ``gradient``, of the second of two epochs; the adapter is put back afterwards."""
-    made = learner(model, row, budget, max_grad_norm=1e9, learning_rate=1e-3, epochs=2)
-    seen: list[torch.Tensor] = []
-    made.optimizer.register_step_pre_hook(
-        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
-    )
-    before = [p.detach().clone() for p in made.parameters]
-    with learning(made):
-        metrics = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
-    for parameter, old in zip(made.parameters, before, strict=True):
-        parameter.data.copy_(old)
-    assert len(seen) == 2
-    return seen[-1], metrics
-
-
-@pytest.mark.parametrize("name", most_are_long(OF_REWARDS, SHORT))
-def test_in_double_precision_the_split_is_exact(tokenizer: Any, name: str) -> None:
-    """What is left in float32 is rounding: on rollouts of any shape, in float64, it is gone."""
-    section = ModelSection(path=str(TINY), dtype="float32", adapter=AdapterSection(rank=4))
-    with Model(section, tokenizer, seed=0) as model:
-        model.policy.double()
-        for parameter in model.policy.parameters():
-            if parameter.requires_grad:
-                torch.nn.init.normal_(parameter, std=0.05)
-        whole, _ = gradient(model, ALGORITHMS[name], 10**6, groups())
-        for budget in (1, 60, 150, 400):
-            split, _ = gradient(model, ALGORITHMS[name], budget, groups())
-            assert (split - whole).norm() / whole.norm() < 1e-12, budget
 
 
 def test_checkpointing_gives_the_same_gradient(model: Model) -> None:

@@ -18,7 +18,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from conftest import TINY
 from equivalence.test_micro_batches import gradient, groups
-from learners import OF_REWARDS
+from learners import OF_REWARDS, SHORT
+from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError
@@ -177,7 +178,7 @@ def test_every_family_gives_the_same_end_to_end(
             assert torch.allclose(wide[7:], padded[5:29], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OF_REWARDS)
+@pytest.mark.parametrize("name", most_are_long(OF_REWARDS, SHORT))
 def test_the_learner_takes_the_same_step_with_fewer_tokens(model: Model, name: str) -> None:
     row, data = ALGORITHMS[name], groups()
     expected, metrics = gradient(model, row, 10**6, data)

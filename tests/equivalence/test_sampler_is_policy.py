@@ -6,21 +6,18 @@ import pytest
 import torch
 
 from conftest import TINY
+from families import prompts_of
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import adapters, layout as layouts
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.rollout import Group, Prompt
+from reason_llm.rollout import Group
 from reason_llm.sample import SamplingParams, sampling
 
 
 def sampled(model: Model, tokenizer: Any, temperature: float) -> list[Group]:
-    prompts = []
-    for index, question in enumerate(["What is 3 + 4?", "What is 57 + 68?", "Why?"]):
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-        prompts.append(Prompt(f"q:{index}", text, ids, "7"))
+    prompts = prompts_of(tokenizer, "What is 3 + 4?", "What is 57 + 68?", "Why?")
     with sampling(model, 10**6) as sampler:
         return sampler.sample(
             prompts, SamplingParams(6, 40, temperature), 3, lambda tokens, items: None

@@ -1,6 +1,7 @@
 """The gradient of every row of the algorithm table, against numbers that were stored once.
 
-Float64, off policy, with a sampler that is not quite the policy. A change of the learner's shape
+Float64, off policy, with a sampler that is not quite the policy, and in any split of the rollouts
+into micro-batches. A change of the learner's shape
 must not change them; a change of its mathematics must, and then stores them anew:
 ``python tests/equivalence/test_stored_gradients.py``. Inputs are made by arithmetic alone, so
 that no library's random numbers are in them.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from conftest import TINY
+from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.base import Model, load_tokenizer
@@ -45,6 +47,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"kl": "k1", "kl_coefficient": 0.1, "kl_place": "reward"},
 ]
 NUM_PROJECTIONS = 8
+MEANS = ("loss", "entropy", "kl", "grad_norm")
+"""Metrics that no split may change."""
 
 
 def rows() -> dict[str, Algorithm]:
@@ -94,16 +98,16 @@ def made_model(tokenizer: Any) -> Model:
     return model
 
 
-def gradient(model: Model, row: Algorithm) -> Tensor:
-    """Of the second of two updates, before clipping; between them the policy moves by a fixed
-    amount, and the optimizer's own step is 0."""
+def gradient(model: Model, row: Algorithm, budget: int = 100) -> tuple[Tensor, dict[str, float]]:
+    """Of the second of two updates, before clipping, and the metrics; between them the policy moves
+    by a fixed amount, and the optimizer's own step is 0."""
     settings = LearningSettings(
         objective=PolicyGradient(row, 32),
         train=TrainSection(
             learning_rate=0.0, epochs=2, max_grad_norm=1e9, gradient_checkpointing=False
         ),
         temperature=0.9,
-        micro_batch_tokens=100,
+        micro_batch_tokens=budget,
         seed=0,
         total_optimizer_steps=10,
     )
@@ -121,9 +125,10 @@ def gradient(model: Model, row: Algorithm) -> Tensor:
 
     learner.optimizer.register_step_pre_hook(move)
     with learning(learner):
-        Learners(learner).learn(0, to_data(with_advantages(groups(), row)), lambda items: None)
+        data = to_data(with_advantages(groups(), row))
+        metrics = Learners(learner).learn(0, data, lambda items: None)
     assert len(seen) == 2
-    return seen[-1]
+    return seen[-1], metrics
 
 
 def projections(gradient_D: Tensor) -> list[float]:
@@ -134,12 +139,24 @@ def projections(gradient_D: Tensor) -> list[float]:
 
 @pytest.mark.parametrize("name", rows())
 def test_the_gradient_is_the_stored_one(double_model: Model, name: str) -> None:
-    stored = json.loads(STORED.read_text())[name]
-    gradient_D = gradient(double_model, rows()[name])
+    assert told(double_model, name, 10**6)
+
+
+@pytest.mark.parametrize("name", most_are_long(rows(), ["dapo", "gspo"]))
+def test_no_split_changes_it(double_model: Model, name: str) -> None:
+    whole = told(double_model, name, 10**6)
+    for budget in (100, 1):
+        assert told(double_model, name, budget) == pytest.approx(whole, rel=1e-6)
+
+
+def told(model: Model, name: str, budget: int) -> list[float]:
+    """The metrics of a row, once its gradient was compared with the stored one."""
+    gradient_D, metrics = gradient(model, rows()[name], budget)
     found = projections(gradient_D)
     assert found[0] > 1e-3
     scale = found[0] * math.sqrt(len(gradient_D))
-    assert found == pytest.approx(stored, rel=0, abs=1e-12 * scale)
+    assert found == pytest.approx(json.loads(STORED.read_text())[name], rel=0, abs=1e-12 * scale)
+    return [metrics.get(f"train/{key}", 0.0) for key in MEANS]
 
 
 def test_the_stored_gradients_differ() -> None:
@@ -152,5 +169,5 @@ def test_the_stored_gradients_differ() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with made_model(load_tokenizer(str(TINY))) as made:
-        found = {name: projections(gradient(made, row)) for name, row in rows().items()}
+        found = {name: projections(gradient(made, row)[0]) for name, row in rows().items()}
     STORED.write_text(json.dumps(found, indent=1) + "\n")

@@ -273,6 +273,7 @@ def test_sft(policy: Model, rows: Rows, reader: Any, tmp_path: Path, loss: str) 
         same(ours(policy, Supervised(), whole, LAYOUTS[0]), expected)
 
 
+@pytest.mark.long
 def test_sft_of_several_turns(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
     data = rows(TURNS, "demonstrations")
     assert all(sum(a < b for a, b in zip(d.trained, d.trained[1:], strict=False)) == 2
@@ -308,9 +309,7 @@ DPO = {
 
 
 @pytest.mark.parametrize("reference", most_are_long(["reference", "start"], ["reference"]))
-@pytest.mark.parametrize(
-    "name", most_are_long(DPO, DPO.keys() - {"label_smoothing without effect"})
-)
+@pytest.mark.parametrize("name", most_are_long(DPO, ["sigmoid", "ipo"]))
 def test_dpo(
     policy: Model, rows: Rows, reader: Any, tmp_path: Path, name: str, reference: str
 ) -> None:
@@ -335,6 +334,7 @@ def test_dpo(
         same(ours(policy, PairLoss(row=row), swapped, LAYOUTS[0], reference), expected)
 
 
+@pytest.mark.long
 def test_cdpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
     """A pair at a time by TRL; ours of all of them is the mean."""
     row = resolve("cdpo", {"beta": 0.3, "label_smoothing": 0.2})
@@ -372,6 +372,7 @@ def test_kto(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
         same(ours(policy, Labels(row=row), [*turned[::-1]], LAYOUTS[0]), expected)
 
 
+@pytest.mark.long
 def test_orpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
     """TRL's loss is an NLL of prompt and chosen side plus the odds: ours with the chosen sides'
     whole rows as NLL is the same, and so are the odds of both."""
@@ -394,7 +395,7 @@ def test_orpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
         same(ours(policy, PairLoss(row=row), data, layout), (odds[0] + chosen[0], sums))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("alpha", most_are_long([0.0, 0.6], [0.6]))
 def test_simpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path, alpha: float) -> None:
     data = rows(PAIRS, "preferences")
     trainer = CPOTrainer(
@@ -411,7 +412,7 @@ def test_simpo(policy: Model, rows: Rows, reader: Any, tmp_path: Path, alpha: fl
 
 
 @pytest.mark.parametrize("centering", most_are_long([0.0, 0.05], [0.05]))
-@pytest.mark.parametrize("margin", [True, False])
+@pytest.mark.parametrize("margin", most_are_long([True, False], [True]))
 def test_reward(
     tokenizer: Any, rows: Rows, reader: Any, tmp_path: Path, centering: float, margin: bool
 ) -> None:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from marks import most_are_long
 from reason_llm.evaluate import statistics
 from reason_llm.evaluate.statistics import (
     compare,
@@ -152,7 +153,7 @@ def test_paired_differences_as_statsmodels_has_them() -> None:
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.0])
-@pytest.mark.parametrize("count", [4, 8, 40])
+@pytest.mark.parametrize("count", most_are_long([4, 8, 40], [8]))
 def test_interval_and_p_value_agree(count: int, unit: float) -> None:
     """At 8 problems, 4 better and none worse: the standard error excluded 0 beside p = 0.125."""
     for better in range(count + 1):

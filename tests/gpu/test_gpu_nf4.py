@@ -13,7 +13,8 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from safetensors import safe_open
 
-from gpu_runs import NEEDS_GPU, Stage, logits, quiet, randomize, scored, stage
+from gpu_runs import NEEDS_GPU, Stage, logits, quiet, randomize, stage
+from learners import scored
 from reason_llm.model import nf4
 from reason_llm.model.datum import to_data
 from reason_llm.model.vllm import shared_weights

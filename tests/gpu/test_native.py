@@ -15,7 +15,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, scored, stage
+from gpu_runs import COMPLETIONS, NEEDS_GPU, Stage, logits, median, quiet, randomize, stage
+from learners import scored
 from reason_llm.errors import TrainingError
 from reason_llm.model import layout as layouts
 from reason_llm.model.attention import attend

@@ -3,10 +3,12 @@
 1. Outputs and gradients equal PEFT's to the last bit where the scaling is a power of two.
 2. Whatever else there is on a layer is PEFT's: dropout, an adapter that is off, two adapters.
 3. In a learning phase PEFT's layers are not called, and everything is back afterwards.
+4. The same over a base in NF4.
 """
 
 from typing import Any
 
+import bitsandbytes
 import peft
 import pytest
 import torch
@@ -14,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model import adapted_linear, decoding, products
+from reason_llm.model import adapted_linear, decoding, nf4, products
 from reason_llm.model.base import Model
 
 
@@ -186,3 +188,63 @@ def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert not torch.equal(found[0], found[1])
     assert not [m for m in model.policy.modules() if "forward" in vars(m)]
+
+
+@pytest.mark.usefixtures("mkl")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_over_a_packed_base(
+    bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT's bits in float32; in bfloat16 fewer roundings than PEFT's."""
+    heard: list[str] = []
+    theirs = peft.tuners.lora.Linear4bit.forward
+
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        heard.append("called")
+        result: Tensor = theirs(layer, *args, **kwargs)
+        return result
+
+    monkeypatch.setattr(peft.tuners.lora.Linear4bit, "forward", forward)
+    torch.manual_seed(0)
+    base = Base(bias)
+    for name in ("first", "second"):
+        dense = getattr(base, name)
+        packed = bitsandbytes.nn.Linear4bit(
+            dense.in_features, dense.out_features, bias=bias, compute_dtype=dtype, quant_type="nf4"
+        )
+        packed.weight.data = torch.randn(dense.out_features, dense.in_features) * 0.2
+        packed.to("cpu")  # which packs it
+        assert packed.weight.dtype == torch.uint8
+        nf4._keep_layout(packed)
+        setattr(base, name, packed)
+    base.is_loaded_in_4bit = True  # type: ignore[assignment]
+    policy = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"]))
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    assert {type(m) for m in policy.modules()} > {peft.tuners.lora.Linear4bit}
+
+    def learned() -> list[Tensor]:
+        policy.zero_grad()
+        inputs = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
+        inputs.requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            outputs = policy(inputs)
+        (outputs.float() * torch.linspace(-1, 1, 8)).sum().backward()
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        assert inputs.grad is not None
+        return [outputs.detach(), *gradients, inputs.grad]
+
+    expected = learned()
+    assert heard
+    heard.clear()
+    with adapted_linear.fused(policy):
+        found = learned()
+    assert not heard
+    assert len(found) == len(expected) == 6
+    if dtype == torch.float32:
+        assert_same(found, expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert (one - other).float().norm() < 2e-2 * other.float().norm()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 import families
 from conftest import TINY
@@ -75,6 +76,14 @@ def test_numbers_with_which_no_pass_is_possible_are_one_line(
         check_model(ModelSection(path=path, dtype="float32"))
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+def test_models_that_read_images_are_refused(name: str, tmp_path: Path) -> None:
+    path = copy(tmp_path, "config.json")
+    CONFIG_MAPPING[name]().save_pretrained(path)
+    with pytest.raises(ModelError, match=f"{name} reads images, too"):
+        check_model(ModelSection(path=path))
 
 
 @pytest.mark.parametrize("family", families.OLDER)

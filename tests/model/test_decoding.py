@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from families import prompts_of
 from reason_llm.model import adapters, decoding
 from reason_llm.model.base import Model
-from reason_llm.rollout import Prompt
 from reason_llm.sample import SamplingParams, TransformersSampler
 
 
@@ -103,8 +103,7 @@ def test_large_head_gives_the_same_tokens(
 ) -> None:
     """As one of torch's products, in a batch whose rows leave one by one."""
     adapters.clear(model.policy)  # a trained model's answers end
-    text = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
-    prompts = [Prompt("q", text, tuple(tokenizer.encode(text, add_special_tokens=False)), "7")] * 2
+    prompts = prompts_of(tokenizer, "What is 3 + 4?") * 2
     sampler = TransformersSampler(model, 10**6)
 
     def tokens() -> list[tuple[int, ...]]:

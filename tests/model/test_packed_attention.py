@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from reason_llm.model import attention as packed_attention
-from reason_llm.model.attention import Segments
+from reason_llm.model.attention import Places, Segments
 
 
 def operator(
@@ -133,3 +133,23 @@ def test_long_completions_get_queries_in_the_prompts_place(
         atol=1e-4,
     )
     assert asked == [(queries, keys) in ((512, 640), (700, 701))]
+
+
+@pytest.mark.parametrize("index", [[0, 1, 2, *([0, 1] * 40), 3, 1], [3, 0, 1, 2, 0, 1], [1, 0]])
+def test_shared_keys_add_up_in_float32_and_in_one_order(index: list[int]) -> None:
+    """torch's own backward pass adds in 16 bits, and on a GPU by atomics."""
+    tokens = max(index) + 1
+    places = Places.of(index, torch.device("cpu"))
+    torch.manual_seed(0)
+    key = torch.randn(1, 2, tokens, 3).bfloat16().requires_grad_()
+    gathered = packed_attention._gathered(key, places)
+    assert torch.equal(gathered, key[:, :, index])
+    gradient = torch.rand(gathered.shape).bfloat16()
+    gathered.backward(gradient)
+    exact = torch.zeros(1, 2, tokens, 3, dtype=torch.float64)
+    exact.index_add_(2, torch.tensor(index), gradient.double())
+    assert key.grad is not None
+    assert torch.equal(key.grad, exact.bfloat16())
+    plain = torch.zeros(1, 2, tokens, 3, dtype=torch.bfloat16)
+    plain.index_add_(2, torch.tensor(index), gradient)
+    assert len(index) < 80 or not torch.equal(plain, key.grad)

@@ -113,3 +113,28 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
     monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
     with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?6\.0"):
         planned(folder, "cuda", 8)
+
+
+def test_nothing_is_copied_back_from_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens there: the weights in host memory are the ones that were loaded."""
+    classifier = SequenceClassifier(make(tmp_path / "model"), torch.device("cpu"))
+    expected = scores(classifier, 1000, TEXTS)
+    tensors = list(classifier._tensors())
+    held = [each.data_ptr() for each in tensors]
+    copied = []
+
+    def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copied.append(device)
+        return tensor.clone()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "to", to)
+        with pytest.raises(ZeroDivisionError), classifier.on_device():
+            there = [each.data_ptr() for each in classifier._tensors()]
+            assert not set(there) & set(held)
+            raise ZeroDivisionError
+    assert len(copied) == len(held) > 10
+    assert [each.data_ptr() for each in classifier._tensors()] == held
+    assert scores(classifier, 1000, TEXTS) == expected

@@ -45,7 +45,7 @@ def test_what_grows_is_refused_wherever_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a process of its own: this one keeps its memory, and prints nothing."""
-    monkeypatch.setattr("reason_llm.files.TOKENIZER_SECONDS", 2.0)
+    monkeypatch.setattr("reason_llm.files.TOKENIZER_SECONDS", 1.0)
     path = spoilt(tmp_path, changes)
     for read in (load_tokenizer, TokenTexts.load):
         with pytest.raises(ModelError, match=problem) as caught:

@@ -124,7 +124,7 @@ def test_a_file_of_another_step_is_passed_over(
         archive.add(document(step))
     (archive.folder / "step-00000002.json.gz").replace(archive.folder / "step-00000001.json.gz")
     assert archive.read(1, RUN) is None
-    assert "step-00000001.json.gz holds step 2; it is passed over" in caplog.text
+    assert "step-00000001.json.gz holds step 2; it is skipped" in caplog.text
 
 
 def kept_every(steps: dict[int, str | int], folder: Path) -> None:

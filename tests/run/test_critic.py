@@ -43,7 +43,10 @@ def test_the_policy_s_schedule_begins_when_it_learns(
     assert [r["critic/learning_rate"] for r in records] == pytest.approx(
         [1e-4, 7.5e-5, 5e-5, 2.5e-5]
     )
-    with pytest.raises(ValueError, match=r"train\.warmup_steps=2 contradicts the policy's 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"train\.warmup_steps=2 contradicts run\.steps=4, in which the policy has 2",
+    ):
         small_run(**options, run__steps=4, train__warmup_steps=2)
 
 

@@ -11,7 +11,7 @@ import torch
 from reason_llm.config import Config
 from reason_llm.data import Data
 from reason_llm.errors import DataError, TrainingError
-from reason_llm.model import Datum
+from reason_llm.model import Datum, adapters
 from reason_llm.run import SILENT
 from reason_llm.run.run import open_run
 from reason_llm.run.start.prepare import prepare
@@ -84,7 +84,7 @@ def test_one_question_with_two_answers_is_refused(
 def test_the_teacher_reads_its_prompt_and_the_student_its_own(
     small_run: Callable[..., Config],
 ) -> None:
-    job = prepare(small_run(**OPD, run__steps=1), SILENT)
+    job = prepare(small_run(**OPD, run__steps=1, sample__temperature=0.7), SILENT)
     longest = max(map(len, job.data.teacher_prompts.values()))
     assert job.plan.context_tokens == longest + 32  # max_new_tokens
     assert longest > max(len(prompt.token_ids) for prompt in job.data.prompts)
@@ -97,6 +97,11 @@ def test_the_teacher_reads_its_prompt_and_the_student_its_own(
         hinted = job.data.teacher_prompts[prompt.token_ids]
         wanted, _ = student.measure([Datum.of(hinted, (5, 6, 2))], "reference")
         plain, _ = student.measure([row], "reference")
+        with torch.no_grad(), adapters.reference(run.model.policy):
+            ids = torch.tensor([[*hinted, 5, 6, 2]])
+            logits = run.model.logits(run.model.hidden_states(ids))[0, len(hinted) - 1 : -1]
+        at_temperature = (logits / 0.7).log_softmax(-1)[range(3), [5, 6, 2]]
+        torch.testing.assert_close(wanted[0], at_temperature, atol=1e-4, rtol=1e-4)
         assert torch.equal(seen.on_trained("teacher_logprobs"), wanted[0])
         assert not torch.allclose(wanted[0], plain[0], atol=1e-3)
         torch.testing.assert_close(

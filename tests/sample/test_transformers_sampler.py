@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import families
+from families import prompts_of, quiet
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ConfigError
 from reason_llm.model.base import Model, decode
@@ -39,23 +40,6 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf]])
 
 def params(**options: Any) -> SamplingParams:
     return SamplingParams(**{"num_completions": 4, "max_new_tokens": 20, **options})
-
-
-def quiet(tokens: int, items: int) -> None:
-    pass
-
-
-def prompts_of(tokenizer: Any, *questions: str) -> list[Prompt]:
-    texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True
-        )
-        for q in questions
-    ]
-    return [
-        Prompt(f"q:{i}", text, tuple(tokenizer.encode(text, add_special_tokens=False)), "0")
-        for i, text in enumerate(texts)
-    ]
 
 
 @pytest.fixture
@@ -92,6 +76,12 @@ def test_draws_follow_the_filtered_distribution(options: dict, kept: list[int]) 
     assert torch.allclose(logprobs.exp(), expected[tokens], atol=1e-6)
 
 
+def test_a_card_draws_all_rows_in_one_launch() -> None:
+    for device, rows in (("meta", 256), ("cpu", 6)):
+        logits = torch.empty(1, 152_064, device=device).expand(256, -1)
+        assert transformers_sampler._drawn_at_once(logits) == rows
+
+
 def test_a_token_without_probability_is_never_drawn() -> None:
     edges = torch.tensor([0.0, 1e-12, 1 - 2**-24, 0.999999])
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]).expand(4, -1)
@@ -102,7 +92,13 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [({}, 200_000), ({"top_k": 500}, 50_000), ({"top_p": 0.9}, 50_000), ({"min_p": 0.01}, 50_000)],
+    [
+        ({}, 200_000),
+        *(
+            pytest.param(options, 50_000, marks=pytest.mark.long)
+            for options in ({"top_k": 500}, {"top_p": 0.9}, {"min_p": 0.01})
+        ),
+    ],
 )
 def test_draws_from_a_large_vocabulary(options: dict[str, Any], count: int) -> None:
     """By a chi-squared test; ties and tokens of no probability among them."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from marks import most_are_long
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score.math.answer_text import (
@@ -101,7 +102,7 @@ FINDERS: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FINDERS)
+@pytest.mark.parametrize("name", most_are_long(FINDERS, ["extract_answer", "decide", "majority"]))
 def test_no_finder_takes_long(name: str) -> None:
     for unit in UNITS:
         for length in (CHARACTERS, LONGEST_ANSWER):
@@ -121,7 +122,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MODELS = ("reward_model", "judge")
 """Which pass the text on to a model, and search nothing in it."""
-OF_TEXT = [name for name in REWARDS if not name.startswith("code_tests") and name not in MODELS]
+OF_TEXT = [
+    name for name in REWARDS if not name.startswith("code_tests") and name not in (*MODELS, "gym")
+]
 """The code rewards run programs, in a sandbox with limits of its own."""
 
 

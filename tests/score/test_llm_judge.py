@@ -54,7 +54,7 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self.http.shutdown()
@@ -456,5 +456,5 @@ def test_bad_options_are_one_line(options: dict[str, Any], told: str) -> None:
 def test_a_judge_of_pairs_cannot_judge_evaluation() -> None:
     options = {"url": "http://x/v1", "model": "m", "mode": "pairwise"}
     section = ScoreSection.model_validate({"rewards": [{"name": "judge", "options": options}]})
-    with pytest.raises(ConfigError, match="with weight 0 if it is not to be paid"):
+    with pytest.raises(ConfigError, match="with weight 0 if it only evaluates"):
         Scorer(section, 10)

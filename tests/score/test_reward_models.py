@@ -34,7 +34,7 @@ def config(rewards: list[dict[str, Any]], **sections: Any) -> Config:
 @pytest.mark.parametrize(
     ("rewards", "sections", "told"),
     [
-        ([model()], {}, "with weight 0 if it is not to be paid"),
+        ([model()], {}, "with weight 0 if it only evaluates"),
         ([FIRST, model(), model()], {}, "give each a label"),
         ([FIRST, model("a"), model("a")], {}, "give each a label"),
         ([FIRST, model("a.b")], {}, "label='a.b'"),

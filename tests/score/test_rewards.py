@@ -298,7 +298,11 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("interrupts", r"failed on p#1 \(RuntimeError: .*mine\.py:interrupts raised Keyboard"),
         ("leaves", r"failed on p#1 \(RuntimeError: .*mine\.py:leaves raised SystemExit\(0\)"),
         ("broken", r"on p#1 \(KeyError: 'no such thing' at .*mine\.py:17\); .*on_error"),
-        ("hung", r"the reward hung failed on p#1 \(TimeoutError: .* longer than 2 s"),
+        pytest.param(
+            "hung",
+            r"the reward hung failed on p#1 \(TimeoutError: .* longer than 2 s",
+            marks=pytest.mark.long,
+        ),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),

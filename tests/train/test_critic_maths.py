@@ -41,20 +41,6 @@ def test_a_row_without_trained_tokens_gets_no_reward() -> None:
     assert values.kl_in_reward(some, some - 1, mask, tensor([5.0]), 0.1).tolist() == [[0.0, 0.0]]
 
 
-def test_gae_of_three_tokens_by_hand() -> None:
-    """delta = 0 + 0.5*3 - 1 = 0.5; 0 + 0.5*(-2) - 3 = -4; 10 - (-2) = 12. gamma lam = 0.25."""
-    advantages, returns = values.gae(
-        tensor([[0.0, 0.0, 10.0]]),
-        tensor([[1.0, 3.0, -2.0]]),
-        torch.ones(1, 3).bool(),
-        0.5,
-        0.5,
-        0.5,
-    )
-    assert advantages.tolist() == [[0.5 + 0.25 * (-4 + 0.25 * 12), -4 + 0.25 * 12, 12.0]]
-    assert returns.tolist() == [[0.25 + 1, -1 + 3, 10.0]]
-
-
 def test_gae_goes_over_gaps_and_garbage_to_the_next_trained_token() -> None:
     mask = torch.tensor([[True, False, True, False, True, False]])
     rewards = tensor([[0.0, NAN, 0.0, 7.0, 10.0, NAN]])
@@ -84,13 +70,6 @@ def test_gae_with_lambda_1_is_the_return_minus_the_value_and_with_0_the_error_of
     every = torch.ones(3, 2).bool()
     one_step, _ = values.gae(rewards[:, :2], estimates[:, :2], every, 0.9, 0.0, 0.0)
     assert torch.allclose(one_step[:, 0], rewards[:, 0] + 0.9 * estimates[:, 1] - estimates[:, 0])
-
-
-def test_the_critic_has_a_lambda_of_its_own() -> None:
-    arguments = tensor([[0.0, 1.0]]), tensor([[0.5, 0.25]]), torch.ones(1, 2).bool()
-    advantages, returns = values.gae(*arguments, 1.0, lam=0.0, critic_lam=1.0)
-    assert advantages.tolist() == [[-0.25, 0.75]]
-    assert returns.tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize(

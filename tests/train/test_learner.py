@@ -180,3 +180,13 @@ def test_only_far_completions_count_as_masked(model: Model) -> None:
     """A completion without a token of high entropy was not left out for its ratio."""
     metrics, _ = learned(model, replace(ROW, top_entropy_fraction=0.01))
     assert metrics["train/masked_out"] == 0
+
+
+def test_deterministic_operators_are_asked_for_while_learning_alone(model: Model) -> None:
+    made = learner(model)
+    for asked in (False, True):
+        model.deterministic = asked
+        with learning(made):
+            assert torch.are_deterministic_algorithms_enabled() == asked
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

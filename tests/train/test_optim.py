@@ -50,3 +50,22 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     large = [t for t in optim.state_tensors(before).values() if t.numel() == 10_000]
     assert {t.dtype for t in large} == {torch.float32 if name == "adamw" else torch.uint8}
     assert len(large) == 4
+
+
+def test_paged_moments_stay_the_driver_s() -> None:
+    """Marked as bitsandbytes marks them: another tensor in their place would not be paged."""
+    parameter = torch.nn.Parameter(torch.randn(4, 4))
+    config = TrainSection(learning_rate=0.1, optimizer="paged_adamw_8bit")
+    optimizer = optim.make_optimizer([parameter], config)
+    state = optimizer.state[parameter]
+    paged, ordinary = torch.zeros(4, 4), torch.zeros(4, 4)
+    paged.is_paged = True  # type: ignore[attr-defined]
+    state.update(state1=paged, state2=ordinary, step=0)
+    optim.load_state_tensors(
+        optimizer,
+        {"0.state1": torch.ones(4, 4), "0.state2": torch.ones(4, 4), "0.step": torch.tensor(3)},
+    )
+    assert state["state1"] is paged and paged.sum() == 16 == state["state2"].sum()
+    assert state["step"] == 3
+    optim.move_state(optimizer, torch.device("meta"))
+    assert state["state1"] is paged and state["state2"].device.type == "meta"

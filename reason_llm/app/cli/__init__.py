@@ -1,5 +1,6 @@
-"""``reason-llm COMMAND ...``: the commands by name. Each is a module with a ``run``, which
-``scripts/`` call, too.
+"""``reason-llm COMMAND ...``: the commands by name, and what each does around its own work: exit
+codes, errors as one line, closed output. A command is a module with a ``run``; ``scripts/`` call
+it, too.
 
 Nothing heavy is imported before the command is known.
 """
@@ -7,10 +8,9 @@ Nothing heavy is imported before the command is known.
 import difflib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from reason_llm import __version__
-from reason_llm.app.cli.command import run_command
 from reason_llm.errors import ConfigError
 
 COMMANDS = {
@@ -30,10 +30,15 @@ WHEN_STOPPED = {
     "export": "stopped; nothing was exported",
 }
 """Last line of a command that was interrupted."""
+NO_MORE = (
+    "the system starts no further thread or process for this user; end others, or raise the limit "
+    "(ulimit -u, pids.max of the container, TasksMax of systemd), and call the same command again"
+)
+"""Advice to a user whose limit of threads or processes is reached."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code of the command that ``arguments`` (None: the command line's) name first."""
+    """Exit code of the command that the first of ``arguments`` (None: the command line's) names."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, rest = (given[0], given[1:]) if given else (None, [])
     if name in COMMANDS:
@@ -42,9 +47,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def call(name: str, program: str, arguments: Sequence[str]) -> int:
-    """Exit code of a command, whose help calls it ``program``."""
+    """Exit code of a command, which its help calls ``program``."""
     module = importlib.import_module(f"reason_llm.app.cli.{name}")
     return run_command(lambda: module.run(program, arguments), WHEN_STOPPED.get(name))
+
+
+def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
+    """Exit code of a command: that of ``body`` (None: 0), 2 after a user's mistake, 130 after
+    Ctrl-C.
+
+    Args:
+        body: does the work. What takes long to import is imported within.
+        when_stopped: the last line after Ctrl-C, on standard error.
+    """
+    from reason_llm.errors import ReasonError, Stopped, shown
+
+    try:
+        from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
+
+        write_for_oneself()
+        try:
+            code = _flushed(body)
+        except BrokenPipeError:
+            discard_output()
+            return CLOSED_OUTPUT
+    except ReasonError as error:
+        for each in (error, *getattr(error, "__notes__", ())):  # which add_note makes
+            print(f"error: {shown(each)}", file=sys.stderr)
+        return 2
+    except (RuntimeError, BlockingIOError) as error:
+        if not _is_refused(error):
+            raise
+        print(f"error: {shown(error)}: {NO_MORE}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stopped:
+        if when_stopped is not None:
+            print(when_stopped, file=sys.stderr)
+        return stopped.exit_code if isinstance(stopped, Stopped) else 130
+    return code
 
 
 def _without_command(name: str | None) -> None:
@@ -79,3 +119,22 @@ def _help() -> str:
             "reason-llm COMMAND --help tells the options of a command.",
         ]
     )
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the system refused a thread (Python's own message) or a process."""
+    is_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    is_fork = isinstance(error, BlockingIOError) and error.filename is None
+    return is_thread or is_fork
+
+
+def _flushed(body: Callable[[], int | None]) -> int:
+    """The exit code of ``body``, once all its output is written."""
+    try:
+        code = body() or 0
+    except SystemExit as ended:  # --help prints and ends
+        if ended.code not in (0, None):
+            raise
+        code = 0
+    print(end="", flush=True)
+    return code

@@ -1,5 +1,4 @@
-"""Chat: ``reason-llm chat RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``, in a terminal or a
-pipe."""
+"""Chat: ``reason-llm chat RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``."""
 
 import sys
 from argparse import ArgumentParser
@@ -8,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 DESCRIPTION = """\
-Talk to a run's adapter and to its base, asked as the run asks them; /help tells the commands.
-With something piped in, that is the message, and one answer is printed:
+Talk to a run's adapter and to its base, with the run's prompts; /help lists the commands.
+With a message piped in, one answer is printed:
   echo "What is 1 + 2?" | {program} runs/quickstart"""
 
 
@@ -18,7 +17,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.app.console import Console
     from reason_llm.errors import ConfigError
 
-    Console("quiet")  # warnings, and nothing else of the libraries
+    Console("quiet")  # libraries show warnings only
     given = _parser(program).parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -51,17 +50,14 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
 def _parser(program: str) -> ArgumentParser:
     from reason_llm.config import Parser
+    from reason_llm.run.store import folder as run_folder
 
     parser = Parser(program, DESCRIPTION.format(program=program))
     parser.add_argument(
         "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
     )
-    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="in the run's own's place")
-    parser.add_argument(
-        "--which",
-        metavar="last|best|ema",
-        help="adapter of a run: its last one, adapter_best/ or adapter_ema/",
-    )
+    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="instead of the run's own")
+    parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
     parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
     for name in ("system_prompt", "template"):
         parser.add_argument(

@@ -6,10 +6,10 @@ The same command resumes.
 from collections.abc import Sequence
 
 DESCRIPTION = """\
-Ask models the problems of a set, judge the answers by the first reward, and tell how far the scores
-can be trusted. Called again, it goes on where it stopped; finished, it shows the scores again.
+Let models answer the problems of a set, judge the answers by the first reward, and print the scores
+with their 95 % intervals. The same command goes on after a stop, and shows finished scores again.
 
-  {program} runs/quickstart --compare base                  a run's adapter beside its base
+  {program} runs/quickstart --compare base                  a run's adapter and its base
   {program} runs/quickstart --sets gsm8k math500 --k 8      mean@8, pass@2, 4 and 8, maj@8 too
   {program} MODEL_FOLDER --sets mine=problems.jsonl         any model, such as an exported one
 
@@ -24,6 +24,7 @@ SWITCHES = {
 def run(program: str, arguments: Sequence[str]) -> None:
     """Do what ``arguments`` ask."""
     from reason_llm.config import Value, read_command_line
+    from reason_llm.run.store import folder as run_folder
 
     values = {
         "sets": Value(
@@ -41,14 +42,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
         "compare": Value(
             "WHICH", "a second model, compared with the first problem by problem; as --model"
         ),
-        "which": Value(
-            "last|best|ema",
-            "which adapter of the run: its last one, adapter_best/ or adapter_ema/ (default: last)",
-        ),
+        "which": Value(run_folder.WHICH, run_folder.WHICH_HELP),
         "out": Value(
             "FOLDER",
-            "where results go (default: runs/NAME/evaluation; what is finished there is moved "
-            "aside for another evaluation)",
+            "folder of the results (default: runs/NAME/evaluation; another finished evaluation "
+            "there is moved aside)",
         ),
     }
     what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
@@ -56,7 +54,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     line = read_command_line(program, description, what, arguments, SWITCHES, values)
     from reason_llm.app.console import Console
 
-    Console("plain")  # sets up what libraries may say, before they are imported
+    Console("plain")  # sets up logging before libraries are imported
     from reason_llm.evaluate import make_request, run_evaluation
 
     request = make_request(line)

@@ -19,13 +19,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
     """Do what ``arguments`` ask."""
     from reason_llm.config import Value, read_command_line
     from reason_llm.errors import ConfigError
+    from reason_llm.run.store import folder as run_folder
 
     values = {
         "out": Value("FOLDER", "where to; a new folder"),
-        "which": Value(
-            "last|best|ema",
-            "which adapter of the run: its last one, adapter_best/ or adapter_ema/ (default: last)",
-        ),
+        "which": Value(run_folder.WHICH, run_folder.WHICH_HELP),
         "base": Value("MODEL", "unquantised base, a folder or Hub id (default: the run's own)"),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
         "max-shard-gib": Value("GIB", "largest weights file (default: 5)"),
@@ -50,20 +48,19 @@ def run(program: str, arguments: Sequence[str]) -> None:
     out = line.one("out")
     if line.what is None or out is None:
         raise ConfigError(
-            "what and where to? give a run's folder and --out FOLDER, as in "
+            "there is nothing to export; give a run's folder and --out FOLDER, as in "
             f"{program} runs/quickstart --out exported/sums"
         )
     adapter_only = "adapter-only" in line.given
     for name in ("dtype", "max-shard-gib", "rollouts"):
         if adapter_only and name in line.values:
             raise ConfigError(
-                f"--{name} contradicts --adapter-only: it is of a merge; leave one of them out"
+                f"--{name} contradicts --adapter-only: nothing is merged; leave one of them out"
             )
     from reason_llm.app.console import Console
 
     console = Console("plain")
     from reason_llm.app.export import Request, dtype_name, export, shard_bytes
-    from reason_llm.run.store import folder as run_folder
 
     rollouts = line.one("rollouts")
     request = Request(

@@ -1,11 +1,12 @@
-"""Report: ``reason-llm report RUN [RUN2 ...]`` writes one HTML file; ``--serve`` follows a running
-run."""
+"""Report: ``reason-llm report RUN [RUN2 ...]`` writes one HTML file or, with ``--serve``, a live
+page."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 DESCRIPTION = """\
-Write the report of one or more runs: one HTML file that loads nothing from anywhere."""
+Write the report of a run, of several runs or of a pipeline: one HTML file that needs no
+network."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -15,11 +16,10 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
     parser = Parser(program, DESCRIPTION)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a folder such as runs/quickstart"
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one of a pipeline"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to (default: RUN/report.html)"
-    )
+    place = "report.html in RUN; of several runs comparison.html beside the first"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to (default: {place})")
     parser.add_argument(
         "--serve", action="store_true", help="serve it on 127.0.0.1 and follow the runs"
     )
@@ -39,7 +39,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
         return
     if given.port:
         raise ConfigError(f"--port {given.port} is for --serve; give both, or none")
-    out = given.out or given.runs[0] / "report.html"
+    first, *others = given.runs
+    out = given.out or (first.parent / "comparison.html" if others else first / "report.html")
     alarms = write_report(given.runs, out)
     print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
     for line in alarms:

@@ -16,17 +16,19 @@ Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
 def run(program: str, arguments: Sequence[str]) -> None:
     """Do what ``arguments`` ask."""
     from reason_llm.app.console import Console
-    from reason_llm.config import parse_command_line
+    from reason_llm.config import WITHOUT_CONFIG, config_of_line, read_command_line
 
     own, rest = _parser(program).parse_known_args(arguments)
-    config, _ = parse_command_line(f"{program} BUFFER", "", rest, {})
+    what = ("CONFIG.yaml", WITHOUT_CONFIG)
+    line = read_command_line(f"{program} BUFFER", "", what, rest, {}, in_force=config_of_line)
+    config = config_of_line(line)
     from reason_llm.app import rescore as rescoring  # heavy: torch
     from reason_llm.run import default_target
 
     console = Console(config.log.console)
     if own.accept_edited:
         is_new = rescoring.accept_edited(own.buffer)
-        told = "has a new SHA-256, of its content as edited" if is_new else "is as written"
+        told = "now has the SHA-256 of its edited content" if is_new else "is as written"
         console.line(f"{own.buffer} {told}")
         if not rest and own.out is None:
             return
@@ -43,7 +45,7 @@ def _parser(program: str) -> ArgumentParser:
     train = command("train")
     usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
     parser = Parser(program, DESCRIPTION.format(train=train), usage)
-    parser.epilog = f"All options of {train} can be given too; score and algorithm count."
+    parser.epilog = f"All options of {train} are taken; score and algorithm are used."
     parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
     parser.add_argument(
         "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"

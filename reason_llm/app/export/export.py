@@ -1,9 +1,8 @@
 """Export of a run's adapter, alone or merged into the unquantised base, with tokenizer, generation
 config and card; checked before it takes its place.
 
-The folder is made beside its place and renamed when everything is right; a failed parity check
-leaves nothing. Not here: the merge (``model/merging``), the check (``parity``), the card
-(``model_card``).
+The folder is made under another name and renamed at the end; a failed check leaves nothing. Not
+here: the merge (``model/merging``), the check (``parity``), the card (``model_card``).
 """
 
 import shutil
@@ -53,10 +52,10 @@ PUSH_ERRORS = (
     *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
     *(httpx.HTTPError, OSError, ValueError),
 )
-"""What the Hub's client raises on a bad name, without a login, offline, and on a bad answer."""
+"""Errors of the Hub's client: a bad name, no login, no network, a bad answer."""
 ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
 HEAD_FILES = (run_folder.SCORE_HEAD, reward_models.SCALE)
-"""Of a reward model."""
+"""Files of a reward model beside its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Request:
     gguf: str | None
     """llama.cpp's converter."""
     which: run_folder.Which = "last"
-    """Adapter of a run."""
+    """Which adapter of a run is exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class _Job:
     config: Config | None
     tokenizer: Any
     rollouts: list[Datum]
-    """Empty if none were found."""
+    """Rollouts for the parity check; empty if none were found."""
     converter: Path | None
 
 
@@ -105,26 +104,26 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
     """
     quiet_libraries()
     job = _prepare(request)
-    found: Parity | ScoreParity | None = None
+    parity_result: Parity | ScoreParity | None = None
     with replacing_folder(request.out, is_noted=False) as beside:
         if request.adapter_only:
             heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):
                 shutil.copyfile(regular(job.adapter / name), beside / name)
         elif reward_model.is_one(job.adapter):
-            found = _merge_reward_model(request, job, beside, console)
+            parity_result = _merge_reward_model(request, job, beside, console)
         else:
-            found = _merge(request, job, beside, console)
+            parity_result = _merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
         if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
             shutil.copyfile(regular(pieces), beside / SENTENCE_PIECES)
-        _describe(request, job, beside, found)
+        _describe(request, job, beside, parity_result)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if job.converter is not None:
         console.line(f"converted to {_convert(job.converter, request)}")
     if request.push is not None:
         console.line(f"pushed to {_push(request.out, request.push)}")
-    return found
+    return parity_result
 
 
 def _prepare(request: Request) -> _Job:
@@ -159,7 +158,7 @@ def _prepare(request: Request) -> _Job:
     tokenizer = base.load_tokenizer(str(folder))
     if config is not None:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
-        if template.jinja is not None:  # the model is to be asked as it was in training
+        if template.jinja is not None:  # the exported model is used with the prompts of training
             tokenizer.chat_template = template.jinja
     samples = not request.adapter_only and not reward_model.is_one(adapter)
     rollouts = _rollouts(request, run, config, folder) if samples else []
@@ -172,22 +171,22 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
     _write_generation_config(job, beside)
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
-    found = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
+    result = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
     console.line(
-        f"parity with base plus adapter in {request.dtype}: {found.gap}; the adapter's own effect: "
-        f"{found.learned}"
+        f"parity with base plus adapter in {request.dtype}: {result.gap}; the adapter's own "
+        f"effect: {result.learned}"
     )
-    found.check(dtype)
-    if found.tells_a_wrong_merge:
+    result.check(dtype)
+    if result.tells_a_wrong_merge:
         console.line(
-            f"lost in rounding, of what was learned: {found.lost:.1%} +- {found.lost_error:.1%}"
+            f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
         )
     else:
         console.line(
-            "the check cannot tell here whether the adapter is in: its effect on these rollouts is "
-            f"too small beside {request.dtype}'s rounding; --dtype float32 or more --rollouts may"
+            "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
+            f"smaller than the rounding of {request.dtype}; try --dtype float32 or more --rollouts"
         )
-    return found
+    return result
 
 
 def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Console) -> ScoreParity:
@@ -202,18 +201,18 @@ def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Cons
         merging.read_json(beside / "config.json"), job.base_folder, job.tokenizer.pad_token_id
     )
     (beside / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    found = reward_model.check_scores(job.base_folder, job.adapter, beside, rows, dtype)
-    console.line(f"parity with base, adapter and head in {request.dtype}: {found.gap}")
-    found.check(dtype)
-    if (described := job.adapter / reward_models.SCALE).is_file():  # to be a reward elsewhere
+    result = reward_model.check_scores(job.base_folder, job.adapter, beside, rows, dtype)
+    console.line(f"parity with base, adapter and head in {request.dtype}: {result.gap}")
+    result.check(dtype)
+    if (described := job.adapter / reward_models.SCALE).is_file():  # for use as a reward elsewhere
         shutil.copyfile(regular(described), beside / described.name)
-    return found
+    return result
 
 
 def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
-    """Rows that the export is compared on."""
+    """The rows on which the export is compared with the original."""
     rows: list[Datum] = []
-    if job.config is not None and job.config.stage == "reward":
+    if job.config is not None and job.config.of_stage.scores:
         try:
             rows = reward_model.held_out_rows(job.config, job.tokenizer)
         except ReasonError as error:
@@ -224,9 +223,9 @@ def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
 def _compared(
     job: _Job, found: list[Datum], what: str, dtype: torch.dtype, console: Console
 ) -> list[Datum]:
-    """An even choice of what was found, or of samples where nothing was."""
+    """An even choice of the rollouts that were found; without any, of new samples."""
     if not found:
-        console.line(f"there are no {what} of it here: the parity check samples its own")
+        console.line(f"there are no {what} of it here: the parity check samples new ones")
         found = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
     return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
@@ -273,24 +272,24 @@ def _describe(
 def _rollouts(
     request: Request, run: Path | None, config: Config | None, base_folder: Path
 ) -> list[Datum]:
-    """Those that are named, else the newest that the run kept, else those of its buffer."""
-    found: list[Datum] = []
+    """The named rollouts; else the newest archived ones of the run; else those of its buffer."""
+    rollouts: list[Datum] = []
     archives = sorted((run / "buffers").glob("*.json.gz")) if run is not None else []
     if request.rollouts is not None or archives:
         document = _read_fitting(request.rollouts or archives[-1], config, base_folder)
-        found = to_data(document.groups)
+        rollouts = to_data(document.groups)
     elif config is not None and config.run.buffer_path.exists():
         try:
             document = _read_fitting(config.run.buffer_path, config, base_folder)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:
-            found = to_data(document.groups)
+            rollouts = to_data(document.groups)
     sample = None if config is None else config.sample
     if sample is None or sample.top_p < 1 or sample.top_k or sample.min_p:
-        # What was recorded is, or may be, of another distribution than the model's.
-        found = [replace(rollout, columns={}) for rollout in found]
-    return found
+        # The recorded log-probs may belong to another distribution than the model's.
+        rollouts = [replace(rollout, columns={}) for rollout in rollouts]
+    return rollouts
 
 
 def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Document:
@@ -322,8 +321,8 @@ def _check_room(request: Request, needed: int) -> None:
 
 
 def _find_converter(given: str) -> Path:
-    found = shutil.which(given)
-    path = Path(found) if found else Path(given)
+    converter = shutil.which(given)
+    path = Path(converter) if converter else Path(given)
     if not path.is_file():
         raise ConfigError(
             f"--gguf: {given} is neither on PATH nor a file; install llama.cpp and name its "
@@ -361,8 +360,7 @@ def _check_login(repo: str) -> None:
 
 
 def _push(folder: Path, repo: str) -> str:
-    """Upload the folder to a repository on the Hub, made private if it is new, and return its
-    address."""
+    """Upload the folder to a repository on the Hub, private if new, and return its address."""
     api = HfApi()
     try:
         url = api.create_repo(repo, private=True, exist_ok=True)

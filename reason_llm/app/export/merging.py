@@ -29,11 +29,11 @@ from reason_llm.files import read_object, regular
 from reason_llm.model import adapters, base as base_model
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
-"""What is fetched of a Hub model."""
+"""Files of a Hub model that are downloaded."""
 HEAD = "lm_head.weight"
 SCORE = "score.weight"
 _KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
-"""PEFT saves whole embeddings, too, where an embedding or the head is adapted."""
+"""PEFT also saves whole embeddings if an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
           "BOOL": 1}  # fmt: skip
@@ -75,8 +75,8 @@ class _Source:
     def read(self) -> Tensor:
         """The tensor as it is stored."""
         with safe_open(regular(self.file), framework="pt") as opened:
-            found: Tensor = opened.get_tensor(self.name)
-            return found
+            tensor: Tensor = opened.get_tensor(self.name)
+            return tensor
 
 
 def base_folder(path: str) -> Path:
@@ -135,10 +135,10 @@ def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
     factors: dict[str, dict[str, Tensor]] = {}
     kept = {}
     for name, tensor in tensors.items():
-        if found := adapters.ADAPTED.fullmatch(name):
-            factors.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
-        elif found := _KEPT.fullmatch(name):
-            kept[f"{found[1]}.weight"] = tensor
+        if match := adapters.ADAPTED.fullmatch(name):
+            factors.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
+        elif match := _KEPT.fullmatch(name):
+            kept[f"{match[1]}.weight"] = tensor
         else:
             raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
     scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
@@ -223,16 +223,16 @@ def _merged(
 def _plan(
     base: Path, adapter: Path, dtype: torch.dtype
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
-    """The update of each tensor, and every tensor of the result in the checkpoint's order, by the
-    checkpoint's names."""
-    found = {}
+    """The updates, and every tensor of the result in the checkpoint's order, by their names
+    there."""
+    sources = {}
     for file in _files(base):
         try:
             with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     part = opened.get_slice(name)
                     size = _num_bytes(file, name, part, dtype)
-                    found[name] = _Source(file, name, part.get_shape(), size)
+                    sources[name] = _Source(file, name, part.get_shape(), size)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
     model = base_model.meta_base(str(base), trust_remote_code=False)
@@ -241,7 +241,7 @@ def _plan(
     def stored(name: str) -> str:
         """A checkpoint may leave out the prefix, such as ``transformer.`` in GPT-2's own."""
         short = name.removeprefix(prefix)
-        return short if name not in found and short in found else name
+        return short if name not in sources and short in sources else name
 
     added, kept = _adapted(adapter)
     embedding = model.get_input_embeddings()
@@ -250,28 +250,28 @@ def _plan(
         weight = f"{name}.weight"
         if isinstance(module, Conv1D) and weight in added:
             added[weight] = added[weight].transposed()
-        if module is embedding and is_tied and HEAD in added and stored(weight) in found:
-            found.setdefault(HEAD, found[stored(weight)])  # whose tensor is the head's, too
+        if module is embedding and is_tied and HEAD in added and stored(weight) in sources:
+            sources.setdefault(HEAD, sources[stored(weight)])  # its tensor is also the head's
     to_add = {stored(name): update for name, update in added.items()}
     for name, update in to_add.items():
-        if name not in found:
+        if name not in sources:
             raise ModelError(
                 f"the adapter changes {name}, and {base} holds no tensor of that name; name the "
                 "model that it was trained on with --base"
             )
-        if found[name].shape != update.shape:
+        if sources[name].shape != update.shape:
             raise ModelError(
-                f"the adapter makes {name} {update.shape}, and in {base} it is {found[name].shape};"
-                " name the model that it was trained on with --base"
+                f"the adapter makes {name} {update.shape}, and in {base} it is "
+                f"{sources[name].shape}; name the model that it was trained on with --base"
             )
     for name, tensor in kept.items():
-        source = found.get(stored(name))
+        source = sources.get(stored(name))
         if source is None or not torch.equal(source.read().to(tensor.dtype), tensor):
             raise ModelError(
                 f"{adapter / adapters.WEIGHTS}: {name} is not that of {base}: it was trained or "
                 "resized beside the adapter; merge it with the library that made it"
             )
-    return to_add, found
+    return to_add, sources
 
 
 def _files(base: Path) -> list[Path]:

@@ -35,21 +35,21 @@ class Card:
     """Contents of a card."""
 
     name: str
-    """Of the exported folder."""
+    """Name of the exported folder."""
     base: str
     """As the user named it."""
     licence: str | None
     merged: str | None
     """The type of merged weights; None for an adapter alone."""
     parity: str | None
-    """What the parity check found."""
+    """Result of the parity check."""
     config: Config | None
-    """Of the run, where there is one."""
+    """The run's config; None without a run."""
     run: Path | None
     adapter: Path
-    """Its folder."""
+    """The run's folder."""
     is_reward_model: bool = False
-    """It gives scores and writes nothing."""
+    """Whether it is a reward model, which gives scores and writes no text."""
 
 
 def licence_of(base: Path) -> str | None:
@@ -57,11 +57,11 @@ def licence_of(base: Path) -> str | None:
     try:
         header = _HEADER.match(read_text(base / "README.md", MOST_CARD_BYTES))
         lines = header[1].splitlines() if header else []
-        fields = yaml_text.parse(next(each for each in lines if each.startswith("license:")))
+        fields = yaml_text.parse(next(line for line in lines if line.startswith("license:")))
     except (OSError, ValueError, StopIteration):
         return None
-    found = fields.get("license") if isinstance(fields, dict) else None
-    return found if isinstance(found, str) else None
+    licence = fields.get("license") if isinstance(fields, dict) else None
+    return licence if isinstance(licence, str) else None
 
 
 def render(card: Card) -> str:
@@ -71,7 +71,7 @@ def render(card: Card) -> str:
         ModelError: a summary of the run is damaged.
     """
     config, run = card.config, card.run
-    sources = [] if config is None else [each.source for each in config.data.sources]
+    sources = [] if config is None else [source.source for source in config.data.sources]
     header = ModelCardData(
         base_model=card.base if is_hub_id(card.base) else None,
         library_name="transformers" if card.merged else "peft",

@@ -29,12 +29,12 @@ MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
 what one forward pass in bfloat16 is off by; 0.25 and 0.0025 on model/tiny. What is learned is often
 less than that, so there ``MOST_LOST`` is the sharper test."""
 MOST_LOST = 0.5
-"""Of what was learned, that an export may lose, or have too much of."""
+"""Largest part of the learned change that an export may lose, or exaggerate."""
 MOST_STRAYED = 0.5
-"""Nats that a token of the rollouts may be less likely than when it was sampled, in the mean; the
-steps in between change it by hundredths, another base by whole nats."""
+"""Largest mean fall of a rollout token's log-prob since it was sampled, in nats; the steps since
+then change it by hundredths, a wrong base by whole nats."""
 MOST_ROLLOUTS, MOST_TOKENS = 32, 16384
-"""That are scored."""
+"""Limits of the rollouts that are scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Parity:
     """Result of the check."""
 
     gap: Gap
-    """Between the export and base with adapter."""
+    """Between the export and the base with its adapter."""
     learned: Gap
-    """Between base with adapter and the base: what there is to lose."""
+    """Between the base with its adapter and the base alone: the learned change."""
     lost: float
     """Part of what was learned that the export lacks: 0 for none, 1 for the base itself, 2 for an
     adapter of the wrong sign, -1 for one of twice the scale."""
     lost_error: float
-    """Its standard error; infinite where nothing was learned."""
+    """Standard error of ``lost``; infinite where nothing was learned."""
     strayed: float | None
     """How much less likely a token of the rollouts is than when it was sampled, in nats, in the
     mean: an estimate of the KL from the sampling policy. None where that was not recorded."""
@@ -101,7 +101,7 @@ class Parity:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Raises a ModelError where a model does not fit on the GPU."""
+    """Turn out of memory on the GPU into a ModelError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -171,14 +171,14 @@ def load(path: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM) -> An
 @torch.no_grad()
 def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tensor:
     """Log-probs (N,) in nats of all completions' tokens, float32, on the CPU."""
-    found = []
+    logprobs_of_rows = []
     for rollout in rollouts:
         ids_T = torch.tensor(rollout.ids, device=model.device)
         trained_T = torch.tensor(rollout.trained, device=model.device)
         logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1][trained_T[1:]]
         logprobs_TV = (logits_TV.float() / temperature).log_softmax(-1)
-        found.append(logprobs_TV.gather(-1, ids_T[trained_T][:, None])[:, 0].cpu())
-    return torch.cat(found)
+        logprobs_of_rows.append(logprobs_TV.gather(-1, ids_T[trained_T][:, None])[:, 0].cpu())
+    return torch.cat(logprobs_of_rows)
 
 
 def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
@@ -207,11 +207,10 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
 @torch.no_grad()
 @fitting()
 def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Datum]:
-    """Rollouts for a run that kept none: continuations of a few lines, sampled from base plus
-    adapter."""
+    """Rollouts for a run that kept none: continuations sampled from base plus adapter."""
     model = adapters.over(load(base, dtype), adapter)
     torch.manual_seed(0)
-    found = []
+    rollouts = []
     for text in ("What is 3 + 4?", "Let us think step by step.", "The answer is", "def add(a, b):"):
         try:
             with without_panics():
@@ -222,5 +221,5 @@ def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> li
             input_ids=torch.tensor([ids], device=model.device), do_sample=True, max_new_tokens=32,
             num_return_sequences=4, pad_token_id=tokenizer.eos_token_id, top_k=0, top_p=1.0,
         )  # fmt: skip
-        found += [Datum.of(ids, row[len(ids) :], text) for row in drawn.tolist()]
-    return found
+        rollouts += [Datum.of(ids, row[len(ids) :], text) for row in drawn.tolist()]
+    return rollouts

@@ -125,9 +125,9 @@ def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
     Raises:
         ModelError: there is none.
     """
-    found = [tokenizer.pad_token, tokenizer.unk_token, *tokenizer.all_special_tokens]
-    found += [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items())]
-    for token in found:
+    candidates = [tokenizer.pad_token, tokenizer.unk_token, *tokenizer.all_special_tokens]
+    candidates += [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items())]
+    for token in candidates:
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
     raise ModelError(
@@ -179,7 +179,7 @@ def check_scores(
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:
     """As any user reads them: Transformers' own model, padded batches."""
     model = parity.load(exported, dtype, AutoModelForSequenceClassification)
-    found = []
+    scores = []
     for start in range(0, len(rows), BATCH_ROWS):
         part = [torch.tensor(row.ids) for row in rows[start : start + BATCH_ROWS]]
         ids_BT = pad_sequence(part, batch_first=True, padding_value=model.config.pad_token_id)
@@ -187,5 +187,5 @@ def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) 
         logits_B1 = model(
             input_ids=ids_BT.to(model.device), attention_mask=mask_BT.to(model.device)
         ).logits
-        found.append(logits_B1[:, 0].float().cpu())
-    return torch.cat(found)
+        scores.append(logits_B1[:, 0].float().cpu())
+    return torch.cat(scores)

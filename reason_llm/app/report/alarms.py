@@ -354,6 +354,32 @@ def scoring_errors(seen: Evidence) -> Finding:
     return alarm(f"{text} First at step {at[0]}.", (at[0], at[-1]), zero, charts=charts)
 
 
+ENVIRONMENT_FAILS = {
+    "sample/environment_error_fraction": (0.1, "of the rollouts ended by a fault of the "
+                                               "environment, and teach nothing"),
+    "sample/failed_calls_fraction": (0.5, "of the calls of tools failed or could not be read"),
+    "sample/out_of_turns_fraction": (0.8, "of the rollouts used up all their turns"),
+}  # fmt: skip
+"""The largest mean of the last steps, and what it is."""
+
+
+def environment_fails(seen: Evidence) -> Finding:
+    """Rollouts that end by a fault of the environment, calls of tools that fail, turns that run
+    out."""
+    last = seen.trained[-RECENT_STEPS:]
+    if len(last) < DEAD_STEPS:
+        return unknown(f"fewer than {DEAD_STEPS} steps")
+    found = {key: series(last, key)[1] for key in ENVIRONMENT_FAILS}
+    means = {key: fmean(values) for key, values in found.items() if values}
+    told = [f"{mean:.0%} {ENVIRONMENT_FAILS[key][1]}" for key, mean in means.items()]
+    text = f"In the last {len(last)} steps {', '.join(told)}."
+    over = tuple(key for key, mean in means.items() if mean > ENVIRONMENT_FAILS[key][0])
+    if not over:
+        return clear(text)
+    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
+    return alarm(text, (int(last[0]["step"]), int(last[-1]["step"])), shown, charts=over)
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """A row of the table."""
@@ -412,6 +438,12 @@ ALARMS: dict[str, Alarm] = {
         scoring_errors,
         "The console's warnings name the rollouts. Fix the reward, or raise "
         "score.timeout_seconds; each of them counted 0.",
+    ),
+    "The environment fails": Alarm(
+        environment_fails,
+        "Read some rollouts: the buffer says the problem of each. Fix the environment or tell the "
+        "model how its tools are called; raise sample.turns where good rollouts are cut short.",
+        applies=lambda seen: any("sample/turns" in record for record in seen.records),
     ),
     "Pairs in order, policy broken": Alarm(
         stage_alarms.ordered_and_broken, applies=lambda seen: True

@@ -170,6 +170,7 @@ function drawLine(drawing, line, x, y) {
     const parts = thinned(line.steps, values, x).map(([px, value], i) => (i ? "L" : "M") + px.toFixed(1) + " " + y(value).toFixed(1));
     const element = svg("path", { d: parts.join(""), class: style });
     element.style.stroke = line.color;
+    if (line.again) element.style.strokeDasharray = `${6 / line.again} 3`;
     drawing.append(element);
   };
   const isNoisy = line.kind === "line" && line.values.length > 24;

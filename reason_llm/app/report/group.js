@@ -15,21 +15,21 @@ async function openGroup(run, index, detail, place) {
   }
   if (detail.dataset.wanted && detail.dataset.wanted !== String(index)) return;
   const rewards = groups.rewards[index];
-  reference = rewards.indexOf(Math.max(...rewards));
+  reference = run.rollouts.labels ? 0 : rewards.indexOf(Math.max(...rewards));
   const state = { run, index, opened, detail, place, mode: place.get("mode") || "plain", cards: FIRST_CARDS };
   drawGroup(state);
 }
 
 function drawGroup(state) {
-  const { run, index, opened, detail, place } = state, groups = run.rollouts.groups;
+  const { run, index, opened, detail, place } = state, { groups, labels } = run.rollouts;
   const back = new URLSearchParams(place);
   back.delete("group");
   const prompt = make("div", { class: "text-block prompt", dir: "auto", tabindex: "0" }, ...limited(opened.prompt, FIRST_CHARS));
   const cards = make("div", { class: "cards" });
   detail.replaceChildren(
-    make("a", { class: "button back", href: "#" + back }, "‹ All groups"),
-    make("p", { class: "where" }, `step ${groups.step[index] + 1} · `, ...visible(groups.prompt[index]), opened.answer ? " · gold answer " : "", opened.answer ? make("span", { class: "tag" }, ...visible(opened.answer.slice(0, 200))) : "", ` · similarity ${shown(groups.similarity[index], 2)}`),
-    prompt, modeBar(state), cards);
+    make("a", { class: "button back", href: "#" + back }, "‹ Back to the list"),
+    make("p", { class: "where" }, labels ? "" : `step ${groups.step[index] + 1} · `, ...visible(groups.prompt[index]), opened.answer ? " · gold answer " : "", opened.answer ? make("span", { class: "tag" }, ...visible(opened.answer.slice(0, 200))) : "", labels ? "" : ` · similarity ${shown(groups.similarity[index], 2)}`),
+    prompt, labels && labels.length < 2 ? "" : modeBar(state), cards);
   const size = opened.completions.length;
   for (let i = 0; i < Math.min(size, state.cards); i++) cards.append(card(state, i));
   if (size > state.cards) cards.append(make("button", { class: "button", type: "button", onclick: () => { state.cards = size; drawGroup(state); } }, `Show all ${size} completions`));
@@ -40,7 +40,7 @@ function modeBar(state) {
   const any = (name) => state.opened.completions.some((completion) => completion[name] && completion.lengths);
   const why = { logprob: any("logprobs") ? "" : "The tokens of these texts cannot be told apart", ratio: any("ratios") ? "" : "The archive has no log-probs of the learner for this group" };
   if (why[state.mode]) state.mode = "plain";
-  for (const [mode, label] of MODES) {
+  for (const [mode, label] of state.run.rollouts.labels ? [MODES[0], MODES[3]] : MODES) {
     bar.append(make("button", { class: "button", type: "button", "aria-pressed": String(state.mode === mode), disabled: Boolean(why[mode]), title: why[mode] || null, onclick: () => {
       state.mode = mode;
       state.place.set("mode", mode);
@@ -56,14 +56,16 @@ function modeBar(state) {
 }
 
 function card(state, i) {
-  const { run, index, opened, mode } = state, groups = run.rollouts.groups, completion = opened.completions[i];
+  const { run, index, opened, mode } = state, { groups, labels } = run.rollouts, completion = opened.completions[i];
   const advantage = groups.advantages[index][i], isReference = mode === "difference" && i === reference;
-  const head = make("header", {},
+  const reward = groups.rewards[index][i], cut = groups.truncated[index][i] ? "cut off" : "";
+  const head = labels ? make("header", {},
+    make("b", {}, labels[i] || "learned"), make("span", {}, filters.view === "held_out" || reward ? `score ${shown(reward)}` : "", cut && `, ${cut}`)) : make("header", {},
     make("b", {}, `${shown(groups.rewards[index][i])}`), make("span", {}, `#${i + 1}`),
     make("span", {}, "advantage ", make("span", { class: advantage > 0 ? "pos" : advantage < 0 ? "neg" : "" }, signed(advantage))),
     make("span", {}, `${groups.lengths[index][i].toLocaleString("en")} tokens${groups.truncated[index][i] ? ", cut off" : ""}`));
   const names = Object.keys(groups.parts);
-  if (names.length > 1) for (const name of names) head.append(make("span", {}, ...visible(name), " " + shown(groups.parts[name][index][i])));
+  if (!labels && names.length > 1) for (const name of names) head.append(make("span", {}, ...visible(name), " " + shown(groups.parts[name][index][i])));
   if (mode === "difference") {
     if (isReference) head.append(make("span", {}, "the reference"));
     else head.append(make("button", { type: "button", onclick: () => { reference = i; drawGroup(state); } }, "Compare with this"));

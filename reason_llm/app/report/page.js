@@ -79,7 +79,7 @@ const samples = (run) => ["rl", "sample"].includes(run.stage);
 function columnOf(run, key) {
   const column = run.columns[key];
   const steps = [], values = [];
-  if (column) column.forEach((value, i) => { if (value !== null && (run.steps[i] > 0 || key.startsWith("eval/"))) { steps.push(run.steps[i]); values.push(value); } });
+  if (column) column.forEach((value, i) => { if (value !== null && (run.steps[i] > 0 || key.startsWith("eval/"))) { steps.push(run.steps[i]); values.push(Math.abs(value) < 1e-12 ? 0 : value); } });
   return { steps, values };
 }
 
@@ -87,7 +87,7 @@ const isFlatZero = (runs, key) => runs.every((run) => columnOf(run, key).values.
 
 function lineOf(run, i, key, color = COLORS[i % COLORS.length]) {
   const kind = key.startsWith("eval/") ? "points" : "line";
-  return { label: plainly(run.label), color, ...columnOf(run, key), kind };
+  return { label: plainly(run.label), color, again: Math.floor(i / COLORS.length), ...columnOf(run, key), kind };
 }
 
 function keysLike(pattern) {
@@ -114,9 +114,9 @@ function metricChart(key, title, note, format, band, height = 130) {
 }
 
 // What evaluation measures: a first reward that does not tell what is right is no accuracy.
-const judge = () => [...new Set(data.runs.map((run) => run.judged_by))].join(" or ");
-const isAccuracy = () => judge() === "accuracy";
-const judged = (value) => (isAccuracy() ? percent(value) : score(value));
+const judge = (runs = data.runs) => [...new Set(runs.map((run) => run.judged_by))].join(" or ");
+const isAccuracy = (runs) => judge(runs) === "accuracy";
+const judged = (value, runs) => (isAccuracy(runs) ? percent(value) : score(value));
 
 function warmupNote() {
   const steps = data.runs.length === 1 ? data.runs[0].warmup_steps : 0;
@@ -159,10 +159,12 @@ function overview(place) {
   return view;
 }
 
+// Of a run; from the seventh on the colours come again, with broken lines.
+const swatchOf = (i) => { const box = swatch(COLORS[i % COLORS.length]); box.classList.toggle("again", i >= COLORS.length); return box; };
 const swatch = (color) => { const box = make("span", { class: "swatch" }); box.style.background = color; return box; };
 
 function summaryOf(run) {
-  const state = run.finished ? `finished after ${run.step} steps` : `at step ${run.step} of ${run.planned_steps}`;
+  const state = run.finished ? `finished after ${run.step} steps` : `at step ${run.step} of ${run.planned_steps}${run.left ? ", " + run.left : ""}`;
   return `${run.algorithm} on ${run.sources.join(" + ")} · ${run.model} · ${state}`;
 }
 
@@ -172,7 +174,7 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add(plainly(`Held-out ${judge()}`), `${judged(accuracy[0])} → ${judged(accuracy[1])}`);
+  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`);
   if (reward) add("Mean reward", `${score(reward[0])} → ${score(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";
@@ -203,6 +205,26 @@ function total(run, key) {
   return (run.columns[key] || []).reduce((sum, value) => sum + (value || 0), 0);
 }
 
+// The stages of a pipeline in their order, each with what it reached, its alarms and its report.
+function pipeline() {
+  const { name, stages } = data.pipeline, list = make("ol", { class: "stages" }), begun = [...data.runs];
+  const ended = data.runs.filter((run) => run.finished).length;
+  const seconds = data.runs.reduce((sum, run) => sum + total(run, "time/total_seconds"), 0);
+  for (const [i, stage] of stages.entries()) {
+    const run = stage.begun ? begun.shift() : null;
+    const reads = stage.needs.length ? `reads ${stage.needs.join(", ")}` : "";
+    const item = make("li", {}, make("h2", {}, make("span", {}, ...visible(`${i + 1}. ${stage.name}`)), make("small", {}, ...visible(reads))));
+    list.append(item);
+    if (!run) { item.append(make("p", { class: "muted" }, ...visible(`${stage.kind} · has not begun`))); continue; }
+    item.append(make("p", { class: "muted" }, ...visible(summaryOf(run))), figures(run));
+    const raised = run.checks.filter((check) => check.state === "alarm");
+    const before = run.ended.length ? `${run.ended.length} raised before` : "";
+    if (raised.length) item.append(make("div", { class: "alarms" }, ...raised.map((check) => make("div", { class: "alarm" }, make("h3", {}, check.title), make("p", {}, ...visible(check.text))))));
+    item.append(make("p", { class: "links" }, stage.report ? make("a", { class: "button", href: stage.report }, "Open the report") : make("span", { class: "muted" }, "no report beside this page"), make("span", { class: "muted" }, raised.length ? before : `No alarms${before ? ` now, ${before}` : ""}`)));
+  }
+  return make("div", {}, make("div", { class: "head" }, make("h1", {}, ...visible(name)), make("p", {}, `a pipeline · ${ended} of ${stages.length} stages finished · ${duration(seconds)}`)), list);
+}
+
 function comparison() {
   const table = make("table", { class: "compare" }), head = make("tr");
   const last = (key, format) => (run) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };
@@ -222,13 +244,13 @@ function comparison() {
   table.append(head);
   data.runs.forEach((run, i) => {
     const row = shownColumns.map(([, cell]) => cell(run));
-    table.append(make("tr", {}, make("td", {}, make("label", {}, shownBox(run, i), " ", swatch(COLORS[i % COLORS.length]), ...visible(run.label))), ...row.map((text) => make("td", {}, text))));
+    table.append(make("tr", {}, make("td", {}, make("label", {}, shownBox(run, i), " ", swatchOf(i), ...visible(run.label))), ...row.map((text) => make("td", {}, text))));
   });
   const box = make("div", {}, make("div", { class: "scroll" }, table));
   const differing = data.differing || [];
   const options = make("table", { class: "compare differing" }, make("tr", {}, make("th", { scope: "col" }, "Option"), ...data.runs.map((run) => make("th", { scope: "col" }, ...visible(run.label)))));
   for (const each of differing) options.append(make("tr", {}, make("td", {}, each.option), ...each.values.map((text) => make("td", {}, ...visible(text)))));
-  box.append(make("h2", {}, "Options that differ"), differing.length ? make("div", { class: "scroll" }, options) : make("p", { class: "muted" }, "None: the runs have the same options."));
+  box.append(make("section", {}, make("h2", {}, "Options that differ"), differing.length ? make("div", { class: "scroll" }, options) : make("p", { class: "muted" }, "None: the runs have the same options.")));
   return box;
 }
 
@@ -305,7 +327,7 @@ function timeSection() {
       legend.append(make("li", {}, swatch(line.color), make("b", {}, line.label), ` ${duration(sums[i])}, ${percent(sums[i] / all)}`));
     });
     legend.append(make("li", {}, `scoring ${duration(total(run, "time/scoring_seconds"))}`));
-    section.append(make("p", {}, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
+    section.append(make("p", { class: "of" }, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
       chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }), replicasTable(run));
   }
   return section;

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from reason_llm.app.report import raised
+from reason_llm.app.report import raised, stages
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value, without_paths
 from reason_llm.app.report.runs import read_runs
-from reason_llm.errors import without_secrets
+from reason_llm.errors import tree_without_secrets, without_secrets
 from reason_llm.files import check_writable, read_text, write_atomically
 
 SCRIPTS = ("elements.js", "charts.js", "rollouts.js", "group.js", "page.js", "setup.js")
@@ -26,35 +26,47 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_report(folders: list[Path], out: Path) -> list[str]:
-    """Examine the runs in ``folders`` and write their report.
+    """Examine the runs in ``folders``, or the stages of one pipeline, and write their report.
 
     Returns:
         For each run in a line what alarms are raised and which were raised before, of several runs
-        with the run's label.
+        or of a pipeline with the run's label.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
     """
+    pipeline = stages.read(folders[0], out) if len(folders) == 1 else None
+    if pipeline is not None:
+        folders = [folders[0] / each["name"] for each in pipeline["stages"] if each["begun"]]
     runs = read_runs(folders)
     check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]
-    write_atomically(out, page(examined))
+    write_atomically(out, page(examined, pipeline))
     return [
-        (f"{each.run.label}: " if len(runs) > 1 else "") + raised.told(each.alarms, each.ended)
+        (f"{each.run.label}: " if pipeline or len(runs) > 1 else "")
+        + raised.told(each.alarms, each.ended)
         for each in examined
     ]
 
 
-def page(examined: Sequence[Examined]) -> bytes:
-    """The file with all data in it."""
+def page(examined: Sequence[Examined], pipeline: dict[str, Any] | None = None) -> bytes:
+    """The file with all data in it.
+
+    Args:
+        pipeline: from ``stages.read``, for the page of its stages, which has no rollouts.
+    """
     packed = "\n".join(
         f'<script type="text/plain" id="rollouts-{run}-{step}">{base64.b64encode(blob).decode()}'
         "</script>"
-        for (run, step), blob in blobs(examined).items()
+        for (run, step), blob in ({} if pipeline else blobs(examined)).items()
     )
-    data = as_json(to_value(examined)).decode().translate(HIDDEN)
+    value = to_value(examined)
+    if pipeline is not None:
+        value = value | {"pipeline": tree_without_secrets(pipeline)}
+        value["runs"] = [each | {"rollouts": None, "texts": {}} for each in value["runs"]]
+    data = as_json(value).decode().translate(HIDDEN)
     embedded = f'<script type="application/json" id="data">{data}</script>\n{packed}'
-    return _filled(examined, embedded, connect="'none'")
+    return _filled(examined, embedded, "'none'", pipeline)
 
 
 def live_page(examined: Sequence[Examined]) -> bytes:
@@ -67,7 +79,9 @@ def as_json(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value)
 
 
-def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
+def _filled(
+    examined: Sequence[Examined], data: str, connect: str, pipeline: dict[str, Any] | None = None
+) -> bytes:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     style = _asset("page.css")
     policy = (
@@ -75,8 +89,8 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     runs = [each.run for each in examined]
-    labels = without_paths(" · ".join(run.label for run in runs), runs)
-    title = escape(without_secrets(labels))
+    labels = " · ".join(run.label for run in runs) if pipeline is None else pipeline["name"]
+    title = escape(without_secrets(without_paths(labels, runs)))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")
     for name, value in (("script", script), ("data", data), ("style", style), ("title", title),

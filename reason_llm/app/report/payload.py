@@ -9,12 +9,14 @@ from typing import Any
 
 import yaml
 
+from reason_llm.app import lines
 from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.raised import Raised
 from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
-from reason_llm.app.report.runs import Run
+from reason_llm.app.report.runs import Run, is_evaluated
+from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets, with_texts
@@ -42,6 +44,8 @@ class Examined:
     """Why tokens cannot be coloured; None if they can."""
     raised: list[Raised]
     """Every alarm that the run told while it ran."""
+    texts: dict[str, Texts]
+    """Its answers to held-out problems and rows that it learned from."""
 
     @property
     def alarms(self) -> list[str]:
@@ -76,7 +80,9 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
             f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, "
             "so they cannot be coloured."
         )
-    return Examined(run, rollouts, findings, notice, raised.read(run.folder))
+    last_step = int(run.records[-1]["step"]) if run.records else 0
+    texts = read_texts(run.folder, last_step, share, rollouts.notices)
+    return Examined(run, rollouts, findings, notice, raised.read(run.folder), texts)
 
 
 def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
@@ -146,13 +152,13 @@ def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
     return found
 
 
-def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int], bytes]:
-    """Gzipped rollouts by run and step."""
-    return {
-        (index, step.step): step.blob
-        for index, each in enumerate(examined)
-        for step in each.rollouts.steps
-    }
+def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int | str], bytes]:
+    """Gzipped rollouts by run and step, and texts by run and name."""
+    found: dict[tuple[int, int | str], bytes] = {}
+    for index, each in enumerate(examined):
+        found |= {(index, step.step): step.blob for step in each.rollouts.steps}
+        found |= {(index, name): texts.packed.blob for name, texts in each.texts.items()}
+    return found
 
 
 def _run(examined: Examined) -> dict[str, Any]:
@@ -172,6 +178,7 @@ def _run(examined: Examined) -> dict[str, Any]:
         "step": int(run.records[-1]["step"]) if run.records else 0,
         "planned_steps": run.config.run.steps,
         "finished": run.summary is not None,
+        "left": lines.left(run.records, config.run.steps),
         "rewards": [
             {"name": reward.key, "weight": reward.weight} for reward in run.config.score.rewards
         ],
@@ -182,7 +189,12 @@ def _run(examined: Examined) -> dict[str, Any]:
         "notices": [*run.notices, *rollouts.notices],
         "checks": _checks(examined),
         "ended": [asdict(each) for each in examined.ended],
-        "rollouts": _rollouts(examined),
+        "rollouts": _rollouts(rollouts, config.score.rewards[0].key)
+        | {"token_notice": examined.token_notice},
+        "texts": {
+            name: _rollouts(Rollouts([each.packed], 1, []), "score") | {"labels": each.labels}
+            for name, each in examined.texts.items()
+        },
     }
 
 
@@ -200,7 +212,7 @@ def _thinned(records: list[Record]) -> list[Record]:
     if len(records) <= MOST_RECORDS:
         return records
     kept = {id(record) for record in evenly(records, MOST_RECORDS)}
-    return [r for r in records if id(r) in kept or any(key.startswith("eval/") for key in r)]
+    return [r for r in records if id(r) in kept or is_evaluated(r)]
 
 
 def _columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
@@ -228,9 +240,9 @@ def _checks(examined: Examined) -> list[dict[str, Any]]:
     ]
 
 
-def _rollouts(examined: Examined) -> dict[str, Any]:
-    found, groups = examined.rollouts, examined.rollouts.groups
-    first = examined.run.config.score.rewards[0].key
+def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
+    """What the page lists; ``first`` is the reward that judges."""
+    groups = found.groups
     names = list(dict.fromkeys(name for group in groups for name in group.parts))
     rewards = [reward for group in groups for reward in group.rewards]
 
@@ -248,7 +260,6 @@ def _rollouts(examined: Examined) -> dict[str, Any]:
         "count": len(rewards),
         "least": min(rewards, default=0.0),
         "most": max(rewards, default=0.0),
-        "token_notice": examined.token_notice,
         "groups": {
             "step": [group.step for group in groups],
             "prompt": [group.prompt_id for group in groups],

@@ -2,14 +2,16 @@
 
 const REWARD_COLORS = ["#8a8f98", "#5b86a8", "#3f9bb0", "#3fae8f", "#58bd5f"];
 const FIRST_CHARS = 20000, FIRST_TOKENS = 4000, FIRST_GROUPS = 40, FIRST_CARDS = 16, DIFF_WORDS = 3000;
-const blobs = new Map();      // "run/step" -> promise of its groups, opened
+const blobs = new Map();      // run, step or view, and its version -> promise of its groups, opened
 const filters = { run: 0, step: "", outcome: "", prompt: "", least: "", most: "", sort: "step", needle: "", hits: null };
+const NO_FILTERS = { ...filters };
 let listed = FIRST_GROUPS, openedAlarm = null;
 
 function groupCount(run) { return run.rollouts.groups.step.length; }
 
 async function openStep(run, step) {
-  const key = run + "/" + step;
+  if (filters.view !== "rollouts") step = filters.view;  // all texts of one kind lie together
+  const key = [run, step, step === filters.view ? data.version : ""].join("/");
   if (!blobs.has(key)) blobs.set(key, unpack(await packedStep(run, step)));
   return blobs.get(key);
 }
@@ -66,7 +68,7 @@ function rewardColor(run, value) {
 
 // What the colours of the squares mean.
 function rewardLegend(run) {
-  const { least, most } = run.rollouts, legend = make("p", { class: "rewards" }, "A square is a completion, its colour the reward: ", shown(least));
+  const { least, most } = run.rollouts, legend = make("p", { class: "rewards" }, filters.view === "held_out" ? "A square is the answer of one evaluation, its colour the score: " : "A square is a completion, its colour the reward: ", shown(least));
   for (const color of most > least ? REWARD_COLORS : REWARD_COLORS.slice(-1)) {
     const cell = make("i", { class: "cell" });
     cell.style.background = color;
@@ -108,6 +110,8 @@ function chosenGroups(run, alarm) {
     if (filters.outcome === "wrong" && right > 0) continue;
     if (filters.outcome === "mixed" && (right === 0 || right === first.length)) continue;
     if (filters.outcome === "flat" && rewards.some((r) => r !== rewards[0])) continue;
+    if (filters.outcome === "better" && !(first.at(-1) > first[0])) continue;
+    if (filters.outcome === "worse" && !(first.at(-1) < first[0])) continue;
     if (filters.outcome === "cut" && !groups.truncated[i].some(Boolean)) continue;
     found.push(i);
   }
@@ -133,16 +137,20 @@ function filterBar(run, redraw) {
   const steps = [...new Set(run.rollouts.groups.step)];
   const bar = make("div", { class: "filters" });
   if (data.runs.length > 1) {
-    const input = make("select", { onchange: (event) => go({ view: "rollouts", run: event.target.value }) });
-    data.runs.forEach((each, i) => samples(each) && input.append(make("option", { value: i, selected: i === filters.run }, plainly(each.label))));
+    const input = make("select", { onchange: (event) => go({ view: filters.view, run: event.target.value }) });
+    data.runs.forEach((each, i) => listOf(each, filters.view) && input.append(make("option", { value: i, selected: i === filters.run }, plainly(each.label))));
     bar.append(field("Run", input));
   }
-  bar.append(
+  if (filters.view === "held_out") {
+    bar.append(field("Outcome", select("outcome", [["", "any"], ["better", "better at the end"], ["worse", "worse at the end"], ["right", "always right"], ["wrong", "never right"], ["cut", "cut off"]])));
+  } else if (filters.view === "rollouts") bar.append(
     field("Step", select("step", [["", "all steps"], ...steps.map((step) => [step, "step " + (step + 1)])])),
     field("Outcome", select("outcome", [["", "any"], ["mixed", "some right"], ["right", "all right"], ["wrong", "none right"], ["flat", "equal rewards"], ["cut", "cut off"]])),
     field("Sort by", select("sort", [["step", "first step first"], ["latest", "last step first"], ["high", "highest reward"], ["low", "lowest reward"], ["long", "longest"], ["alike", "most alike"]]), "grow-s"),
     field("Reward from", typed("least", { type: "number", step: "any", placeholder: shown(run.rollouts.least) })),
     field("to", typed("most", { type: "number", step: "any", placeholder: shown(run.rollouts.most) })),
+  );
+  bar.append(
     field("Prompt contains", typed("prompt", { type: "search" }), "grow"),
     searchField(run, redraw),
   );
@@ -151,7 +159,7 @@ function filterBar(run, redraw) {
 
 function searchField(run, redraw) {
   const input = make("input", { type: "search", value: filters.needle, placeholder: "Enter searches" });
-  const label = make("label", { class: "grow" }, "Completion contains", input);
+  const label = make("label", { class: "grow" }, filters.view === "rows" ? "Row contains" : "Completion contains", input);
   input.addEventListener("change", () => search(run, input.value, label.firstChild, redraw));
   return label;
 }
@@ -177,11 +185,16 @@ async function search(run, text, label, redraw) {
   label.textContent = `Found in ${hits.size.toLocaleString("en")} completions`;
 }
 
+// What a view lists of a run: its rollouts, its answers to held-out problems, or rows that it learned.
+const listOf = (run, view) => (view === "rollouts" ? samples(run) && run.rollouts : run.texts[view]);
+
 function rolloutsView(place) {
-  const run = data.runs[filters.run = Math.min(data.runs.length - 1, place.has("run") ? Number(place.get("run")) : Math.max(0, data.runs.findIndex(samples)))];
+  const name = place.get("view"), index = Math.min(data.runs.length - 1, place.has("run") ? Number(place.get("run")) : Math.max(0, data.runs.findIndex((run) => listOf(run, name))));
+  if (filters.view !== name || filters.run !== index) Object.assign(filters, NO_FILTERS, { view: name, run: index });
+  const of = data.runs[index], run = name === "rollouts" ? of : { ...of, rollouts: of.texts[name] || { groups: { step: [] } } };
   const view = make("div", { class: place.has("group") ? "open" : "" });
   if (!groupCount(run)) {
-    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, samples(run) ? "No rollouts are archived in this run: run.keep_buffers says which are kept." : "This run learns from rows and samples none."));
+    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, name !== "rollouts" ? "There are none in this run." : samples(run) ? "No rollouts are archived in this run: run.keep_buffers says which are kept." : "This run learns from rows and samples none."));
     return view;
   }
   const alarm = place.has("alarm") ? run.checks[Number(place.get("alarm"))] : null;
@@ -191,7 +204,7 @@ function rolloutsView(place) {
   if (alarm) {
     view.append(make("p", { class: "notice" }, "The rollouts behind “", alarm.title, "”: ", alarm.text, " ", make("a", { href: "#view=rollouts&run=" + filters.run }, "Show all rollouts")));
   } else view.append(filterBar(run, redraw));
-  view.append(rewardLegend(run));
+  if (name !== "rows") view.append(rewardLegend(run));
   view.append(make("div", { class: "split" }, list, detail));
   redraw();
   if (alarm !== openedAlarm) { openedAlarm = alarm; listed = FIRST_GROUPS; }
@@ -203,8 +216,11 @@ function rolloutsView(place) {
 function runHead(run) {
   const rollouts = run.rollouts, parts = [];
   const some = rollouts.count < rollouts.archived || rollouts.steps < rollouts.archives;
-  parts.push(`${rollouts.count.toLocaleString("en")} rollouts of ${rollouts.steps.toLocaleString("en")} steps`);
-  if (some) parts.push(`a sample, evenly chosen: the run has archives of ${rollouts.archives.toLocaleString("en")} steps, and those read hold ${rollouts.archived.toLocaleString("en")} rollouts`);
+  if (filters.view === "held_out") parts.push(`${groupCount(run).toLocaleString("en")} held-out problems, answered ${rollouts.labels.join(", ")}`);
+  else if (filters.view === "rows") parts.push(`${groupCount(run).toLocaleString("en")} of the rows that were learned, an even sample of the steps`);
+  else parts.push(`${(rollouts.count || 0).toLocaleString("en")} rollouts of ${(rollouts.steps || 0).toLocaleString("en")} steps`);
+  if (filters.view === "held_out" && some) parts.push("an even sample");
+  else if (some && filters.view === "rollouts") parts.push(`a sample, evenly chosen: the run has archives of ${rollouts.archives.toLocaleString("en")} steps, and those read hold ${rollouts.archived.toLocaleString("en")} rollouts`);
   const head = make("div", { class: "head" }, make("h1", {}, ...visible(run.label)), make("p", {}, parts.join("; ")));
   if (rollouts.count && rollouts.token_notice) head.append(make("p", { class: "notice" }, ...visible(rollouts.token_notice)));
   return head;
@@ -213,14 +229,15 @@ function runHead(run) {
 function drawList(run, list, alarm, place) {
   const groups = run.rollouts.groups, chosen = chosenGroups(run, alarm);
   const rollouts = chosen.reduce((sum, i) => sum + groups.rewards[i].length, 0);
-  list.replaceChildren(make("p", { class: "count" }, `${chosen.length.toLocaleString("en")} groups, ${rollouts.toLocaleString("en")} rollouts`));
+  list.replaceChildren(make("p", { class: "count" }, `${chosen.length.toLocaleString("en")} ` + { rollouts: `groups, ${rollouts.toLocaleString("en")} rollouts`, held_out: "problems", rows: "rows" }[filters.view]));
   for (const i of chosen.slice(0, listed)) {
-    const target = new URLSearchParams({ view: "rollouts", run: filters.run, group: i });
+    const target = new URLSearchParams({ view: filters.view, run: filters.run, group: i });
     if (alarm) target.set("alarm", place.get("alarm"));
     if (place.has("mode")) target.set("mode", place.get("mode"));
     list.append(make("a", { class: "item", href: "#" + target, "aria-current": String(i) === place.get("group") ? "true" : false },
       make("span", { class: "text", dir: "auto" }, ...visible(groups.preview[i])),
-      make("span", { class: "under" }, make("span", { class: "num" }, "step " + (groups.step[i] + 1)), cells(run, i), make("span", { class: "num" }, "mean " + shown(mean(groups.rewards[i]))))));
+      filters.view === "rollouts" ? make("span", { class: "under" }, make("span", { class: "num" }, "step " + (groups.step[i] + 1)), cells(run, i), make("span", { class: "num" }, "mean " + shown(mean(groups.rewards[i]))))
+        : make("span", { class: "under" }, filters.view === "held_out" ? cells(run, i) : "", make("span", {}, ...visible(groups.prompt[i])))));
   }
   if (chosen.length > listed) {
     list.append(make("button", { class: "button more", type: "button", onclick: () => { listed += 100; drawList(run, list, alarm, place); } }, `Show more (${(chosen.length - listed).toLocaleString("en")} left)`));

@@ -146,8 +146,19 @@ def read_step(
     document = read_document(path)
     if not document.groups:
         raise RolloutBufferError(f"{path} holds no rollouts")
-    size = max(len(group.completions) for group in document.groups)
-    groups = evenly(document.groups, max(1, most_rollouts // size))
+    return pack(document.step, document.groups, tokens, most_rollouts, most_bytes)
+
+
+def pack(
+    step: int,
+    all_groups: Sequence[Group],
+    tokens: TokenTexts | None,
+    most_rollouts: int,
+    most_bytes: int,
+) -> StepRollouts:
+    """The groups, or an even sample of them within the bounds, as a page holds them."""
+    size = max(len(group.completions) for group in all_groups)
+    groups = evenly(all_groups, max(1, most_rollouts // size))
     split = _split(groups, tokens)
     blob = _blob(groups, split)
     while len(blob) > most_bytes and len(groups) > 1:
@@ -155,11 +166,11 @@ def read_step(
         groups = evenly(groups, keep)
         split = _split(groups, tokens)
         blob = _blob(groups, split)
-    begin, end = _markers([group.prompt.text for group in document.groups])
+    begin, end = _markers([group.prompt.text for group in all_groups])
     return StepRollouts(
-        step=document.step,
-        num_rollouts=sum(len(group.completions) for group in document.groups),
-        groups=[_facts(document.step, group, begin, end) for group in groups],
+        step=step,
+        num_rollouts=sum(len(group.completions) for group in all_groups),
+        groups=[_facts(step, group, begin, end) for group in groups],
         blob=blob,
         num_split=sum(lengths is not None for lengths in split),
     )
@@ -177,10 +188,10 @@ def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
             for name in completions[0].rewards
         },
         advantages=[completion.advantage or 0.0 for completion in completions],
-        lengths=[len(completion.token_ids) for completion in completions],
+        lengths=[len(completion.sampled_ids) for completion in completions],
         are_truncated=[completion.finish_reason == "length" for completion in completions],
-        repeated=[repeated_fraction(completion.token_ids) for completion in completions],
-        similarity=similarity([completion.token_ids for completion in completions]),
+        repeated=[repeated_fraction(completion.sampled_ids) for completion in completions],
+        similarity=similarity([completion.sampled_ids for completion in completions]),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reason_llm.app.report.stages import FILE as PIPELINE
 from reason_llm.config import Config
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import read_object
@@ -46,6 +47,11 @@ class Run:
             return int(self.starts[-1]["data"]["held_out"][0]["prompts"])
         except (LookupError, TypeError, ValueError):  # none, or somebody edited the file
             return None
+
+
+def is_evaluated(record: Record) -> bool:
+    """Whether held-out problems or rows were looked at in this record's step."""
+    return any(key.startswith("eval/") for key in record)
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -107,6 +113,10 @@ def _check_is_run(folder: Path) -> None:
         raise DataError(
             f"there is no run {folder}; "
             + (f"did you mean {fix}?" if fix else "name a run's folder, such as runs/quickstart")
+        )
+    if (folder / PIPELINE).is_file():
+        raise DataError(
+            f"{folder} is a pipeline; name it alone, without --serve, or folders of its stages"
         )
     for name in ("metrics.jsonl", "resolved_config.yaml"):
         if not (folder / name).is_file():

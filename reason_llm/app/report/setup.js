@@ -59,7 +59,7 @@ function planSection(run, lines) {
   return make("section", {}, make("h2", {}, "Memory plan"), table(["", "Sampling", "Learning"], rows));
 }
 
-const VIEWS = { overview, rollouts: rolloutsView, setup };
+const VIEWS = { overview, rollouts: rolloutsView, held_out: rolloutsView, rows: rolloutsView, setup };
 
 function draw_view() {
   const place = new URLSearchParams(location.hash.slice(1)), name = VIEWS[place.get("view")] ? place.get("view") : "overview";
@@ -67,10 +67,11 @@ function draw_view() {
   const listTop = scrollY;
   forgetCharts();
   hideTip();
-  main.replaceChildren(VIEWS[name](place));
+  main.replaceChildren(data.pipeline ? pipeline() : VIEWS[name](place));
   main.dataset.view = name;
   for (const tab of document.querySelectorAll("#tabs a")) {
-    tab.hidden = tab.getAttribute("href") === "#view=rollouts" && !data.runs.some(samples);
+    const of = tab.getAttribute("href").slice(6);
+    tab.hidden = data.pipeline || VIEWS[of] === rolloutsView && !data.runs.some((run) => listOf(run, of));
     if (tab.getAttribute("href") === "#view=" + name) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
   }
   const figure = main.querySelector(".chart.shown");

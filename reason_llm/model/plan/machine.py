@@ -11,9 +11,9 @@ from reason_llm.config import Config
 
 GIB = 2**30
 CONTEXT_BYTES = int(0.4 * GIB)
-"""CUDA's context of a process that has done nothing else, which the plan counts by itself."""
+"""Memory of CUDA's context in an idle process; the plan counts it separately."""
 OTHERS_STEP_BYTES = GIB // 4
-"""Steps in which the use of other programs is counted: as it wavers, the plan stays the same."""
+"""Other programs' use is rounded to these steps, so that small changes leave the plan the same."""
 
 
 def others_bytes(device: torch.device) -> int:
@@ -41,8 +41,8 @@ class Machine:
         """This machine, within the config's limits.
 
         ``budget_gib: auto`` is all that other programs leave of the GPU. Without a GPU, replicas
-        share the machine; so that the plan, and with it what is learned, does not depend on their
-        number, it is for as many as there may be.
+        share the machine. The plan is for the largest possible number of them, so that neither it
+        nor the result depends on their number.
         """
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if device.type == "cuda":

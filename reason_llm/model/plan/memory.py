@@ -14,14 +14,15 @@ from reason_llm.config import Config
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, sequence_classifier
 from reason_llm.model.logprobs import chunk_bytes
+from reason_llm.model.plan import bound
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm.engine import MAX_LORA_RANKS, EngineSizes
 
 USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
-"""Of the budget; the rest is fragmentation on a GPU, and other programs on a CPU."""
-MOST_SEQUENCES = 256
-"""Sequences that are decoded at once."""
+"""Usable part of the budget; the rest is fragmentation (GPU) or other programs (CPU)."""
+MOST_SEQUENCES = {"cpu": 256, "cuda": 1024}
+"""Sequences that are decoded at once; on a GPU fewer, as its memory says."""
 MOST_MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 """Larger micro-batches gain no speed. On a CPU, where padded, they lose some: more padding."""
 PACKED_MICRO_BATCH_TOKENS = 2048
@@ -33,6 +34,8 @@ passes its prompts through the model again. 58 M parameters, prompts of 300, 4 a
 12.5 s."""
 PREFILL_TOKENS = 2048
 """Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
+READ_TOKENS = 8192
+"""Of all prompts together in one forward pass of the Transformers sampler."""
 RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 """CUDA's context, kernels and workspaces; on a CPU Python and its libraries."""
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
@@ -40,6 +43,8 @@ VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
 KERNELS_BYTES = int(0.25 * GIB)
 """oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs, of which some
 stay for good: 0.24 GiB after 40 steps of the quick start."""
+NCCL_BYTES = int(0.5 * GIB)
+"""Buffers of NCCL on each GPU of several that learn together. Read, not measured."""
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}
 """Two moments of each trained parameter, with the scales of blocks of 256."""
 HOST_BYTES = 5 * GIB
@@ -52,7 +57,7 @@ CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
 as long as some 200 tokens' products; on a CPU more gain nothing."""
 CHUNK_FRACTION = 1 / 50
 SHORTEST_CONTEXT = 256
-"""In tokens, that is recommended."""
+"""Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence."""
 
@@ -65,7 +70,7 @@ class Line:
     sampling: int = 0
     learning: int = 0
     scoring: int = 0
-    """While a reward model of its own is asked; 0 where there is none."""
+    """Bytes while a separate reward model scores; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,9 @@ class Plan:
     host_bytes: int
     """Planned host memory beside a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
-    """On disk, each: adapter and optimizer state, and the best adapter beside them."""
+    """Size on disk of each: adapter, optimizer state, and the best adapter."""
+    phases: tuple[bound.Phase, ...]
+    """The least cost of a step on a card."""
 
     @property
     def sampling_bytes(self) -> int:
@@ -106,6 +113,7 @@ class Plan:
     def table(self) -> list[str]:
         """The ledger as lines of text."""
         is_gpu = self.machine.kind == "cuda"
+        total = (self.sampling_bytes, self.learning_bytes, self.scoring_bytes)
         head = f"memory on a {'GPU' if is_gpu else 'CPU'} of {_gib(self.machine.budget_bytes)} GiB"
         phases = ("sampling", "learning", *(["scoring"] if self.scoring_bytes else []))
         rows = [f"{head:<52}" + "".join(f"{phase:>12}" for phase in phases)]
@@ -123,6 +131,9 @@ class Plan:
         if is_gpu:
             there = _gib(self.machine.host_bytes)
             rows.append(f"host memory: {_gib(self.host_bytes)} of {there} GiB")
+            most, budget = max(total), self.machine.budget_bytes
+            rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
+            rows[-1] += f"; {bound.line(self.phases, bound.card_of(budget))}" * bool(self.phases)
         return rows
 
 
@@ -190,7 +201,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A plan without the two sizes that are still to be chosen."""
+    """A plan in which two sizes are still to be chosen."""
 
     config: Config
     shape: Shape
@@ -213,10 +224,10 @@ class _Draft:
     def learned(self) -> dict[str, int]:
         """Trained parameters by role: its adapter's and its head's."""
         has_score = self.config.of_stage.scores
-        found = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
+        counts = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
         if "critic" in self.config.roles:
-            found["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
-        return found
+            counts["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
+        return counts
 
     def _adapter_of(self, role: str) -> int:
         """Parameters of a role's adapter: by its file, where it has one and it is there already, as
@@ -248,11 +259,11 @@ class _Draft:
 
     @property
     def unit_tokens(self) -> int:
-        """Of the longest unit that a micro-batch may not split: a row, or both sides of a pair."""
+        """Tokens of the longest unit that is never split: a row, or both sides of a pair."""
         return self.context * (2 if self.config.learns_pairs else 1)
 
     def most_micro_batch_tokens(self, longest_prompt: int | None) -> int:
-        """Of micro-batches that are not larger than gains speed."""
+        """Largest micro-batch in tokens that still gains speed."""
         most = MOST_MICRO_BATCH_TOKENS[self.machine.kind]
         if self.config.train.packing == "padded" or self.machine.kind != "cpu":
             return most
@@ -265,15 +276,14 @@ class _Draft:
     @property
     def sequences(self) -> int:
         """Sequences decoded at once; fewer if their logits would take a twentieth of the memory."""
-        most = min(self.config.sample.rollouts_per_step, MOST_SEQUENCES)
+        most = min(self.config.sample.rollouts_per_step, MOST_SEQUENCES[self.machine.kind])
         while most > 16 and most * self._logit_bytes > self.machine.budget_bytes / 20:
             most //= 2
         return most
 
     @property
     def _logit_bytes(self) -> int:
-        """Bytes of one sequence: four float32 copies of the logits while sampling, and vLLM's token
-        counts."""
+        """Bytes of one sequence: four float32 copies of the logits, and vLLM's token counts."""
         return self.shape.vocabulary * 4 * (5 if self.under_vllm else 4)
 
     @property
@@ -303,7 +313,7 @@ class _Draft:
     def prefill_tokens(self) -> int:
         if self.under_vllm and self.machine.kind == "cuda":
             return max(PREFILL_TOKENS, self.sequences)
-        return min(self.context * self.sequences, 8192)
+        return min(self.context * self.sequences, READ_TOKENS)
 
     def resident(self) -> dict[str, int]:
         """Bytes that stay in all phases."""
@@ -311,7 +321,7 @@ class _Draft:
         is_gpu = self.machine.kind == "cuda"
         kind = {2: "bfloat16", 4: "float32"}[self.element_bytes]
         runtime = RUNTIME_BYTES[self.machine.kind]
-        found = {
+        sizes = {
             f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": shape.weight_bytes(
                 self.element_bytes, model.quantize, self.under_vllm
             ),
@@ -321,17 +331,19 @@ class _Draft:
         if self.learns:
             counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
             for name in self.config.roles:
-                found[f"adapter of the role {name}"] = counts[name] * 4
+                sizes[f"adapter of the role {name}"] = counts[name] * 4
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
-            found["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
+            sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[self.machine.kind]
             if is_gpu:
                 runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
-        found["libraries, contexts, graphs"] = int(runtime)
+        if is_gpu and self.config.run.replicas != 1:
+            sizes["NCCL"] = NCCL_BYTES
+        sizes["libraries, contexts, graphs"] = int(runtime)
         if not is_gpu and self.element_bytes == 2:
-            found["compiled kernels"] = KERNELS_BYTES
-        return found
+            sizes["compiled kernels"] = KERNELS_BYTES
+        return sizes
 
     def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
         """All lines of the ledger."""
@@ -352,7 +364,7 @@ class _Draft:
         )
         chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
         is_scored = self.learns and bool(config.outside_reward_models)
-        found = [
+        lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
             Line("prompts and logits in flight", sampling=passing + widest),
@@ -362,8 +374,8 @@ class _Draft:
             *(self._outside_models(tokens) if is_scored else []),
         ]
         if not config.judges_answers:
-            found = [replace(line, sampling=0) for line in found]
-        return found if self.learns else [replace(line, learning=0) for line in found]
+            lines = [replace(line, sampling=0) for line in lines]
+        return lines if self.learns else [replace(line, learning=0) for line in lines]
 
     def _outside_models(self, tokens: int) -> list[Line]:
         """Reward models of their own: on a GPU one at a time, in the scoring phase alone; without
@@ -424,7 +436,13 @@ class _Draft:
             lines,
             self.host_bytes(micro_batch_tokens),
             self._checkpoint_bytes,
+            tuple(
+                bound.phases(self.config, self.shape, self._sizes(cache_tokens, micro_batch_tokens))
+            ),
         )
+
+    def _sizes(self, cache_tokens: int, micro_batch_tokens: int) -> bound.Sizes:
+        return bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
 
     @property
     def _checkpoint_bytes(self) -> int:
@@ -439,15 +457,17 @@ class _Draft:
         if self.machine.kind == "cpu":
             return 0
         offloads = self.config.train.gradient_checkpointing == "offload"
-        kept = self.shape.kept_bytes_per_token(self.element_bytes) if offloads else 0
         parked = self.optimizer_bytes if "critic" in self.learned else 0
         paths = self.config.outside_reward_models.values() if self.learns else ()
-        if self.config.run.replicas != 1:  # what a step is learned again from
+        if self.config.run.replicas != 1:  # the state before a step, to learn it again
             parked += self._checkpoint_bytes
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
             parked += (1 + staleness) * 4 * self.learned["policy"]
         parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
-        return HOST_BYTES + max(micro_batch_tokens, self.unit_tokens) * kept + parked
+        if offloads:
+            tokens = max(micro_batch_tokens, self.unit_tokens)
+            parked += self.shape.pinned_bytes(tokens, self.element_bytes)
+        return HOST_BYTES + parked
 
 
 def _shown(size: int) -> str:
@@ -498,7 +518,7 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
         fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
     needed = getattr(total, phase)
     budget = needed / USABLE_FRACTION[machine.kind] / GIB
-    fixes.append(f"memory.budget_gib to {budget:.1f} or more, where there is as much")
+    fixes.append(f"memory.budget_gib to {budget:.1f} or more, if there is as much")
     return (
         f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}: "
         f"{phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "

@@ -15,7 +15,7 @@ from reason_llm.model.plan.memory import RUNTIME_BYTES
 
 @dataclass(slots=True)
 class Peak:
-    """Peak of a phase; 0 until it ends."""
+    """Peak of a phase in bytes; 0 until it ends."""
 
     gib: float = 0.0
 

@@ -22,14 +22,14 @@ class Kept:
     hidden: float = 6.0
     """Vectors of the model's width."""
     score_elements: float = 0.0
-    """Of each head's attention score, in the base's type."""
+    """Elements that each attention score costs, in the base's type."""
     score_bytes: float = 0.0
     passing_score_bytes: float = 0.0
-    """Of the scores of one layer, while its gradient is made."""
+    """Bytes per score of one layer while its gradient is computed."""
 
 
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
-"""Families whose attention holds all its scores and which were not measured."""
+"""Families that store all attention scores and were not measured."""
 KEPT = {
     "gpt2": Kept(intermediate=5.0),
     "opt": Kept(intermediate=1.0, hidden=5.0),
@@ -37,7 +37,7 @@ KEPT = {
     "falcon": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=8.0),
     "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
 }
-"""By model_type, where it differs (``tests/test_memory.py``)."""
+"""By model_type, where it differs from the others (``tests/test_memory.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Shape:
     query: int
     """Query heads times their size."""
     key_value: int
-    """Key heads times their size; values take as much again."""
+    """Key heads times their size; values are of the same size."""
     heads: int
     vocabulary: int
     packable: tuple[int, ...]
@@ -176,6 +176,12 @@ class Shape:
     def kept_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes per token of each layer's input, which gradient checkpointing keeps."""
         return self.layers * self.hidden * element_bytes
+
+    def pinned_bytes(self, tokens: int, element_bytes: int) -> int:
+        """Bytes of the same for so many tokens in pinned host memory, which torch hands out in
+        blocks of a power of two."""
+        block = tokens * self.hidden * element_bytes
+        return self.layers * (1 << (block - 1).bit_length())
 
 
 def _widest_input(base: Any) -> int:

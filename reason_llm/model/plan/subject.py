@@ -1,5 +1,4 @@
-"""A model as it will be used, looked at before a weight is read: tokenizer, engine, shapes,
-context, memory."""
+"""A model before a weight is read: tokenizer, engine, shapes, context, memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from reason_llm.model.plan.shipped import SHAPES, write_config
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a config's model is on this machine."""
+    """A config's model on this machine."""
 
     config: Config
     """With engine, backend and packing decided."""
@@ -34,7 +33,7 @@ class Subject:
     context_tokens: int
     """Longest prompt plus completion."""
     vocabulary: int
-    """Token ids that the model has."""
+    """Number of token ids in the model."""
     device: torch.device
 
     def plan(self, longest_prompt: int, learns: bool = True, longest_row: int = 0) -> Plan:
@@ -84,15 +83,15 @@ def with_start(config: Config, start: Path) -> Config:
         ConfigError: model.adapter says something else.
     """
     asked = config.model.adapter
-    found = adapters.section_of(start).with_options({"dropout": asked.dropout})
+    section = adapters.section_of(start).with_options({"dropout": asked.dropout})
     for name in ("rank", "alpha", "targets"):
-        here, there = getattr(asked, name), getattr(found, name)
+        here, there = getattr(asked, name), getattr(section, name)
         if name in asked.model_fields_set and here not in (there, "all-linear"):
             raise ConfigError(
                 f"model.adapter.{name}={here} contradicts model.start={config.model.start}, whose "
                 f"{name} is {there}; leave it out, and the run takes the adapter's"
             )
-    return config.with_options({"model.adapter": found})
+    return config.with_options({"model.adapter": section})
 
 
 def plan_only(config: Config) -> Plan:

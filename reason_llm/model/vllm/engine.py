@@ -30,7 +30,7 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_EMPTY_STEPS = 64
 """Engine steps that must suffice to clear what finished requests leave behind."""
 LEAST_RELEASED_FRACTION = 0.9
-"""Of the KV cache, that must come back when it is released."""
+"""The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
 """Batch sizes whose decoding is captured as a CUDA graph, beside the largest."""
 
@@ -71,7 +71,7 @@ class Engine:
         self.standby = standby
         self.can_release = bool(current_platform.is_sleep_mode_available())
         self.released_bytes = 0
-        """Of the last release, in this process."""
+        """Bytes that the last release gave back, in this process."""
         self.awake = True
 
     @property
@@ -131,7 +131,7 @@ class Engine:
             self.awake = False
             return
         gc.collect()
-        torch.cuda.empty_cache()  # what sampling left, which would lie scattered about otherwise
+        torch.cuda.empty_cache()  # memory that sampling left behind in small pieces
         # Unsloth's allocator does not say what it unmapped: then the whole GPU is looked at.
         count = free_gpu_bytes if self.standby else unmapped_bytes
         before = count()
@@ -164,7 +164,7 @@ class Engine:
     def _drain(self) -> None:
         """Step until nothing is scheduled: the last finished requests are cleared by a step more.
 
-        Without it vLLM 0.31 refuses to release ("requires a completed pause first").
+        Otherwise vLLM 0.31 refuses to release ("requires a completed pause first").
         """
         core = self.llm.llm_engine.engine_core.engine_core
         for _ in range(MOST_EMPTY_STEPS):
@@ -182,7 +182,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # a run reports to nobody
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -234,7 +234,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
             "set sample.engine to transformers"
         ) from error
-    finally:  # what vLLM wants in workers, and it has none: not for every program this one starts
+    finally:  # vLLM sets it for its workers; other programs must not inherit it
         if preloaded is None:
             os.environ.pop("LD_PRELOAD", None)
         else:
@@ -268,8 +268,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc
 
 
 def _few_graphs(max_sequences: int) -> dict[str, Any]:
-    """CUDA graphs for decoding only, at a few sizes: vLLM 0.31 would capture 172, whose memory
-    stays while learning."""
+    """CUDA graphs for decoding at a few sizes: vLLM 0.31 captures 172, which keep their memory."""
     sizes = [size for size in GRAPH_SIZES if size < max_sequences] + [max_sequences]
     return {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
 

@@ -182,8 +182,8 @@ def verify(model: nn.Module, path: str) -> int:
 def _is_stored(model: nn.Module, name: str, found: nn.Parameter, opened: Any) -> bool:
     layer = model.get_submodule(name.rpartition(".")[0])
     if isinstance(layer, nf4.Linear4bit) and found is layer.weight:
-        parts = {each: opened.get_tensor(each) for each in opened.keys()  # noqa: SIM118
-                 if each.startswith(f"{name}.")}  # fmt: skip
+        parts = {key: opened.get_tensor(key) for key in opened.keys()  # noqa: SIM118
+                 if key.startswith(f"{name}.")}  # fmt: skip
         return nf4.matches(layer, opened.get_tensor(name), parts)
     stored = opened.get_slice(name)
     if tuple(stored.get_shape()) != tuple(found.shape):

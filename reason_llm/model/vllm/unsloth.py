@@ -25,7 +25,7 @@ import torch
 from peft import PeftModel
 from transformers import PretrainedConfig
 
-from reason_llm.config import ModelSection
+from reason_llm.config import ModelSection, installation
 from reason_llm.errors import ModelError, OutOfMemory, clear_frames, one_line
 from reason_llm.model import adapters
 from reason_llm.model.vllm import shared_weights
@@ -61,7 +61,7 @@ def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -
         raise ModelError(f"model.backend=unsloth: {reason}; or set model.backend to native")
     if config.backend != "auto":
         return config.backend, f"weights shared by {config.backend}, as the config says"
-    more = "model.backend=unsloth serves this model too" if reason is None else reason
+    more = "model.backend=unsloth supports this model, too" if reason is None else reason
     return "native", f"weights shared by our own views ({more})"
 
 
@@ -70,9 +70,9 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
     if device.type != "cuda":
         return "there is no GPU, which Unsloth needs"
     if torch.cuda.get_device_capability(device)[0] < 8:  # [llama] would fall back to float16
-        return "this GPU has no bfloat16, which we need of Unsloth"
+        return "this GPU has no bfloat16, which we need for Unsloth"
     if any(importlib.util.find_spec(name) is None for name in ("unsloth", "unsloth_zoo", "vllm")):
-        return "Unsloth or vLLM is not installed; pip install 'reason_llm[gpu]'"
+        return f"Unsloth or vLLM is not installed; {installation.install('gpu')}"
     if text.model_type not in FAMILIES:
         return f"Unsloth is used for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if getattr(text, "sliding_window", None) is not None:
@@ -80,7 +80,7 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
     if getattr(text, "quantization_config", None) is not None:
         return "the checkpoint is quantised already; take the unquantised one"
     if config.dtype == "float32":  # [zoo] load_vllm raises NotImplementedError
-        return "model.dtype=float32 is not Unsloth's with vLLM; set bfloat16"
+        return "Unsloth with vLLM has no float32; set model.dtype to bfloat16"
     if config.adapter.rank > MAX_LORA_RANKS[-1]:
         return f"model.adapter.rank={config.adapter.rank} is more than {MAX_LORA_RANKS[-1]}"
     return None
@@ -100,7 +100,7 @@ def load(
     """
     unsloth = _import()
     mode = "unsloth" if checkpointing else False
-    said = io.StringIO()  # it prints pages
+    said = io.StringIO()  # it prints a lot
     try:
         with redirect_stdout(said):
             model, _ = unsloth.from_pretrained(
@@ -175,11 +175,17 @@ def _import() -> Any:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.filterwarnings("ignore", message=".*Unsloth should be imported before")
             from unsloth import FastLanguageModel
+            from unsloth.models import _utils
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(
             f"model.backend=unsloth: Unsloth cannot be imported ({one_line(error)[:300]}); "
-            "pip install 'reason_llm[gpu]', or set model.backend to native"
+            f"{installation.install('gpu')}, or set model.backend to native"
         ) from error
+    if not _utils.HAS_FLASH_ATTENTION and _utils.xformers is None:  # it says so on stdout alone
+        log.warning(
+            "Unsloth computes attention with PyTorch's own kernels: neither FlashAttention nor "
+            "xformers is there in a build for this torch; unsloth install-kernels xformers adds one"
+        )
     return FastLanguageModel
 
 

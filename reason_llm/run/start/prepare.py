@@ -9,30 +9,25 @@ from typing import Any
 from reason_llm.config import Config
 from reason_llm.data import Data, prompt_tokens
 from reason_llm.errors import (
-    CheckpointError,
     DataError,
     one_line,
 )
 from reason_llm.files import (
     MIB,
-    check_writable,
     move_aside,
     read_object,
     write_atomically,
 )
 from reason_llm.model import adapters
-from reason_llm.model.plan import GIB, Plan, Subject
-from reason_llm.run.start import recovery, saved_rollouts
+from reason_llm.model.plan import Plan, Subject
+from reason_llm.run.start import recovery
 from reason_llm.run.start.resolve import START, ResolvedRun, resolve
 from reason_llm.run.store import (
     best,
-    checkpoint,
     environment,
     folder as run_folder,
     kept_adapters,
 )
-from reason_llm.run.store.archive import Archive
-from reason_llm.run.store.buffer import RolloutBuffer, read_ahead
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import MetricsLog
 from reason_llm.run.watch import Watch
@@ -44,9 +39,6 @@ from reason_llm.train import (
 
 logger = logging.getLogger(__name__)
 
-AHEAD = "ahead"
-"""Folder in the run's with the rollouts of steps that are sampled ahead."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -57,16 +49,15 @@ class Job:
     scorer: Scorer
     plan: Plan
     state: RunState
-    archive: Archive
 
     @property
     def config(self) -> Config:
-        """The run's, with everything decided."""
+        """The run's config with every open option decided."""
         return self.run.config
 
     @property
     def folder(self) -> Path:
-        """The run's."""
+        """The run's folder."""
         return self.run.folder
 
     @property
@@ -81,7 +72,7 @@ class Job:
             started: ``time.perf_counter()`` from which the first record's seconds count.
         """
         if self.config.run.resume == "never":
-            if any(self.folder.glob("[!.]*")):  # more than the lock of a buffer in it
+            if any(self.folder.glob("[!.]*")):  # more files than a buffer's lock
                 move_aside(self.folder)
             if self.config.samples:
                 move_aside(self.config.run.buffer_path)
@@ -107,8 +98,7 @@ class Job:
                 return None
             read = "adapters"
             if self.state.folder is not None:
-                best_of = self.state.best if self.config.run.keep_best else None
-                kept_adapters.check_written(self.folder, self.state.folder, best_of)
+                kept_adapters.check_written(self.folder, self.config, self.state)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -146,20 +136,16 @@ def prepare(config: Config, watch: Watch) -> Job:
     if run.config.stage == "preference" and not run.config.learns_pairs:
         _check_labels(run.config, data)
     check_schedule(run.config.train, run.config.policy_optimizer_steps)
-    state = _state(run)
-    if run.config.samples:
-        _check_buffer(run, state)
+    state = recovery.state_of(run)
     for line in _lines(run, state, data, scorer):
         watch.line(line)
     if warning := data.contamination_warning():
         logger.warning("%s", warning)
-    keep = run.config.run
-    archive = Archive(run.folder, keep.keep_buffers, int(keep.keep_buffers_gib * GIB))
-    return Job(run, data, scorer, _plan(run.subject, data), state, archive)
+    return Job(run, data, scorer, _plan(run.subject, data), state)
 
 
 def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Iterator[str]:
-    """What the user is told of the run that is about to begin or to go on."""
+    """Lines for the user about the run that will begin or go on."""
     config = run.config
     where = f"goes on after step {state.step}" if state.folder else "begins"
     kind = "prompts" if config.samples else "pairs" if config.learns_pairs else "rows"
@@ -192,7 +178,7 @@ def _check_labels(config: Config, data: Data) -> None:
         share = sum(token_row.value > 0 for token_row in each.rows) / len(each.rows)
         good, bad = good + weight * share, bad + weight * (1 - share)
     if not (good and bad):
-        return  # which is told beside the rows
+        return  # the line on the rows says so
     low, high = kto_desirable_weights(good, bad, row.undesirable_weight)
     if not 0.95 * low <= row.desirable_weight <= 1.05 * high:
         logger.warning(
@@ -230,52 +216,3 @@ def _plan(subject: Subject, data: Data) -> Plan:
         longest = max(len(prompt) for prompt in data.teacher_prompts.values())
         longest_row = longest + config.sample.max_new_tokens
     return subject.plan(max(prompts, default=0), learns=config.learns, longest_row=longest_row)
-
-
-def _check_buffer(run: ResolvedRun, state: RunState) -> None:
-    """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
-    path = run.config.run.buffer_path
-    check_writable(path.parent)
-    if run.config.run.resume == "never":
-        return
-    found = RolloutBuffer(path, state.run).check()
-    own = [*read_ahead(run.folder / AHEAD, state.run)] if run.config.run.max_staleness else []
-    if found is not None and found.run.id == state.run.id:
-        own.append((path, found))
-    for place, document in own:
-        saved_rollouts.check_fits(
-            place, document, run.subject.context_tokens, run.subject.vocabulary
-        )
-
-
-def _state(run: ResolvedRun) -> RunState:
-    """State of the run by ``run.resume``.
-
-    Raises:
-        CheckpointError: it cannot go on from there.
-    """
-    config, folder, identity = run.config, run.folder, run.identity
-    name, resume = str(config.run.name), config.run.resume
-    if resume == "never":
-        return checkpoint.fresh(name, identity)
-    if resume == "auto":
-        state = checkpoint.find(folder, name, identity)
-        if state.folder is None and config.samples:
-            return recovery.from_buffer(config.run.buffer_path, name, identity) or state
-        return state
-    try:
-        begun = checkpoint.begin_from(Path(resume), name, identity)
-    except CheckpointError as error:
-        if run.checkpoints:
-            way_on = f"or leave --run.resume out to go on with the run in {folder}"
-            raise CheckpointError(f"{error}; {way_on}") from error
-        raise
-    if not run.checkpoints and not (folder / "summary.json").exists():
-        return (config.samples and recovery.from_copy(begun, config.run.buffer_path)) or begun
-    state = checkpoint.find(folder, name, identity)
-    if state.run.id != begun.run.id and not recovery.went_on_from(begun, state):
-        raise CheckpointError(
-            f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
-            "--run.name of its own, or leave --run.resume out to go on with that run"
-        )
-    return state

@@ -1,8 +1,8 @@
-"""Recovery of a run without a checkpoint in its folder, from data/buffer.json alone or with a
-checkpoint elsewhere.
+"""Where a run stands: at its newest checkpoint, at the one that ``run.resume`` names, or, without a
+checkpoint in its folder, by data/buffer.json alone or with a checkpoint elsewhere.
 
-Rollouts of step 0 were sampled by the base, so that nothing else is needed. Those of a later step
-were sampled by the policy of a checkpoint. The buffer names it; ``run.resume`` may name a copy.
+Rollouts of step 0 were sampled by the base, so they need no checkpoint. Those of a later step were
+sampled by the policy of a checkpoint, which the buffer names; ``run.resume`` may name a copy.
 """
 
 import logging
@@ -13,15 +13,74 @@ from typing import Any
 
 from reason_llm.config import command, file as config_file
 from reason_llm.errors import CheckpointError, RolloutBufferError
-from reason_llm.run.start.saved_rollouts import default_target
-from reason_llm.run.store import checkpoint
+from reason_llm.run.start.resolve import ResolvedRun
+from reason_llm.run.start.saved_rollouts import check_fits, default_target
+from reason_llm.run.store import buffer, checkpoint
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.document import Document, RunIdentity, read_document
 
 logger = logging.getLogger(__name__)
 
 
-def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
+def state_of(run: ResolvedRun) -> RunState:
+    """Where the run stands, by ``run.resume``, its checkpoints and its buffer.
+
+    Raises:
+        CheckpointError: it cannot go on from there.
+        RolloutBufferError: the buffer there is damaged, another run's, or does not fit the model.
+    """
+    state = _begun_from(run)
+    if run.config.samples:
+        _check_buffer(run, state)
+    return state
+
+
+def _begun_from(run: ResolvedRun) -> RunState:
+    config, folder, identity = run.config, run.folder, run.identity
+    name, resume, path = str(config.run.name), config.run.resume, config.run.buffer_path
+    if resume == "never":
+        return checkpoint.fresh(name, identity)
+    if resume == "auto":
+        state = checkpoint.find(folder, name, identity)
+        if state.folder is None and config.samples:
+            return _from_buffer(path, name, identity) or state
+        return state
+    try:
+        begun = checkpoint.begin_from(Path(resume), name, identity)
+    except CheckpointError as error:
+        if run.checkpoints:
+            way_on = f"or leave --run.resume out to go on with the run in {folder}"
+            raise CheckpointError(f"{error}; {way_on}") from error
+        raise
+    if not run.checkpoints and not (folder / "summary.json").exists():
+        return (config.samples and _from_copy(begun, path)) or begun
+    state = checkpoint.find(folder, name, identity)
+    if state.run.id != begun.run.id and not _went_on_from(begun, state):
+        raise CheckpointError(
+            f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
+            "--run.name of its own, or leave --run.resume out to go on with that run"
+        )
+    return state
+
+
+def _check_buffer(run: ResolvedRun, state: RunState) -> None:
+    """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
+    path = run.config.run.buffer_path
+    if run.config.run.resume == "never":
+        return
+    found = buffer.check(path, state.run)
+    own = (
+        [*buffer.read_ahead(run.folder / buffer.AHEAD, state.run)]
+        if run.config.run.max_staleness
+        else []
+    )
+    if found is not None and found.run.id == state.run.id:
+        own.append((path, found))
+    for place, document in own:
+        check_fits(place, document, run.subject.context_tokens, run.subject.vocabulary)
+
+
+def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
     """State of the unfinished run ``name`` by its buffer; None if the buffer belongs to another
     run.
 
@@ -37,23 +96,23 @@ def from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | Non
     if document.step == 0 and _begins_from_base(document):
         logger.warning("%s has no checkpoints; the run goes on from the rollouts in %s", name, path)
         return RunState(run, step=0, folder=None)
-    found = _named_checkpoint(document)
-    if isinstance(found, str):
+    named = _named_checkpoint(document)
+    if isinstance(named, str):
         source, first = path, ""
         if not document.complete:
             source = default_target(path)
             first = f"{command('rescore')} {path} with this config and these options, then "
         raise CheckpointError(
             f"{path} holds step {document.step} of the unfinished run {name!r} "
-            f"({document.run.id}) and its checkpoint is missing: {found}; restore it, name a copy "
+            f"({document.run.id}) and its checkpoint is missing: {named}; restore it, name a copy "
             f"of it with --run.resume, or learn from these rollouts alone: {first}the same "
             f"command with --run.name {name}_replay --from-buffer {source}"
         )
     logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
-    return replace(found, run=run)
+    return replace(named, run=run)
 
 
-def from_copy(begun: RunState, path: Path) -> RunState | None:
+def _from_copy(begun: RunState, path: Path) -> RunState | None:
     """State of the run whose checkpoint is ``run.resume`` and whose rollouts are in ``path``; None
     if the two belong to different runs.
 
@@ -63,27 +122,15 @@ def from_copy(begun: RunState, path: Path) -> RunState | None:
     document = _unfinished(path, begun.run.name)
     if document is None or begun.folder is None:
         return None
-    found = checkpoint.read(begun.folder)
-    if not _is_of(found, document):
+    state = checkpoint.read(begun.folder)
+    if not _is_of(state, document):
         return None
     _check_config(path, document, begun.run.config)
-    return replace(found, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
+    return replace(state, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
 
 
-def unfinished_run(path: Path) -> str | None:
-    """Name of the unfinished run whose rollouts are in ``path``; None where there is none, or it
-    cannot be read."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        document = read_document(path)
-    except RolloutBufferError:
-        return None
-    return None if document.trained else document.run.name
-
-
-def went_on_from(begun: RunState, found: RunState) -> bool:
-    """Whether ``from_copy`` took the run up that stands at ``found``, with the same run.resume.
+def _went_on_from(begun: RunState, found: RunState) -> bool:
+    """Whether ``_from_copy`` took the run up that stands at ``found``, with the same run.resume.
 
     Args:
         begun: a new run that begins from the checkpoint that run.resume names.
@@ -133,10 +180,10 @@ def _named_checkpoint(document: Document) -> RunState | str:
     if "\0" in document.checkpoint or not os.path.lexists(folder):
         return f"{document.checkpoint} is not there"
     try:
-        found = checkpoint.read(folder)
+        state = checkpoint.read(folder)
     except CheckpointError as error:
         return str(error)
-    return found if _is_of(found, document) else f"{folder} is of another run or of a later step"
+    return state if _is_of(state, document) else f"{folder} is of another run or of a later step"
 
 
 def _begins_from_base(document: Document) -> bool:

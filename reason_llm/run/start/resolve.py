@@ -1,29 +1,39 @@
 """Decision of everything that a config leaves open, once, in order, before a weight is read."""
 
 import hashlib
+import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+import torch
 
-from reason_llm.config import Config, file as config_file
+from reason_llm.config import Config, file as config_file, installation
 from reason_llm.data import Data, check_ends, load_data, renderer_of
-from reason_llm.errors import CheckpointError, ModelError, RolloutBufferError, one_line
+from reason_llm.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    ReplicaError,
+    RolloutBufferError,
+    one_line,
+)
 from reason_llm.files import MIB, check_writable, sha256
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.run import reward_models
 from reason_llm.run.reward_models import RewardModelFolder
-from reason_llm.run.start import recovery, replica_count, saved_rollouts
+from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import checkpoint, folder as run_folder
+from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
-from reason_llm.sample import stop_strings
+from reason_llm.sample import Environments, environments_of, stop_strings
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
@@ -37,20 +47,22 @@ class ResolvedRun:
     """A run with everything decided; its config is final."""
 
     subject: Subject
-    """Its model on this machine, and its config."""
+    """The model on this machine, and the config."""
     folder: Path
     checkpoints: list[Path]
-    """Those of the run that were there."""
+    """Checkpoints of the run at its start."""
     replicas: int
-    """0: as many as the cluster that it joins has GPUs for."""
+    """Number of replicas; 0: as many as the joined cluster has GPUs for."""
     reward_models: list[RewardModelFolder]
     """Those that the rewards ask."""
+    environments: Environments | None
+    """Those of ``sample.environment``."""
     digests: tuple[str, str]
-    """Of the base's config and of how prompts are written, which a reward model must fit."""
+    """Digests of the base's config and of the prompts' form, which a reward model must match."""
     saved_buffers: list[Path]
-    """What run.from_buffer names, step by step; empty without it."""
+    """The buffers of run.from_buffer, one for each step; empty without it."""
     saved_run: str | None
-    """Name of the run of the first of them."""
+    """Name of the run that sampled the first of them."""
     identity: dict[str, Any]
     """The config with the digests of what it names, so that a run goes on only with the same."""
 
@@ -70,20 +82,21 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         ReasonError: the first problem of the model, the adapters or the data.
     """
     folder = config.run.directory / str(config.run.name)
-    replicas = replica_count.count_of(config)
+    replicas = replicas_of(config)
     start = config.model.start
     if start is not None and config.run.resume != "never" and checkpoint.listing(folder):
-        start = folder / START  # the copy that the run made as it began
+        start = folder / START  # the copy that the run made at its start
     if start is not None:
         with _reading_start(start, folder):
             config = with_start(config, start)
     subject = look_at(config)
     config = subject.config
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
-    digests = base_digest(subject.policy), renderer_of(config, subject.tokenizer).digest
+    renderer = renderer_of(config, subject.tokenizer)
+    environments = environments_of(config, renderer, subject.context_tokens)
+    digests = base_digest(subject.policy), renderer.digest
     models = reward_models.check(config, *digests)
-    read: dict[str, Any] = _check_adapters(subject, start, folder)
-    read["score.custom_sha256"] = _custom_sources(config)  # with functions given in Python
+    _check_adapters(subject, start, folder)
     data = _load(subject, scorer, watch)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
     subject, saved_run = replace(subject, config=config), None
@@ -94,18 +107,67 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
             f"the run {saved_run}"
         )
-    check_writable(folder)
+    for written in [folder, *([config.run.buffer_path.parent] if config.samples else [])]:
+        check_writable(written)
     return ResolvedRun(
         subject=subject,
         folder=folder,
         checkpoints=checkpoint.listing(folder),
         replicas=replicas,
         reward_models=models,
+        environments=environments,
         digests=digests,
         saved_buffers=saved,
         saved_run=saved_run,
-        identity=_identity(config, data, models, saved, read),
+        identity=_identity(config, start, data, models, saved),
     ), data
+
+
+def replicas_of(config: Config) -> int:
+    """How many replicas the run is to have; with ``auto`` and a cluster to join, 0: it says.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+        ReplicaError: Ray is not installed.
+    """
+    run, gpus = config.run, torch.cuda.device_count()
+    replicas = run.replicas
+    if replicas == "auto" and run.ray is None:
+        replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
+    if replicas == 1 and not run.samplers:
+        return 1
+    if importlib.util.find_spec("ray") is None:
+        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
+        if run.samplers:
+            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
+        raise ReplicaError(
+            f"{asks} needs Ray, which is not installed; install it with: "
+            f"{installation.install('ray')}, or set {without}"
+        )
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        raise ReplicaError(
+            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']:.40} lets anyone who reaches the cluster "
+            "run programs in it; unset it, and start the cluster with its token"
+        )
+    if replicas == "auto":
+        return 0
+    if run.ray is None and gpus and replicas + run.samplers > gpus:
+        has = f"the {gpus} GPU{'s' if gpus > 1 else ''} of this machine"
+        if run.samplers:
+            raise ConfigError(
+                f"run.replicas={replicas} and run.samplers={run.samplers} contradict {has}: each "
+                "needs its own; lower them, or name a cluster as run.ray"
+            )
+        raise ConfigError(
+            f"run.replicas={replicas} contradicts {has}: each replica needs its own; set it to "
+            f"{power_of_two(gpus)} or auto, or name a cluster as run.ray"
+        )
+    return replicas
+
+
+def power_of_two(most: int) -> int:
+    """The largest power of two up to ``most``."""
+    return 1 << (most.bit_length() - 1)
 
 
 @contextmanager
@@ -126,32 +188,27 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_adapters(subject: Subject, start: Path | None, folder: Path) -> dict[str, str]:
-    """Digests of the adapters whose values count throughout the run, by their names in its
-    identity. What only its beginning reads is checked all the same.
+def _check_adapters(subject: Subject, start: Path | None, folder: Path) -> None:
+    """Check the adapters that the run begins from or learns with.
 
     Raises:
         ModelError: one of them is damaged or does not fit the model.
         CheckpointError: the run's own copy is.
     """
-    config, policy, digests = subject.config, subject.policy, {}
-    path = config.model.path
+    config, policy, path = subject.config, subject.policy, subject.config.model.path
     if start is not None:
         with _reading_start(start, folder):
             adapters.check_fits(policy, start, path)
         if config.samples and run_folder.conditioning_of(start) is not None:
             logger.warning(
-                "model.start=%s learned from prompts with a score (sft.condition); this run asks "
-                "without one", config.model.start,
+                "model.start=%s learned from prompts with a score (sft.condition); this run's "
+                "prompts have none", config.model.start,
             )  # fmt: skip
-        digests["model.start_sha256"] = sha256(start / adapters.WEIGHTS, adapters.MOST_BYTES)
     if (teacher := config.teacher.adapter) is not None:
         adapters.check_over(policy, teacher, path)
-        digests["teacher.adapter_sha256"] = sha256(teacher / adapters.WEIGHTS, adapters.MOST_BYTES)
     if (critic := config.critic.start) is not None:
         adapters.check_over(policy, critic, path)
         score_head.check(critic, policy.get_base_model().get_output_embeddings().weight.shape[1])
-    return digests
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
@@ -188,8 +245,10 @@ def _with_steps_and_buffer(
         saved, buffer = [], _buffer(config)
     else:
         return config.with_options({"run.buffer": _buffer(config)}), []
-    decided = {"run.steps": steps, "run.epochs": None, "run.buffer": str(buffer)}
-    return config_file.build(config.model_dump(mode="json"), Path(place), decided), saved
+    decided = {"run.steps": steps, "run.epochs": None, "run.buffer": buffer}
+    tree = config.model_dump(mode="json")
+    config_file.build(tree, Path(place), decided | {"run.buffer": str(buffer)})  # it is checked
+    return config.with_options(decided), saved
 
 
 def _buffer(config: Config) -> Path:
@@ -198,7 +257,7 @@ def _buffer(config: Config) -> Path:
     path, name = config.run.buffer_path, config.run.name
     if config.run.buffer is None and config.samples:
         own = path.with_name(f"{path.stem}.{name}{path.suffix}")
-        holder = recovery.unfinished_run(path)
+        holder = unfinished_run(path)
         if holder != name and (holder is not None or os.path.lexists(own)):
             return own
     return path
@@ -216,7 +275,7 @@ def _saved_buffers(config: Config, folder: Path) -> list[Path]:
         )
     if run.steps < len(files) and run.epochs is None:
         logger.warning(
-            "run.steps=%d does not count: run.from_buffer=%s holds %d steps; for fewer, name a "
+            "run.steps=%d is not used: run.from_buffer=%s holds %d steps; for fewer, name a "
             "folder with fewer", run.steps, run.from_buffer, len(files),
         )  # fmt: skip
     return files
@@ -224,28 +283,33 @@ def _saved_buffers(config: Config, folder: Path) -> list[Path]:
 
 def _identity(
     config: Config,
+    start: Path | None,
     data: Data,
     models: Sequence[RewardModelFolder],
     saved: Sequence[Path],
-    read: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """The config, with the digests of what it names whose values count throughout the run."""
     prompts = [
         [
-            [(prompt.token_ids, prompt.answer) for prompt in each.prompts],
-            [(row.ids, sum(row.trained), row.value) for row in each.rows],
+            [(prompt.token_ids, prompt.answer) for prompt in data_set.prompts],
+            [(row.ids, sum(row.trained), row.value) for row in data_set.rows],
         ]
-        for each in data.training
+        for data_set in data.training
     ]
     digests: dict[str, Any] = {
         "model.weights_sha256": run_folder.weights_digest(config.model.path),
-        **read,
+        "score.custom_sha256": _custom_sources(config),
         "data.prompts_sha256": _sha256(prompts),
-        "score.reward_models_sha256": {each.key: each.digest for each in models},
+        "score.reward_models_sha256": {model.key: model.digest for model in models},
     }
+    for name, adapter in (("model.start", start), ("teacher.adapter", config.teacher.adapter)):
+        if adapter is not None:
+            weights = adapter / adapters.WEIGHTS
+            digests[f"{name}_sha256"] = sha256(weights, adapters.MOST_BYTES)
     if any(prompt.extra for prompt in data.prompts):
         columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
         digests["data.columns_sha256"] = _sha256(columns)
-    if saved:  # step by step from there on: a folder may grow meanwhile, and not lose its first
+    if saved:  # step by step: the folder may grow meanwhile, but may not lose its first file
         digests["run.first_buffer"] = saved[0].name
     identity = config.model_dump(mode="json")
     for key, digest in digests.items():
@@ -257,14 +321,15 @@ def _identity(
 
 def _custom_sources(config: Config) -> dict[str, str]:
     """Digests of the files of custom rewards and of the sources of functions that were given in
-    Python, by the reward's name."""
+    Python, by the reward's name, and of the environment's."""
+    named = [(each.key, each.custom, each.source_sha256) for each in config.score.rewards]
     digests = {}
-    for each in config.score.rewards:
-        place = Path(str(each.custom).rpartition(":")[0])
+    for name, where, source in (*named, ("sample.environment", config.sample.environment, None)):
+        place = Path(str(where).rpartition(":")[0])
         if place.suffix == ".py" and place.is_file():
-            digests[each.key] = sha256(place, MIB)[:16]
-        elif each.source_sha256 is not None:
-            digests[each.key] = each.source_sha256
+            digests[name] = sha256(place, MIB)[:16]
+        elif source is not None:
+            digests[name] = source
     return digests
 
 

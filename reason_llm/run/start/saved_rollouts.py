@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reason_llm.config import Config, command
+from reason_llm.config import command
 from reason_llm.errors import RolloutBufferError
 from reason_llm.run.store.archive import FILES
 from reason_llm.run.store.document import Document, read_document
@@ -20,20 +20,7 @@ from reason_llm.run.store.folder import finished_steps, is_run
 if TYPE_CHECKING:
     from reason_llm.model.plan import Subject  # with torch
 
-ROUNDING_NATS = 1e-3
-"""More than float32 log-probs of one policy differ between sampling and learning."""
-
 logger = logging.getLogger(__name__)
-
-
-def rounding_nats(config: Config) -> float:
-    """Largest log-ratio of policy to sampler that counts as rounding, in nats.
-
-    A run that learns its own algorithm from its own rollouts again, in float32, then has weights of
-    exactly 1, and the same adapter to the last bit.
-    """
-    is_auto = config.algorithm.row().correction == "auto"
-    return ROUNDING_NATS if is_auto and config.is_off_policy else 0.0
 
 
 def files(source: Path) -> list[Path]:
@@ -43,9 +30,9 @@ def files(source: Path) -> list[Path]:
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
     """
-    found = buffer_files(source, "run.from_buffer=")
-    _check_no_gap(source, found)
-    return found
+    buffers = buffer_files(source, "run.from_buffer=")
+    _check_no_gap(source, buffers)
+    return buffers
 
 
 def buffer_files(source: Path, option: str = "") -> list[Path]:
@@ -55,21 +42,21 @@ def buffer_files(source: Path, option: str = "") -> list[Path]:
         option: what stands before the path in an error.
     """
     if not os.path.lexists(source):
-        found, holds = list[Path](), "does not exist"
+        buffers, holds = list[Path](), "does not exist"
     elif source.is_dir():
-        found, holds = _steps(source) or _steps(source / "buffers"), f"holds no {FILES}"
+        buffers, holds = _steps(source) or _steps(source / "buffers"), f"holds no {FILES}"
     else:
         return [source]
-    if not found:
+    if not buffers:
         raise RolloutBufferError(
             f"{option}{source} {holds}; name a run's folder 'buffers', or a saved buffer"
         )
-    return found
+    return buffers
 
 
 def missing_steps(source: Path, paths: Sequence[Path]) -> tuple[int, int]:
-    """How many steps of a run none of these files of its archive is named after, and the first of
-    them. A name may claim any step, so they are not listed.
+    """Number of a run's steps that no file of its archive is named after, and the first of them. A
+    name may claim any step, so they are not listed.
 
     Args:
         source: as of ``buffer_files``. The last steps are known where the run's summary tells them.
@@ -111,7 +98,7 @@ def _check_no_gap(source: Path, found: list[Path]) -> None:
         if step == before + 1:
             continue
         if every is None or (step - 1) // every * every > before:
-            # What the first document says holds for all, unless it was changed on the way.
+            # The first document's setting holds for all, unless it was changed later.
             every = _kept_every(path)
         missing = (step - 1) // every * every
         if missing > before:
@@ -123,7 +110,7 @@ def _check_no_gap(source: Path, found: list[Path]) -> None:
 
 
 def _kept_every(path: Path) -> int:
-    """Interval in steps at which the run kept the rollouts."""
+    """Number of steps between two kept buffers of the run."""
     section = read_document(path, "name another buffer").run.config.get("run")
     keep = section.get("keep_buffers") if isinstance(section, dict) else None
     return keep if type(keep) is int and keep > 0 else 1

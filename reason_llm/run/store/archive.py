@@ -47,14 +47,14 @@ class Archive:
         if not file.exists():
             return None
         try:
-            document = read_document(file, "it is passed over")
+            document = read_document(file, "it is skipped")
         except RolloutBufferError as error:
             logger.warning("%s", error)
             return None
         if document.run.id != run.id:
             return None
         if document.step != step:
-            logger.warning("%s holds step %d; it is passed over", file, document.step)
+            logger.warning("%s holds step %d; it is skipped", file, document.step)
             return None
         changed = changes(document.run.config, run.config)
         if changed.refused or changed.warned:
@@ -85,8 +85,7 @@ class Archive:
 
 
 def is_archived(document: Document) -> bool:
-    """Whether the archive of the document's own run holds this step, and not another run's of the
-    same name."""
+    """Whether the archive of the document's run holds this step; another run may have its name."""
     section = document.run.config.get("run")
     directory = section.get("directory") if isinstance(section, dict) else None
     if not isinstance(directory, str) or "\0" in directory:
@@ -104,5 +103,5 @@ def _name(step: int) -> str:
 
 def _before_learning(group: Group) -> Group:
     """The group without the learner's log-probs."""
-    completions = (replace(each, learner_logprobs=None) for each in group.completions)
+    completions = (replace(completion, learner_logprobs=None) for completion in group.completions)
     return replace(group, completions=tuple(completions))

@@ -16,7 +16,7 @@ METRICS: dict[Literal["eval/accuracy", "eval/pair_accuracy", "eval/loss"], str] 
     "eval/pair_accuracy": "accuracy of held-out pairs",
     "eval/loss": "held-out loss",
 }
-"""What a run is judged by, in words; the first one that it has counts."""
+"""Measures by which a run may be judged, in words; the first that it has counts."""
 LOWER_IS_BETTER = ("eval/loss",)
 
 
@@ -31,9 +31,9 @@ class Best:
     held_out: Text
     """Digest of what was evaluated."""
     judged_by: Text
-    """Name of the first reward, if that does not tell what is right."""
+    """What evaluation measures: ``accuracy``, or the first reward's name."""
     evaluations_since: Count = 0
-    """Evaluations after it, none of them better."""
+    """Number of later evaluations, none of them better."""
 
     def __str__(self) -> str:
         """``held-out accuracy 91.4% at step 40``."""
@@ -68,6 +68,5 @@ def after(
 
 
 def ends_early(best: Best | None, patience: int) -> bool:
-    """Whether ``eval.patience`` evaluations in a row were no better than the best one; never with
-    patience 0."""
+    """Whether ``eval.patience`` evaluations in a row were no better; False with patience 0."""
     return best is not None and 0 < patience <= best.evaluations_since

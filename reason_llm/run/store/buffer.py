@@ -1,12 +1,11 @@
 """data/buffer.json: the rollouts of one step, on disk between sampling and learning.
 
-One document (``document``), written whole beside itself and renamed, so that a reader (or a killed
-run) finds the old document or the new one and never half of one. Held by a lock that dies with its
-process. A document of another run is refused, moved aside, or overwritten if it is finished and in
-its run's archive, too.
+One document (``document``), written to a temporary file and renamed, so that a reader never finds
+half of one, even after a kill. A lock that ends with its process protects it. A document of another
+run is refused, moved aside, or overwritten if it is finished and in its run's archive, too.
 
 With ``run.max_staleness`` steps are sampled ahead of the one that is learned: ``<run>/ahead/``
-holds such a document for each, until it is its turn.
+holds a document for each of them until its turn.
 """
 
 import logging
@@ -26,6 +25,8 @@ from reason_llm.run.store.archive import is_archived
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.store.writer import BackgroundWriter
 
+AHEAD = "ahead"
+"""Folder in the run's with the rollouts of steps that are sampled ahead."""
 NO_COUNTS: Mapping[str, float] = {}
 
 logger = logging.getLogger(__name__)
@@ -72,20 +73,20 @@ class RolloutBuffer:
         self._discard = discard
         self._lock = lock(path)
         self._gives_way = False
-        """What the file holds is another run's and in its archive, too."""
+        """Whether the file holds another run's rollouts that are also in that run's archive."""
         self._document: Document | None = None
-        """What the file holds of this run."""
+        """This run's rollouts in the file."""
         self._ahead: dict[int, Document] = {}
-        """What the files of the folder hold, by step."""
+        """Rollouts in the files of the folder ``ahead``, by step."""
         self._beside: Document | None = None
-        """The current step's from elsewhere, where the file holds a later step."""
+        """The current step's rollouts from elsewhere, if the file holds a later step."""
         self._current: int | None = None
         """Step whose turn it is; later ones are ahead."""
 
     def __enter__(self) -> Self:
         with ExitStack() as until_checked:
             until_checked.enter_context(self._lock)
-            document = self.check()
+            document = None if self._discard else check(self.path, self.run)
             until_checked.pop_all()  # from here on, __exit__ lets go of the lock
         if document is None or document.run.id == self.run.id:
             self._document = document
@@ -98,38 +99,8 @@ class RolloutBuffer:
     def __exit__(self, *error: object) -> None:
         self._lock.__exit__(None, None, None)
 
-    def check(self) -> Document | None:
-        """The document on disk, if this run may continue from it or set it aside; writes nothing.
-
-        Raises:
-            RolloutBufferError: damaged, or of another, unfinished run or config.
-        """
-        if self._discard or not os.path.lexists(self.path):
-            return None
-        document = read_document(
-            self.path, "restore it, or start with --run.resume never, which moves it aside"
-        )
-        ways_on = (
-            f"go on with that run, give this one --run.buffer of its own, "
-            f"or start with --run.resume never, which moves {self.path} aside"
-        )
-        if document.run.id != self.run.id:
-            if document.trained:
-                return document
-            raise RolloutBufferError(
-                f"{self.path} holds step {document.step} of the unfinished run "
-                f"{document.run.name!r} "
-                f"({document.run.id}), not of {self.run.name!r} ({self.run.id}); {ways_on}"
-            )
-        if changed := config_file.changes(document.run.config, self.run.config).refused:
-            raise RolloutBufferError(
-                f"{self.path} was sampled with another config ({'; '.join(changed)}); {ways_on}"
-            )
-        return document
-
     def find(self, step: int) -> Document | None:
-        """The rollouts of a step from anywhere on disk, ``complete`` or so far; None: there are
-        none. Nothing is written."""
+        """The rollouts of a step anywhere on disk, perhaps not ``complete``; None without any."""
         held = self._held(step)
         if held is None or not held.complete:
             for source in self._sources:
@@ -236,6 +207,35 @@ class RolloutBuffer:
             (self._folder / _name(step)).unlink(missing_ok=True)
 
 
+def check(path: Path, run: RunIdentity) -> Document | None:
+    """The document in ``path``, if this run may continue from it or set it aside; writes nothing.
+
+    Raises:
+        RolloutBufferError: damaged, or of another, unfinished run or config.
+    """
+    if not os.path.lexists(path):
+        return None
+    document = read_document(
+        path, "restore it, or start with --run.resume never, which moves it aside"
+    )
+    ways_on = (
+        f"go on with that run, give this one --run.buffer of its own, "
+        f"or start with --run.resume never, which moves {path} aside"
+    )
+    if document.run.id != run.id:
+        if document.trained:
+            return document
+        raise RolloutBufferError(
+            f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "
+            f"({document.run.id}), not of {run.name!r} ({run.id}); {ways_on}"
+        )
+    if changed := config_file.changes(document.run.config, run.config).refused:
+        raise RolloutBufferError(
+            f"{path} was sampled with another config ({'; '.join(changed)}); {ways_on}"
+        )
+    return document
+
+
 def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
     """The run's rollouts of steps ahead, with their files. What is damaged is sampled again."""
     for path in sorted(folder.glob("step-????????.json")):
@@ -250,7 +250,7 @@ def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]
 
 @cache
 def _warn_once(text: str) -> None:
-    """A document is read by the checks before a run and by the run."""
+    """Cached, because both the checks before a run and the run read it."""
     logger.warning("%s", text)
 
 

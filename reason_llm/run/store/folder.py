@@ -15,10 +15,12 @@ from reason_llm.run.store.best import Best, ends_early
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
 SCORE_HEAD = "score.safetensors"
+ROWS = "rows.jsonl.gz"
+"""Some rows that a stage learns from, as text."""
 ANSWERS = "judge_answers.jsonl"
-"""What judges answered."""
+"""File with the answers of judges."""
 Which = Literal["last", "best", "ema"]
-"""Adapter of a run that is meant."""
+"""Names of a run's adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +28,32 @@ class KeptAdapter:
     """An adapter that a run keeps in a folder of its own."""
 
     folder: str
-    """In the run's."""
+    """Its name in the run's folder."""
     source: Literal["policy", "average", "checkpoint"]
     """policy, average: of the optimizer's state when the run ends. checkpoint: its files
-    ``<name>.*`` in every one, as soon as the first with them is on disk."""
+    ``<name>.*`` in every one, as soon as the first with them is on disk; when it is taken is in
+    ``kept_adapters.MOMENTS``."""
     missing: str = ""
-    """Why a run has none."""
+    """Reason why a run has no such adapter."""
+    record: str | None = None
+    """File with its step, in its folder; None: it belongs to the run's end."""
 
 
 KEPT: dict[Which, KeptAdapter] = {
     "last": KeptAdapter("adapter", "policy"),
     "best": KeptAdapter(
-        "adapter_best", "checkpoint", "it has evaluated nothing, or had run.keep_best=false"
+        "adapter_best", "checkpoint", "it has evaluated nothing, or had run.keep_best=false",
+        record="best.json",
     ),
     "ema": KeptAdapter("adapter_ema", "average", "it had no train.ema, or has not ended"),
-}
+}  # fmt: skip
 BEST, EMA = KEPT["best"].folder, KEPT["ema"].folder
-BEST_RECORD = "best.json"
-"""File beside the best adapter with the step and the value of its evaluation."""
+WHICH = "|".join(KEPT)
+"""Values of ``--which``."""
+WHICH_HELP = (
+    "which adapter of the run: its last one, or that in "
+    f"{' or '.join(f'{kept.folder}/' for kept in [*KEPT.values()][1:])} (default: last)"
+)
 
 
 def is_run(path: Path) -> bool:
@@ -105,7 +115,7 @@ def check_config(run: Path) -> None:
             "it, or remove its first line if it was edited on purpose"
         ) from error
     except (OSError, UnicodeDecodeError):
-        return  # reading it says so
+        return  # the reader reports it
 
 
 def check_writes(config: Config, what: str) -> None:
@@ -136,7 +146,7 @@ def which_adapter(text: str | None) -> Which:
 def refuse_which(which: Which, what: str) -> None:
     """Raise ConfigError if ``--which`` asks for more than the one adapter of what is no run."""
     if which != "last":
-        raise ConfigError(f"--which {which} is of a run, and {what} is none; leave it out")
+        raise ConfigError(f"--which {which} needs a run, and {what} is none; leave it out")
 
 
 def find_adapter(run: Path, which: Which = "last") -> Path:
@@ -178,26 +188,32 @@ def conditioning_of(adapter: Path) -> Conditioning | None:
 
 def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
-    if adapter == run / BEST:
-        return best_step(run)
-    if adapter in (run / "adapter", run / EMA):
-        return finished_steps(run)
+    for kept in KEPT.values():
+        if adapter == run / kept.folder:
+            return finished_steps(run) if kept.record is None else _step_in(_record_of(run, kept))
     return step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:
     """Step of the adapter in ``adapter_best/``; None without one."""
-    step = best_record(run).get("step")
-    return step if type(step) is int else None
+    return _step_in(best_record(run))
 
 
 def best_record(run: Path) -> dict[str, Any]:
-    """What ``adapter_best/best.json`` holds: step, metric, value; empty without one that can be
-    read."""
+    """Step, metric and value in ``adapter_best/best.json``; empty if it cannot be read."""
+    return _record_of(run, KEPT["best"])
+
+
+def _record_of(run: Path, kept: KeptAdapter) -> dict[str, Any]:
     try:
-        return read_object(run / BEST / BEST_RECORD)
+        return read_object(run / kept.folder / str(kept.record))
     except (OSError, ValueError):
         return {}
+
+
+def _step_in(record: dict[str, Any]) -> int | None:
+    step = record.get("step")
+    return step if type(step) is int else None
 
 
 def finished_steps(run: Path) -> int | None:
@@ -236,8 +252,7 @@ def _best_of_summary(run: Path) -> Best | None:
 
 
 def _resolved_steps(run: Path) -> int:
-    """``run.steps`` in the run's own config; 0 if it says nothing, as its summary is all there
-    is."""
+    """``run.steps`` in the run's own config; 0 if only the summary is left."""
     check_config(run)
     section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
     steps = section.get("steps") if isinstance(section, dict) else None
@@ -250,8 +265,8 @@ def listing(run: Path) -> list[Path]:
 
 
 def _newest_checkpoint(run: Path) -> Path | None:
-    found = listing(run)
-    return found[-1] if found and is_adapter(found[-1]) else None
+    checkpoints = listing(run)
+    return checkpoints[-1] if checkpoints and is_adapter(checkpoints[-1]) else None
 
 
 def weights_digest(model: str, adapter: Path | None = None) -> str:

@@ -1,7 +1,8 @@
 """The adapters that a run keeps in folders of its own, by the rows of ``store.folder.KEPT``.
 
-The best one's weights are in every checkpoint (``best.adapter_model.safetensors``), so that a run
-that goes on from any of them has its best again.
+The weights of one that is taken on the way, such as the best one, are in every checkpoint
+(``best.adapter_model.safetensors``), so that a run that goes on from any of them has it again.
+Another one is a row there, and here the moments at which it is taken.
 """
 
 import logging
@@ -29,9 +30,8 @@ from reason_llm.files import (
     sealed,
 )
 from reason_llm.model import Model, adapters, score_head
-from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.store.folder import BEST, BEST_RECORD, KEPT, KeptAdapter
+from reason_llm.run.store.folder import KEPT, KeptAdapter, Which
 from reason_llm.run.store.metrics import MetricsLog, Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -39,11 +39,37 @@ from reason_llm.train import optim
 SCALE = "reward.json"
 """File beside a reward model's adapter."""
 END_TOKEN = "end_token"
-"""Where our reward models are read."""
-PREFIX = "best."
-"""Of the best adapter's files in a checkpoint."""
+"""Where the score of our reward models is read: at the end token."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When an adapter was taken, and why."""
+
+    step: int
+    told: str
+    """A sentence for its README."""
+    record: dict[str, Any]
+    """What the file beside it holds: its step and more."""
+
+
+def _best(config: Config, state: RunState) -> Moment | None:
+    if state.best is None or not config.run.keep_best:
+        return None
+    record = {key: value for key, value in asdict(state.best).items() if key != "evaluations_since"}
+    return Moment(state.best.step, f"Its evaluation was the best: {state.best}.", record)
+
+
+MOMENTS: dict[Which, Callable[[Config, RunState], Moment | None]] = {"best": _best}
+"""When each adapter of the source checkpoint was last taken, by the run's state; None: never."""
+
+
+def moments(config: Config, state: RunState) -> dict[Which, Moment]:
+    """The kept adapters that the run has so far."""
+    found = {which: moment(config, state) for which, moment in MOMENTS.items()}
+    return {which: moment for which, moment in found.items() if moment is not None}
 
 
 @dataclass(slots=True)
@@ -56,49 +82,56 @@ class KeptAdapters:
     conditioning: Conditioning | None
     """How scores are written into prompts."""
     digests: tuple[str, str]
-    """Of the base's config and of how prompts are written."""
+    """Digests of the base's config and of the prompts' form."""
     model: Model
     optimizer: torch.optim.Optimizer
-    """The policy's."""
+    """The policy's optimizer."""
     log: MetricsLog
     writer: BackgroundWriter
-    best_files: dict[str, Mapping[str, Tensor] | Path] = field(default_factory=dict)
-    """Of the best adapter in the next checkpoint: tensors until one holds them, then its files;
-    none: it is not kept."""
+    files: dict[Which, dict[str, Mapping[str, Tensor] | Path]] = field(default_factory=dict)
+    """Of each in the next checkpoint: tensors until one holds them, then its files; none: it is not
+    kept."""
 
-    def restore_best(self, state: RunState) -> RunState:
-        """Have in ``adapter_best/`` what the checkpoint says is the best adapter."""
-        checkpoint = state.folder
-        if state.best is None or checkpoint is None or not self.config.run.keep_best:
+    @property
+    def beside(self) -> dict[str, Mapping[str, Tensor] | Path]:
+        """All files in the next checkpoint, by name."""
+        return {name: source for files in self.files.values() for name, source in files.items()}
+
+    def restore(self, state: RunState) -> RunState:
+        """Bring the folders to the state that the checkpoint names."""
+        if (checkpoint := state.folder) is None:
             return state
-        self.best_files = {file.name: file for file in checkpoint.glob(f"{PREFIX}*")}
-        if not self.best_files:
-            logger.warning(
-                "the adapter of the best evaluation so far (%s) was not kept: the best one from "
-                "here on is", state.best,
-            )  # fmt: skip
-            return replace(state, best=None)
-        try:
-            _check_best(self.run, checkpoint, state.best)
-        except (OSError, ValueError):
-            self._submit_best(checkpoint, state.best)
+        for which, moment in moments(self.config, state).items():
+            self.files[which] = {file.name: file for file in checkpoint.glob(f"{which}.*")}
+            if not self.files[which]:
+                logger.warning(
+                    "%s/ of step %d was not kept (%s): the next one is",
+                    KEPT[which].folder, moment.step, moment.told,
+                )  # fmt: skip
+                state = replace(state, best=None) if which == "best" else state
+                continue
+            try:
+                _check(self.run, which, checkpoint, moment)
+            except (OSError, ValueError):
+                self._submit(which, checkpoint, moment)
         return state
 
-    def take_best(self) -> None:
-        """Take the adapter of this moment for the best one."""
-        if self.config.run.keep_best:
-            self.best_files = {PREFIX + adapters.WEIGHTS: self.model.adapter_of("policy")}
-            if (head := self.model.heads.get("policy")) is not None:
-                self.best_files[PREFIX + score_head.FILE] = score_head.state(head)
+    def take(self, state: RunState) -> None:
+        """Take the adapters that are due at this moment."""
+        for which, moment in moments(self.config, state).items():
+            if moment.step == state.step and self.config.learns:
+                self.files[which] = {f"{which}.{adapters.WEIGHTS}": self.model.adapter_of("policy")}
+                if (head := self.model.heads.get("policy")) is not None:
+                    self.files[which][f"{which}.{score_head.FILE}"] = score_head.state(head)
 
     def saved(self, state: RunState) -> None:
-        """A checkpoint is on its way to disk: write ``adapter_best/`` after it, if it is another
-        one."""
+        """A checkpoint is on its way to disk: after it, write the folders of what is new in it."""
         assert state.folder is not None
-        is_new = any(not isinstance(source, Path) for source in self.best_files.values())
-        self.best_files = {name: state.folder / name for name in self.best_files}
-        if is_new and state.best is not None:
-            self._submit_best(state.folder, state.best)
+        for which, moment in moments(self.config, state).items():
+            files = self.files.get(which, {})
+            self.files[which] = {name: state.folder / name for name in files}
+            if any(not isinstance(source, Path) for source in files.values()):
+                self._submit(which, state.folder, moment)
 
     def finish(self, step: int, judge: Callable[[], Record]) -> None:
         """Write the last adapter, and the average where there is one.
@@ -108,53 +141,52 @@ class KeptAdapters:
         """
         for kept in KEPT.values():
             if kept.source == "policy":
-                self._write(kept, step, self._records(step))
+                self._write_end(kept, step, self._records(step))
             elif kept.source == "average" and optim.averaged_steps(self.optimizer):
                 told = f"An exponential moving average (train.ema={self.config.train.ema})."
                 with optim.averaged(self.optimizer):
                     records = [judge()] if self.config.of_stage.scores else []
-                    self._write(kept, step, records, told)
+                    self._write_end(kept, step, records, told)
 
-    def _write(
+    def _write_end(
         self, kept: KeptAdapter, step: int, records: Sequence[Record], told: str = ""
     ) -> None:
-        """Write the model's adapter of this moment."""
+        """Write the model's current adapter."""
         with replacing_folder(self.run / kept.folder) as folder:
             adapters.save(self.model.policy, folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
             self._describe(folder, step, records, told)
 
-    def _submit_best(self, checkpoint: Path, best: Best) -> None:
-        """Have ``adapter_best/`` written from a checkpoint, once that is on disk."""
-        records = self._records(best.step)
-        told = f"Its evaluation was the best: {best}."
-        names = list(self.best_files)
-        self.writer.submit(lambda: self.write_best(checkpoint, names, best, records, told))
+    def _submit(self, which: Which, checkpoint: Path, moment: Moment) -> None:
+        """Write a folder from a checkpoint, after the checkpoint is on disk."""
+        records, names = self._records(moment.step), list(self.files[which])
+        self.writer.submit(lambda: self.write(which, checkpoint, names, moment, records))
 
-    def write_best(
+    def write(
         self,
+        which: Which,
         checkpoint: Path,
         names: Sequence[str],
-        best: Best,
+        moment: Moment,
         records: Sequence[Record],
-        told: str,
     ) -> None:
-        """Make ``adapter_best/`` from these files of a checkpoint, whole or not at all.
+        """Make a folder from these files of a checkpoint, whole or not at all.
 
         Raises:
             WriteError: the disk is full or read-only; the old folder is as it was.
         """
-        with replacing_folder(self.run / BEST) as folder:
+        kept = KEPT[which]
+        with replacing_folder(self.run / kept.folder) as folder:
             shutil.copyfile(regular(checkpoint / adapters.CONFIG), folder / adapters.CONFIG)
             for name in names:
-                shutil.copyfile(regular(checkpoint / name), folder / name.removeprefix(PREFIX))
-            self._describe(folder, best.step, records, told)
-            record = orjson.dumps(_told(best), option=orjson.OPT_INDENT_2)
-            (folder / BEST_RECORD).write_bytes(record)
+                shutil.copyfile(regular(checkpoint / name), folder / name.removeprefix(f"{which}."))
+            self._describe(folder, moment.step, records, moment.told)
+            record = orjson.dumps(moment.record, option=orjson.OPT_INDENT_2)
+            (folder / str(kept.record)).write_bytes(record)
 
     def _records(self, step: int) -> list[Record]:
-        """The records up to this step, of which a reward model's scale is made."""
+        """The records up to this step, for a reward model's scale."""
         if not self.config.of_stage.scores:
             return []
         return [record for record in self.log.records() if record["step"] <= step]
@@ -169,15 +201,13 @@ class KeptAdapters:
             (folder / SCALE).write_bytes(describe(records, *self.digests))
 
 
-def check_written(run: Path, checkpoint: Path, best: Best | None) -> None:
+def check_written(run: Path, config: Config, state: RunState) -> None:
     """Compare the adapters of a finished run with its newest checkpoint.
-
-    Args:
-        best: the best evaluation, where its adapter is to be kept.
 
     Raises:
         NotAsWritten: one is missing or is another. OSError: one cannot be read.
     """
+    assert state.folder is not None
     for kept in KEPT.values():
         folder = run / kept.folder
         if kept.source == "checkpoint" or (kept.source == "average" and not folder.is_dir()):
@@ -186,28 +216,25 @@ def check_written(run: Path, checkpoint: Path, best: Best | None) -> None:
         if adapters.WEIGHTS not in noted:
             raise NotAsWritten(f"{kept.folder}/ or its {MANIFEST} is missing")
         if kept.source == "policy":
-            expected = check_digests(checkpoint)[adapters.WEIGHTS]
+            expected = check_digests(state.folder)[adapters.WEIGHTS]
             compare(f"{kept.folder}/{adapters.WEIGHTS}", noted[adapters.WEIGHTS], expected)
-    if best is not None and (checkpoint / f"{PREFIX}{adapters.WEIGHTS}").is_file():
-        _check_best(run, checkpoint, best)
+    for which, moment in moments(config, state).items():
+        if (state.folder / f"{which}.{adapters.WEIGHTS}").is_file():
+            _check(run, which, state.folder, moment)
 
 
-def _check_best(run: Path, checkpoint: Path, best: Best) -> None:
-    noted = check_digests(run / BEST)
+def _check(run: Path, which: Which, checkpoint: Path, moment: Moment) -> None:
+    kept = KEPT[which]
+    noted = check_digests(run / kept.folder)
     for file, digest in check_digests(checkpoint).items():
-        if file.startswith(PREFIX):
-            own = file.removeprefix(PREFIX)
-            compare(f"{BEST}/{own}", noted.get(own, "missing"), digest)
-    record = read_object(run / BEST / BEST_RECORD, MIB)
-    if record != _told(best):
+        if file.startswith(f"{which}."):
+            own = file.removeprefix(f"{which}.")
+            compare(f"{kept.folder}/{own}", noted.get(own, "missing"), digest)
+    record = read_object(run / kept.folder / str(kept.record), MIB)
+    if record != moment.record:
         raise NotAsWritten(
-            f"{BEST}/{BEST_RECORD} tells of {record!s:.200}, and not of {_told(best)}"
+            f"{kept.folder}/{kept.record} tells of {record!s:.200}, and not of {moment.record}"
         )
-
-
-def _told(best: Best) -> dict[str, Any]:
-    """What ``best.json`` holds of it."""
-    return {key: value for key, value in asdict(best).items() if key != "evaluations_since"}
 
 
 def readme(config: Config, step: int, told: str = "") -> bytes:
@@ -251,6 +278,6 @@ def describe(records: Sequence[Record], base: str, template: str) -> bytes:
     names = {"eval/reward_mean": "mean", "eval/reward_std": "std"} | {
         f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
     }
-    found: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
-    found |= {"read_at": END_TOKEN, "base": base, "template": template}
-    return sealed(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    values: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
+    values |= {"read_at": END_TOKEN, "base": base, "template": template}
+    return sealed(orjson.dumps(values, option=orjson.OPT_INDENT_2))

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import pstdev
@@ -28,14 +28,14 @@ from reason_llm.files import (
     sync,
     write_atomically,
 )
-from reason_llm.rollout import Group
+from reason_llm.rollout import Completion, Group
 
 Record = dict[str, float]
 MAX_BYTES = 1 << 30
-"""Of metrics.jsonl: half a million records."""
+"""Largest size of metrics.jsonl: half a million records."""
 PEAKS = ("peak", "planned")
 LARGEST = 1e100
-"""Number that is read."""
+"""Largest number that is read."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class MetricsLog:
             try:
                 compare(f"{self.path} up to step {last}", self.sha256, noted)
             except NotAsWritten as error:
-                logger.warning("%s; curves, alarms and the summary tell of what is there", error)
+                logger.warning("%s; curves, alarms and the summary show what is left", error)
 
     @property
     def sha256(self) -> str:
@@ -139,12 +139,12 @@ def read(path: Path) -> list[Record]:
 
 
 def _lines(path: Path) -> list[tuple[bytes, Record]]:
-    """The lines with a record, and what ``read`` takes of each."""
+    """The lines of the records, each with its parsed value."""
     try:
         content = read_bounded(path, MAX_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); restore it") from error
-    found = []
+    records = []
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
@@ -157,8 +157,8 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
                 raise ValueError("no record with a step")
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}; restore or remove the line") from error
-        found.append((line, {k: value for k, value in record.items() if abs(value) < LARGEST}))
-    return found
+        records.append((line, {k: value for k, value in record.items() if abs(value) < LARGEST}))
+    return records
 
 
 def describe(groups: list[Group], first: str | None = None) -> Record:
@@ -170,7 +170,7 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
             deviation is left out.
     """
     completions = [completion for group in groups for completion in group.completions]
-    tokens = sum(len(completion.token_ids) for completion in completions)
+    tokens = sum(len(completion.sampled_ids) for completion in completions)
     truncated = sum(completion.finish_reason == "length" for completion in completions)
     flat = sum(
         len({c.reward for c in group.completions if c.has_reward}) < 2
@@ -189,9 +189,31 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
         "score/groups_without_signal_fraction": flat / len(groups),
     }
     record |= {name: sum(values) / len(values) for name, values in given.items() if values}
+    record |= _of_turns(completions)
     if judged := given.get(f"score/{first}"):
         record["score/first_reward_std"] = pstdev(judged)
     return record
+
+
+def _of_turns(completions: Sequence[Completion]) -> Record:
+    """What rollouts in an environment were like; empty without one."""
+    played = [completion for completion in completions if completion.environment]
+    if not played:
+        return {}
+
+    def part(reason: str) -> float:
+        return sum(c.finish_reason == reason for c in played) / len(played)
+
+    turns, calls, failed = (
+        sum(c.environment.get(name, 0) for c in played)
+        for name in ("turns", "calls", "failed_calls")
+    )
+    record = {
+        "sample/turns": turns / len(played),
+        "sample/out_of_turns_fraction": part("turns"),
+        "sample/environment_error_fraction": part("error"),
+    }
+    return record | ({"sample/failed_calls_fraction": failed / calls} if calls else {})
 
 
 def added(one: Record, other: Record) -> Record:
@@ -200,8 +222,7 @@ def added(one: Record, other: Record) -> Record:
 
 
 def by_name(values: Record, name: str) -> Record:
-    """The metrics of an evaluation with its set's name, ``eval/<name>/accuracy`` for
-    ``eval/accuracy``."""
+    """The metrics of a named set: ``eval/<name>/accuracy`` for ``eval/accuracy``."""
     return {f"eval/{name}/{key.removeprefix('eval/')}": value for key, value in values.items()}
 
 
@@ -222,7 +243,7 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         return [record[key] for record in records if key in record]
 
     def ends(key: str) -> list[float] | None:
-        """The first and the last value."""
+        """The first and the last value of a metric."""
         found = values(key)
         return [found[0], found[-1]] if found else None
 
@@ -259,12 +280,12 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
 def of_replicas(records: list[Record]) -> dict[str, dict[str, float]]:
     """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
     ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
-    found: dict[str, dict[str, float]] = {}
+    totals: dict[str, dict[str, float]] = {}
     for record in records:
         for key, value in record.items():
             _, _, rest = key.partition("replicas/")
             number, _, name = rest.partition("/")
             if name:
-                sums = found.setdefault(number, {})
+                sums = totals.setdefault(number, {})
                 sums[name] = round(sums.get(name, 0.0) + value, 3)
-    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+    return dict(sorted(totals.items(), key=lambda each: (len(each[0]), each[0])))

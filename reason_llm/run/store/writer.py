@@ -1,4 +1,4 @@
-"""Background writer: a thread that writes in the given order what the loop need not wait for. After
+"""Background writer: a thread that writes in the given order, so that the loop need not wait. After
 a failed write nothing further is written, because a checkpoint says that everything before it is on
 disk."""
 
@@ -13,8 +13,7 @@ from reason_llm.errors import Stopped
 class BackgroundWriter:
     """Writer thread; everything given to it is written when the ``with`` block ends.
 
-    Where it ends as it should, or because a signal asked for it, ``WriteError`` tells of what could
-    not be written.
+    After a normal end, or one that a signal asked for, a failed write raises ``WriteError``.
     """
 
     def __init__(self) -> None:
@@ -55,8 +54,8 @@ class BackgroundWriter:
         """
         pending, self._pending = self._pending, []
         wait(pending)
-        for each in pending:
-            each.result()
+        for call in pending:
+            call.result()
 
     def take_seconds(self) -> float:
         """Seconds spent on writing since the last call."""

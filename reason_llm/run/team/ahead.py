@@ -21,9 +21,19 @@ from reason_llm.rollout import Group
 from reason_llm.run.collect import Step, Stop, collect
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.team.alone import SamplingBy
+from reason_llm.run.team.cluster import Member
 from reason_llm.run.team.crew import Crew, Deal
 from reason_llm.run.watch import SILENT
-from reason_llm.sample import Draw, Part, Progress, SamplingParams, ShardedSampler, sampler_of
+from reason_llm.sample import (
+    Draw,
+    Lot,
+    Part,
+    Progress,
+    SamplingParams,
+    ShardedSampler,
+    sample_lot,
+    sampler_of,
+)
 
 POLL_SECONDS = 0.02
 
@@ -50,7 +60,7 @@ def sampling_ahead(
 
 
 class _Abandoned(Exception):
-    """Nobody waits for what is sampled."""
+    """Nobody waits for these samples any more."""
 
 
 class _Enough:
@@ -83,7 +93,7 @@ class _Ahead:
         self._version = 0
         """Learned steps of the policy that samples."""
         self._deal: Deal | None = None
-        """The wave under way."""
+        """The current wave."""
         self._stop = _Enough(step.stop)
         self._learners_are_free = False
         self._is_abandoned = False
@@ -92,23 +102,23 @@ class _Ahead:
         self.thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
 
     def finish(self) -> None:
-        """Have the next step sampled to its end, and later ones to the end of a wave."""
+        """Finish sampling the next step, and the current wave of later steps."""
         self._learners_are_free = True
         with timed(self._step.record, "waiting"):
             while self.thread.is_alive():
                 self._stop.is_enough = self._next_is_sampled
                 deal = self._deal
-                if deal is not None and (part := deal.take()) is not None:
+                if deal is not None and (lot := deal.take()) is not None:
                     try:
-                        self._sample(deal, part)
-                    except ReasonError as error:  # the step that was learned is saved first
+                        self._sample(deal, lot)
+                    except ReasonError as error:  # first the learned step is saved
                         self.end()
                         self._error = error
                         break
                 self.thread.join(POLL_SECONDS)
         if isinstance(self._error, ReasonError):
             logger.warning(
-                "sampling ahead of step %d ended (%s); it goes on when it is its turn",
+                "sampling step %d ahead failed (%s); it is tried again in its turn",
                 self._number + 1, one_line(self._error),
             )  # fmt: skip
         elif self._error is not None:
@@ -123,26 +133,30 @@ class _Ahead:
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """See ``sample.Dealer``. Called in the thread; the samplers are given a part at a time."""
-        deal = self._deal = Deal(self._crew, parts, params, self._version)
+        """See ``sample.Dealer``. Called in the thread; the samplers are given a lot at a time."""
+        members = self._free()
+        deal = self._deal = Deal(
+            self._crew, parts, params, self._version, takers=max(1, len(members))
+        )
         while not deal.is_done:
             if self._is_abandoned:
                 raise _Abandoned
-            members = self._crew.who_samples(self._version, learners=self._learners_are_free)
-            deal.hand_out(members, 1)
+            deal.hand_out(self._free(), 1)
             if not deal.gather():
                 time.sleep(POLL_SECONDS)
         return deal.groups()
 
-    def _sample(self, deal: Deal, part: Part | None) -> None:
-        """Sample this part and those that are left of the wave in this process."""
+    def _free(self) -> list[Member]:
+        return self._crew.who_samples(self._version, learners=self._learners_are_free)
+
+    def _sample(self, deal: Deal, lot: Lot | None) -> None:
+        """Sample this lot and the wave's remaining lots in this process."""
         with self._sampling(deal.version) as sampler:
-            while part is not None:
+            while lot is not None:
                 with self._crew.timed("sampling"):
-                    deal.found[part.shard] = sampler.sample(
-                        part.prompts, deal.params, part.seed, lambda tokens, items: None
-                    )
-                part = deal.take()
+                    groups = sample_lot(sampler, lot, deal.params, lambda tokens, items: None)
+                deal.keep(lot, groups)
+                lot = deal.take()
 
     def _work(self) -> None:
         step, run, buffer = self._step, self._step.config.run, self._step.buffer

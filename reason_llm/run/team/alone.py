@@ -16,9 +16,11 @@ from reason_llm.sample import Sampler
 from reason_llm.train import Learners
 
 Told = Callable[[int], None]
-"""Told of rows that were learned."""
+"""Called with the number of rows that were learned."""
+Learn = Callable[[int, Sequence[Datum], Told, float | None], Record]
+"""Of a step's number, its rows, whom to tell of them, and the weight of the KL from there on."""
 SamplingBy = Callable[[int], AbstractContextManager[Sampler]]
-"""The sampling phase of this process, by the policy of so many learned steps."""
+"""The sampling phase of this process, with the policy of the given number of learned steps."""
 
 
 class Team(Protocol):
@@ -36,7 +38,7 @@ class Team(Protocol):
         ...
 
     def version_of(self, step: int) -> int:
-        """The version that samples this step."""
+        """The version of the policy that samples this step."""
         ...
 
     def at(self, version: int) -> AbstractContextManager[None]:
@@ -51,10 +53,9 @@ class Team(Protocol):
         """Context of the learning of a step, in which idle processes sample the steps after it."""
         ...
 
-    def learn(
-        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, progress: Told
-    ) -> Record:
-        """As ``Learners.learn``, by all; with this weight of the KL, where it is not None."""
+    @property
+    def learn(self) -> Learn:
+        """Learns a step by all, as ``Learners.learn``."""
         ...
 
     @property
@@ -63,8 +64,7 @@ class Team(Protocol):
         ...
 
     def take_record(self, step: int) -> Record:
-        """For the record of a step: what was done by whom since the last one, and its sampling if
-        that was ahead."""
+        """For a step's record: each process's work since the last one, and sampling ahead."""
         ...
 
 
@@ -73,14 +73,14 @@ class Alone:
 
     def __init__(self, learns: bool) -> None:
         self._learns = learns
-        self._learners: Learners | None = None
+        self.learn: Learn
 
     def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
-        """See ``Team``."""
-        self._learners = learners
+        """Only these learners learn."""
+        self.learn = learners.learn
 
     def version_of(self, step: int) -> int:
-        """The newest one; the untrained one where nothing is learned."""
+        """The newest version; the untrained one in a stage that learns nothing."""
         return step if self._learns else 0
 
     def at(self, version: int) -> AbstractContextManager[None]:
@@ -88,21 +88,12 @@ class Alone:
         return nullcontext()
 
     def dealing(self, sampler: Sampler) -> Sampler:
-        """The sampler itself."""
+        """The sampler as it is."""
         return sampler
 
     def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """Nobody is idle."""
+        """One process has no idle time to use."""
         return nullcontext()
-
-    def learn(
-        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, progress: Told
-    ) -> Record:
-        """See ``Team``."""
-        assert self._learners is not None
-        if kl_coefficient is not None:
-            self._learners.set_kl_coefficient(kl_coefficient)
-        return self._learners.learn(step, data, progress)
 
     @property
     def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:

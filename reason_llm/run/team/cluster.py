@@ -1,8 +1,8 @@
 """Ray: finds machines, starts a process for each replica, and says when one is dead or silent.
 
-No tensor of a step goes through Ray but the state that a new replica is given. A local cluster
-listens on the loopback address alone; every cluster has token authentication, and a dashboard is
-never started.
+The only tensors that go through Ray are the state that a new replica gets. A local cluster listens
+on the loopback address alone; every cluster has token authentication, and a dashboard is never
+started.
 
 Read against Ray 2.60: ray/_private/worker.py, ray/_private/services.py.
 """
@@ -28,7 +28,7 @@ import torch
 
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, ReasonError, ReplicaError, one_line
-from reason_llm.run.start.replica_count import power_of_two
+from reason_llm.run.start.resolve import power_of_two
 
 LOOPBACK = "127.0.0.1"
 GPU_REPLICA = {"GPU": 1.0, "CPU": 4.0}
@@ -39,11 +39,14 @@ SILENT_SECONDS = 60.0
 PLACE_SECONDS = 60.0
 """How long a cluster may take to find a place for the replicas."""
 START_SECONDS = 300.0
-"""How long a new process may take to its first heartbeat."""
+"""How long a new process may take to its first heartbeat, and a local cluster to start."""
+TOLD_SECONDS = 20.0
+"""Seconds after which a slow start is reported."""
+POLL_SECONDS = 0.1
 MOST_TEMPORARY_BYTES = 19
 """Of the name of the temporary folder: sockets lie 88 bytes deeper, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
-"""Of a local cluster, for the state of an adapter and a step's rows."""
+"""Ray's object store of a local cluster, for an adapter's state and a step's rows."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,17 +83,18 @@ class Member:
     number: int
     """From 1; this process is replica 0."""
     handle: Any
-    """Ray's."""
+    """Ray's handle of the process."""
     where: str = "not started"
-    """Machine and process."""
+    """The machine and the process id."""
     address: str = ""
+    """Its address for the others; on several machines its first heartbeat tells it."""
     only_samples: bool = False
     version: int | None = None
-    """How many steps its adapter has learned; None: it has the untrained one, or an unknown."""
+    """Learned steps of its adapter; None: untrained, or unknown."""
     held: int | None = None
-    """Learned steps of the adapter that it was given to sample by; None: of none."""
+    """Learned steps of the adapter that it samples by; None: it was given none."""
     lost: str = ""
-    """Why it is no more."""
+    """The reason why it was lost; empty while it lives."""
     opened: "Call | None" = None
     heard: float = field(default_factory=time.monotonic)
     beat: Any = None
@@ -98,12 +102,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name in messages."""
         return f"{'sampler' if self.only_samples else 'replica'} {self.number} ({self.where})"
 
 
 class Call:
-    """A method of a replica under way."""
+    """A running call of a replica's method."""
 
     def __init__(self, member: Member, ref: Any) -> None:
         self.member = member
@@ -165,7 +169,7 @@ class Cluster:
         """Called from another thread when a replica is found dead or silent."""
         self.members: list[Member] = []
         self.address = LOOPBACK
-        """Of this machine, as the replicas reach it."""
+        """Address of this machine for the replicas."""
         self.folder: Path | None = None
         """Of a local cluster, which no other user can enter; Ray's own lies in it, as Ray makes
         that one writable by everybody."""
@@ -183,7 +187,7 @@ class Cluster:
 
     @property
     def _each(self) -> dict[str, float]:
-        """What a replica takes of the cluster."""
+        """The resources of the cluster that one replica takes."""
         return GPU_REPLICA if self._own_gpu else CPU_REPLICA
 
     def __enter__(self) -> Self:
@@ -208,7 +212,7 @@ class Cluster:
             self._close()
 
     def start_again(self, member: Member) -> Member:
-        """A new process in the place of a lost replica; it is not waited for."""
+        """Start a new process for a lost replica, without waiting for it."""
         member = self._start(member.number)
         self.members[member.number - 1] = member
         return member
@@ -233,7 +237,7 @@ class Cluster:
 
     def _connect(self) -> None:
         address = self._config.run.ray
-        given = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is reported to Ray's makers
+        given = {"RAY_USAGE_STATS_ENABLED": "0"}  # no usage reports
         if address is not None:
             # Without it Ray does not send the token that the environment names.
             with _environment(given | {"RAY_AUTH_MODE": "token"}):
@@ -249,6 +253,10 @@ class Cluster:
             "RAY_AUTH_TOKEN": _token(),
             # Ray's own switch for a cluster of one machine, on which it takes the loopback address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            # How long its daemons wait for each other: 30 to 60 s otherwise.
+            "RAY_gcs_server_port_wait_time_s": f"{START_SECONDS:.0f}",
+            "RAY_agent_register_timeout_ms": f"{1000 * START_SECONDS:.0f}",
+            "RAY_worker_register_timeout_seconds": f"{START_SECONDS:.0f}",
         }
         if self._own_gpu:
             given["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -273,7 +281,7 @@ class Cluster:
         import ray  # here, as it reads the environment when it is imported
 
         try:
-            with _own_session():
+            with _own_start():
                 ray.init(
                     num_cpus=int(self._each["CPU"]) * (self.total - 1),  # Ray's workers, made ahead
                     num_gpus=gpus,
@@ -350,10 +358,15 @@ class Cluster:
             num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), scheduling_strategy=place,
             concurrency_groups={"heart": 1}, max_restarts=0,
         )(Host)  # fmt: skip
-        return Member(number, kind.remote(), only_samples=number >= self.count)
+        return Member(
+            number,
+            kind.remote(),
+            address="" if self.folder is None else self.address,
+            only_samples=number >= self.count,
+        )
 
     def _watch(self) -> None:
-        """Ask each replica for its heartbeat until the end."""
+        """Ask all replicas for heartbeats until the cluster is closed."""
         while not self._ended.wait(BEAT_SECONDS):
             for member in list(self.members):
                 if not member.lost:
@@ -415,7 +428,7 @@ class _Holder:
     """Takes the place of this process's GPU in a cluster that others use, too."""
 
     def gpu(self) -> str:
-        """Which one Ray gave."""
+        """The GPU that Ray gave."""
         import ray
 
         return str(ray.get_gpu_ids()[0])
@@ -425,7 +438,7 @@ def _visible_gpus() -> list[str]:
     """GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [each.strip() for each in named.split(",") if each.strip()]
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
@@ -435,7 +448,7 @@ def _why(error: BaseException) -> str:
 
 
 def _be_quiet() -> None:
-    """Have Ray not print what its daemons tell of dead workers: the run says it in a line.
+    """Stop Ray from printing its daemons' messages about dead workers: the run prints one line.
 
     Ray prints it whatever ``log_to_driver`` is (2.60, worker.listen_error_messages).
     """
@@ -445,20 +458,46 @@ def _be_quiet() -> None:
 
 
 @contextmanager
-def _own_session() -> Iterator[None]:
+def _own_start() -> Iterator[None]:
     """Start Ray's daemons in sessions of their own: SIGTERM to this process's group, as of Slurm
     and ``timeout``, is for the run, which still needs them to save.
 
-    Ray keeps SIGINT alone from them (2.60, services.start_ray_process).
+    They may take ``START_SECONDS``, as long as none has ended. Ray keeps SIGINT alone from them,
+    and waits for 30 s, which a loaded machine misses (2.60, services.start_ray_process, node.Node).
+    The autoscaler's monitor is left out, as by ``ray start --no-monitor``: it shows its metrics on
+    a port to every user of the machine.
     """
-    from ray._private import services
+    from ray._private import node, services
 
-    before = services.ConsolePopen
-    services.ConsolePopen = functools.partial(before, start_new_session=True)
+    popen, get_node = services.ConsolePopen, services.get_node
+    start_monitor = node.Node.start_monitor
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        daemons.append(popen(*arguments, start_new_session=True, **options))
+        return daemons[-1]
+
+    def wait_for_node(*arguments: Any) -> Any:
+        begun, is_told = time.monotonic(), False
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # it is not there yet
+                seconds = time.monotonic() - begun
+                if seconds > START_SECONDS or any(daemon.poll() is not None for daemon in daemons):
+                    raise
+            if seconds > TOLD_SECONDS and not is_told:
+                logger.warning("Ray is still starting; it may take %.0f s", START_SECONDS)
+                is_told = True
+            time.sleep(POLL_SECONDS)
+
+    services.ConsolePopen, services.get_node = start, wait_for_node
+    node.Node.start_monitor = lambda self: None
     try:
         yield
     finally:
-        services.ConsolePopen = before
+        services.ConsolePopen, services.get_node = popen, get_node
+        node.Node.start_monitor = start_monitor
 
 
 @contextmanager
@@ -490,5 +529,6 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def alive(members: Sequence[Member]) -> list[Member]:
-    """Those that are opened and not lost."""
-    return [m for m in members if not m.lost and m.opened is not None and m.opened.is_done()]
+    """The members that are open, have an address and are not lost."""
+    opened = (m for m in members if not m.lost and m.opened is not None and m.opened.is_done())
+    return [member for member in opened if member.address]

@@ -1,9 +1,9 @@
 """The processes beside the head, and the versions of the policy that are sampled by.
 
 Each holds a model of its own. They are opened, given adapters, asked for parts of a wave, and
-replaced when they are lost. Samplers are such processes, too, which only sample. One process alone
-has a crew without members where it works in shards or samples by an earlier version: then there is
-no cluster, and Ray is not imported.
+replaced when they are lost. Samplers are such processes, too, which only sample. A single process
+that works in shards, or samples with an earlier version, has a crew without members: there is no
+cluster, and Ray is not imported.
 
 A version is the policy of a number of learned steps. The head keeps the adapters of the versions
 that steps to come ask for, and gives them in memory to whoever samples.
@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from reason_llm.run.team import cluster
 from reason_llm.run.team.cluster import Call, Cluster, Member
 from reason_llm.run.team.replica import Work, completions
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Part, SamplingParams
+from reason_llm.sample import Lot, Part, SamplingParams, lots
 from reason_llm.train import Learners
 
 MOST_STARTS = 8
@@ -50,30 +51,34 @@ class Crew:
         self.version = job.state.step
         """Learned steps of the head's adapter."""
         self.adapters: dict[int, dict[str, Tensor]] = {}
-        """Of the versions that steps to come are sampled by, the head's own among them; none
-        without staleness."""
+        """Adapters by version, for sampling of later steps; empty without staleness."""
         self.sampled_by: int | None = None
         """Version that the head samples by in ``at``; None: its own."""
         self._lock = threading.Lock()
         """Held while the head's state is copied, and while ``sampled_by`` changes."""
         self._learners: Learners | None = None
         self._sent: tuple[int, Any] | None = None
-        """The version that was given last, as the cluster holds it."""
+        """The version that was sent last, with its reference in the cluster."""
         self._starts_left = MOST_STARTS
         self._told: list[Member] = []
-        """Lost ones of which the user knows."""
+        """Lost members that the user was told of."""
         self._record: Record = {}
         for member in self.members:
             self.call(member, "warm")
 
     @property
     def members(self) -> list[Member]:
-        """All of them, dead ones among them."""
+        """All members, dead ones included."""
         return [] if self.cluster is None else list(self.cluster.members)
 
     @property
+    def samples_in_batches(self) -> bool:
+        """Whether a process samples its whole part of a wave in one batch."""
+        return self._job.config.sample.engine == "vllm"
+
+    @property
     def learners(self) -> Learners:
-        """The head's."""
+        """The head's learners."""
         assert self._learners is not None
         return self._learners
 
@@ -94,6 +99,8 @@ class Crew:
         for call in opened:
             with suppress(PeersLost):
                 call.result()
+            while not (call.member.address or call.member.lost):
+                time.sleep(cluster.POLL_SECONDS)
         self.tell_of_losses("while it loaded the model")
         count, machines = 1 + len(self.ready()), self._machines(self.cluster)
         told = f"{count} replica{'s' if count > 1 else ''}"
@@ -144,8 +151,8 @@ class Crew:
     def ready(self) -> list[Member]:
         """Replicas that live and have the head's adapter. Those that have not are given it here,
         unless the head samples by an earlier one at this moment."""
-        found = self._alive(samplers=False)
-        behind = [member for member in found if member.version != self.version]
+        replicas = self._alive(samplers=False)
+        behind = [member for member in replicas if member.version != self.version]
         with self._lock:
             own = self.learners.state() if behind and self.sampled_by is None else None
         if own is not None:
@@ -155,7 +162,7 @@ class Crew:
                 with suppress(PeersLost):
                     call.result()
                     call.member.version = self.version
-        return [m for m in found if not m.lost and m.version == self.version]
+        return [m for m in replicas if not m.lost and m.version == self.version]
 
     def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
         """Members that live; they are given the adapter of this version where they lack it.
@@ -163,17 +170,22 @@ class Crew:
         Args:
             learners: False: the samplers alone, while the others learn.
         """
-        found = self._alive(samplers=True)
+        members = self._alive(samplers=True)
         if learners:
-            found = self.ready() + found
-        for member in found:
+            members = self.ready() + members
+        for member in members:
             if version not in (member.version, member.held):
                 self.call(member, "hold", version, self._as_sent(version))
                 member.held = version
-        return found
+        return members
 
-    def tell_of_losses(self, when: str = WHILE_SAMPLING) -> None:
-        """A line for each member that was lost, and a new process in its place."""
+    def tell(self, line: str) -> None:
+        """A line for the user."""
+        self._watch.line(line)
+
+    def tell_of_losses(self, when: str = WHILE_SAMPLING) -> int:
+        """Print a line for each lost member, and start a new process for it; their number."""
+        before = len(self._told)
         for member in self.members:
             if not member.lost or member in self._told:
                 continue
@@ -190,9 +202,10 @@ class Crew:
                 f"{member.name} {member.lost} {when}; {left} of {self.cluster.total} {kind} are "
                 f"left and {then}"
             )
+        return len(self._told) - before
 
     def note(self, number: int, values: Mapping[str, float]) -> None:
-        """Add to what is recorded of a process."""
+        """Add numbers to the record of a process."""
         for name, value in values.items() if self.cluster is not None else ():
             key = f"replicas/{number}/{name}"
             self._record[key] = self._record.get(key, 0.0) + value
@@ -205,7 +218,7 @@ class Crew:
         self.note(0, {f"{phase}_seconds": time.perf_counter() - started})
 
     def take_record(self) -> Record:
-        """What was done by whom since the last call."""
+        """The work of each process since the last call."""
         record, self._record = self._record, {}
         return record
 
@@ -221,7 +234,7 @@ class Crew:
 
     def _open(self, member: Member) -> Call:
         job = self._job
-        # Rewards and rows in Python are the head's alone, and may be nothing that can be sent.
+        # Rewards and rows given in Python stay with the head; perhaps they cannot be sent.
         work = Work(
             job.config.as_written,
             job.folder,
@@ -237,27 +250,36 @@ class Crew:
 
     def _alive(self, *, samplers: bool) -> list[Member]:
         """Members that live: samplers, or replicas that learn."""
-        return [each for each in cluster.alive(self.members) if each.only_samples == samplers]
+        return [member for member in cluster.alive(self.members) if member.only_samples == samplers]
 
     def _machines(self, connected: Cluster) -> int:
         return len({connected.address, *(m.address or "" for m in self.members)} - {""})
 
 
 class Deal:
-    """The parts of a wave, which are taken by whoever has nothing else to do."""
+    """The parts of a wave, which idle processes take in lots.
+
+    Args:
+        takers: processes that are free to sample.
+    """
 
     def __init__(
-        self, crew: Crew, parts: Sequence[Part], params: SamplingParams, version: int
+        self,
+        crew: Crew,
+        parts: Sequence[Part],
+        params: SamplingParams,
+        version: int,
+        takers: int,
     ) -> None:
         self.params = params
         self.version = version
         """Learned steps of the policy that samples."""
         self.found: dict[int, list[Group]] = {}
-        """By shard."""
+        """Sampled groups by shard."""
         self._crew = crew
         self._parts = parts
-        self._waiting = deque(parts)
-        self._under_way: dict[int, list[tuple[Part, Call]]] = {}
+        self._waiting = deque(lots(parts, takers, in_batches=crew.samples_in_batches))
+        self._under_way: dict[int, list[tuple[Lot, Call]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -269,20 +291,20 @@ class Deal:
         """The groups of each part, in order."""
         return [self.found[part.shard] for part in self._parts]
 
-    def take(self) -> Part | None:
-        """A part that nobody has taken yet, for this process."""
+    def take(self) -> Lot | None:
+        """A free lot for this process; None if all are taken."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def hand_out(self, members: Sequence[Member], most: int) -> None:
-        """Give waiting parts to these members, so that each has up to ``most``."""
+        """Give waiting lots to these members, so that each has up to ``most``."""
         for _ in range(most):
             for member in members:
                 calls = self._under_way.setdefault(member.number, [])
-                if len(calls) < most and (part := self.take()) is not None:
+                if len(calls) < most and (lot := self.take()) is not None:
                     of = None if self.version == member.version else self.version
-                    call = self._crew.call(member, "sample", part, self.params, of)
-                    calls.append((part, call))
+                    call = self._crew.call(member, "sample", lot, self.params, of)
+                    calls.append((lot, call))
 
     def gather(self, *, wait: bool = False) -> list[Group]:
         """Groups that members sampled since the last call. What a lost one had waits again.
@@ -290,17 +312,24 @@ class Deal:
         Args:
             wait: for whatever is under way.
         """
-        found: list[Group] = []
+        gathered: list[Group] = []
         for calls in self._under_way.values():
             while calls and (wait or calls[0][1].is_done()):
-                part, call = calls.pop(0)
+                lot, call = calls.pop(0)
                 try:
                     content, seconds = call.result()
                 except PeersLost:
                     with self._lock:
-                        self._waiting.appendleft(part)
+                        self._waiting.appendleft(lot)
                     continue
                 self._crew.note(call.member.number, {"sampling_seconds": seconds})
-                self.found[part.shard] = completions(part.prompts, content)
-                found += self.found[part.shard]
-        return found
+                groups = completions([p for part in lot for p in part.prompts], content)
+                gathered += groups
+                rest = iter(groups)
+                self.keep(lot, [list(islice(rest, len(part.prompts))) for part in lot])
+        return gathered
+
+    def keep(self, lot: Lot, groups: Sequence[list[Group]]) -> None:
+        """Store the sampled groups of each part of a lot."""
+        for part, groups_of_part in zip(lot, groups, strict=True):
+            self.found[part.shard] = groups_of_part

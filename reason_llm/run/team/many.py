@@ -37,7 +37,7 @@ from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, Sha
 from reason_llm.train import Learners, Shards, deal
 
 MOST_ATTEMPTS = 3
-"""At a step in which peers lose each other and none of them is dead."""
+"""Attempts at a step in which peers lose each other although none is dead."""
 
 
 @contextmanager
@@ -74,15 +74,15 @@ class Many:
         self._run = job.config.run
         self._crew = crew
         self._sampled_ahead: dict[int, Record] = {}
-        """For the records of the steps that were sampled ahead."""
+        """Records of the steps that were sampled ahead."""
         self._peers: GroupPeers | None = None
         self._group: list[Member] = []
-        """Those beside the head that the peers are."""
+        """The members of the current group of peers, without the head."""
         self._names = itertools.count()
         self._name = ""
-        """Of the group."""
+        """Name of the group of peers."""
         self._secret = secrets.token_hex(32)
-        """By which the peers know each other."""
+        """Secret by which the peers recognise each other."""
         if crew.cluster is not None and crew.cluster.folder is None:  # of several machines
             self._store, self._port = listen(crew.cluster.address)
 
@@ -119,18 +119,18 @@ class Many:
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """See ``sample.Dealer``. The head samples parts while the others do theirs."""
+        """See ``sample.Dealer``. The head samples lots while the others do theirs."""
         crew = self._crew
         version = crew.version if crew.sampled_by is None else crew.sampled_by
-        deal = Deal(crew, parts, params, version)
+        deal = Deal(crew, parts, params, version, takers=1 + len(crew.who_samples(version)))
         while not deal.is_done:
             members = crew.who_samples(version)
-            part = deal.take()
+            lot = deal.take()
             deal.hand_out(members, 2)  # one waits, as the head cannot be asked while it samples
-            if part is not None:
+            if lot is not None:
                 with crew.timed("sampling"):
-                    deal.found[part.shard] = own(part)
-            sampled = [c for group in deal.gather(wait=part is None) for c in group.completions]
+                    deal.keep(lot, own(lot))
+            sampled = [c for group in deal.gather(wait=lot is None) for c in group.completions]
             progress(sum(len(c.token_ids) for c in sampled), len(sampled))
             crew.tell_of_losses()
         return deal.groups()
@@ -142,7 +142,7 @@ class Many:
         return ahead.sampling_ahead(self._crew, step, sampling, self._sampled_ahead)
 
     def learn(
-        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, progress: Told
+        self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
     ) -> Record:
         """As ``Learners.learn``, shared between as many replicas as live, in a power of two.
 
@@ -151,8 +151,6 @@ class Many:
             ReplicaError: they lose each other again and again.
         """
         crew, own = self._crew, self._crew.learners
-        if kl_coefficient is not None:
-            own.set_kl_coefficient(kl_coefficient)
         passed = 0
 
         def tell(rows: int) -> None:
@@ -165,17 +163,17 @@ class Many:
             members = ready[: (1 << (len(ready) + 1).bit_length() - 1) - 1]
             if not members:
                 self._leave()
-                record = own.learn(step, data, tell)
+                record = own.learn(step, data, tell, kl_coefficient)
             else:
                 before = own.state()
                 try:
-                    record = self._learn_with(members, step, data, kl_coefficient, tell)
-                except PeersLost:
+                    record = self._learn_with(members, step, data, tell, kl_coefficient)
+                except PeersLost as error:
                     own.load(before)
                     tell(-passed)
-                    crew.tell_of_losses(
-                        f"while step {step + 1} was learned: it is learned again from its rollouts"
-                    )
+                    again = f"step {step + 1} was learned: it is learned again from its rollouts"
+                    if not crew.tell_of_losses(f"while {again}"):
+                        crew.tell(f"the replicas lost each other while {again} ({error})")
                     continue
                 record |= {"replicas/count": float(1 + len(members))}
             crew.version += 1
@@ -186,12 +184,12 @@ class Many:
                 crew.tell_of_losses(f"when step {step + 1} was learned")
             return record
         raise ReplicaError(
-            f"step {step + 1}: the replicas lose each other again and again; look at the network "
+            f"step {step + 1}: the replicas keep losing each other; check the network "
             "between them, and call the same command again to go on"
         )
 
     def lose(self) -> None:
-        """Have the head wait no longer for a peer that is gone; from any thread."""
+        """Stop the head's waiting for a lost peer; from any thread."""
         if (peers := self._peers) is not None and any(member.lost for member in self._group):
             peers.lose()
 
@@ -200,8 +198,8 @@ class Many:
         members: list[Member],
         step: int,
         data: Sequence[Datum],
-        kl_coefficient: float | None,
         progress: Told,
+        kl_coefficient: float | None,
     ) -> Record:
         crew, own = self._crew, self._crew.learners
         assert crew.cluster is not None
@@ -218,21 +216,26 @@ class Many:
         try:
             if self._peers is None:
                 is_exact = self._run.sum == "exact"
-                self._peers = GroupPeers(own_seat, own.policy.model.device, is_exact)
+                self._peers = GroupPeers(
+                    own_seat,
+                    own.policy.model.device,
+                    is_exact,
+                    lambda: any(call.is_done() for call in calls),
+                )
                 self._group = members
                 deal(own, Shards(self._run.shards, self._peers))
             with crew.timed("learning"), costs(self._peers) as own_costs:
-                record = own.learn(step, data, progress)
+                record = own.learn(step, data, progress, kl_coefficient)
         except BaseException as error:
             self._leave()
-            if isinstance(error, PeersLost):
-                self._find_out(calls)
+            if isinstance(error, PeersLost) and (told := self._find_out(calls)):
+                raise PeersLost(told) from error
             raise
         crew.note(0, own_costs)
         for call in calls:
             try:
                 crew.note(call.member.number, call.result())
-            except PeersLost:  # what it learned is here, too
+            except PeersLost:  # its result is here, too
                 self._leave()
         return record
 
@@ -243,8 +246,8 @@ class Many:
             self._peers.close()
         self._peers, self._group = None, []
 
-    def _find_out(self, calls: list[Call]) -> None:
-        """Wait until it is known of each replica whether it lives.
+    def _find_out(self, calls: list[Call]) -> str:
+        """Wait until it is known of each replica whether it lives; what one of them said.
 
         Raises:
             ReasonError: one of them failed with it.
@@ -252,6 +255,7 @@ class Many:
         assert self._crew.cluster is not None
         until = time.monotonic() + SILENT_SECONDS + 30
         errors: list[Exception] = []
+        told = ""
         for call in calls:
             call.member.version = None  # it may have moved
             while not call.is_done(1.0):
@@ -260,9 +264,10 @@ class Many:
                     self._crew.cluster.end(call.member)
             try:
                 call.result()
-            except PeersLost:
-                continue
+            except PeersLost as error:
+                told = told or f"{call.member.name}: {error}"
             except Exception as error:  # noqa: BLE001  (raised below, when all have ended)
                 errors.append(error)
         if errors:
             raise errors[0]
+        return told

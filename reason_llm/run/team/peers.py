@@ -5,6 +5,7 @@ Tensors and bytes travel in them, and nothing is unpickled. What listens does so
 """
 
 import hmac
+import os
 import socket
 import threading
 import time
@@ -21,11 +22,11 @@ from torch import Tensor
 from reason_llm.errors import PeersLost, one_line
 
 CHUNK_BYTES = 16 << 20
-"""Of a gradient that is sent at once: as much as is kept beside it."""
-MEET_SECONDS = 60.0
-"""How long the processes of a group may take to meet."""
+"""Bytes of a gradient that are sent at once, and buffered beside it."""
+MEET_SECONDS = 300.0
+"""Seconds that the processes of a group may take to connect."""
 LONGEST_SECONDS = 30 * 24 * 3600.0
-"""A group's own limit. Whether a peer is alive is looked at from outside."""
+"""Time limit of a call. Dead peers are detected from outside."""
 POLL_SECONDS = 0.001
 
 
@@ -44,19 +45,19 @@ def listen(address: str) -> tuple[dist.Store, int]:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A process's place in a group that learns together."""
+    """One process's membership in a group that learns together."""
 
     name: str
-    """Of the group; one that is made anew has another."""
+    """Name of the group; each new group has another name."""
     rank: int
     size: int
     head: tuple[str, int] | Path
     """Address and port of the head's store, or, on one machine, the folder of the stores: one of
     this user alone, where ``listen`` would let every user of the machine read and write."""
     secret: str = field(repr=False)
-    """That all of them have; gloo lets in whoever connects first."""
+    """Secret that all members have, because gloo accepts whoever connects first."""
     address: str
-    """Of the process's machine, by which the others reach it."""
+    """Address of the process's machine for the others."""
 
     def store(self) -> dist.Store:
         """The store in which the group meets."""
@@ -74,35 +75,29 @@ class GroupPeers:
     Args:
         is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
             all-reduce, whose order depends on the number of processes.
+        is_off: asked while the others are waited for: whether one of them will not come.
 
     Raises:
         PeersLost: the others did not come, or one has another secret; so does every call once one
             of them is gone.
     """
 
-    def __init__(self, seat: Seat, device: torch.device, is_exact: bool = True) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        device: torch.device,
+        is_exact: bool = True,
+        is_off: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rank, self.size = seat.rank, seat.size
         self.sent_bytes = 0
         self.waited_seconds = 0.0
-        """In all calls: for the others, and for the network."""
+        """Seconds spent in all calls, waiting for the others and for the network."""
         self._is_exact = is_exact
         self._lost = threading.Event()
         self._device = device
         try:
-            store = seat.store()
-            gloo: Any = dist.ProcessGroupGloo  # whose stubs tell little
-            options = gloo._Options()
-            options._devices = [gloo.create_device(hostname=seat.address)]
-            options._timeout = timedelta(seconds=MEET_SECONDS)
-            place = dist.PrefixStore(f"{seat.name}/gloo", store)
-            self._gloo: Any = gloo(place, self.rank, self.size, options)
-            self._gloo._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
-            self._tensors: Any = self._gloo
-            if device.type == "cuda":
-                place = dist.PrefixStore(f"{seat.name}/nccl", store)
-                nccl = dist.ProcessGroupNCCL
-                self._tensors = nccl(place, self.rank, self.size, nccl.Options())
-                self._tensors._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
+            self._wait_beside(lambda: self._meet(seat), is_off)
         except (RuntimeError, ValueError) as error:
             raise PeersLost(f"the replicas did not meet ({one_line(error):.200})") from error
         proofs = [
@@ -113,6 +108,24 @@ class GroupPeers:
             self.close()
             raise PeersLost("somebody connected to the replicas who does not have their secret")
         self.sent_bytes = 0  # from here on
+
+    def _meet(self, seat: Seat) -> None:
+        store = seat.store()
+        gloo: Any = dist.ProcessGroupGloo  # its type stubs are incomplete
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=seat.address)]
+        options._timeout = timedelta(seconds=MEET_SECONDS)
+        place = dist.PrefixStore(f"{seat.name}/gloo", store)
+        self._gloo: Any = gloo(place, self.rank, self.size, options)
+        self._gloo._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
+        self._tensors: Any = self._gloo
+        if self._device.type == "cuda":
+            place = dist.PrefixStore(f"{seat.name}/nccl", store)
+            # Or its watchdog ends this process when a peer is gone.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            nccl = dist.ProcessGroupNCCL
+            self._tensors = nccl(place, self.rank, self.size, nccl.Options())
+            self._tensors._set_default_timeout(timedelta(seconds=LONGEST_SECONDS))
 
     def lose(self) -> None:
         """End every call under way in this group, and refuse further ones; from any thread."""
@@ -155,11 +168,11 @@ class GroupPeers:
         padded = torch.zeros(max(1, longest), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        found = [torch.zeros_like(padded) for _ in range(self.size)]
-        self._finish(lambda: self._gloo.allgather([found], [padded]))
+        contents = [torch.zeros_like(padded) for _ in range(self.size)]
+        self._finish(lambda: self._gloo.allgather([contents], [padded]))
         self.sent_bytes += (self.size - 1) * len(padded)
         return [
-            each[: int(size)].numpy().tobytes() for each, size in zip(found, sizes, strict=True)
+            each[: int(size)].numpy().tobytes() for each, size in zip(contents, sizes, strict=True)
         ]
 
     def _send(self, part: Tensor, peer: int) -> None:
@@ -182,7 +195,7 @@ class GroupPeers:
             if self._device.type == "cuda" and self._tensors is not self._gloo:
                 self._poll(begin())
             else:
-                self._wait_beside(begin)
+                self._wait_beside(lambda: begin().wait())
         except RuntimeError as error:
             raise PeersLost(f"a replica was lost ({one_line(error):.200})") from error
         self.waited_seconds += time.perf_counter() - started
@@ -193,24 +206,29 @@ class GroupPeers:
                 self._tensors.abort()
                 raise PeersLost("a replica was lost")
             time.sleep(POLL_SECONDS)
+        if not work.is_success():
+            self._tensors.abort()
+            raise PeersLost("a replica was lost (NCCL ended its work with an error)")
         work.wait()
 
-    def _wait_beside(self, begin: Callable[[], dist.Work]) -> None:
-        """Wait in a thread, which is left behind when a peer is lost that gloo still waits for: it
-        has no other way to be called back."""
+    def _wait_beside(
+        self, act: Callable[[], object], is_off: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Make the call in a thread, which is abandoned if gloo waits for a lost peer: gloo's calls
+        cannot be cancelled."""
         ended = threading.Event()
         errors: list[BaseException] = []
 
         def wait() -> None:
             try:
-                begin().wait()
-            except RuntimeError as error:
+                act()
+            except (RuntimeError, ValueError) as error:
                 errors.append(error)
             ended.set()
 
         threading.Thread(target=wait, name="gloo", daemon=True).start()
         while not ended.wait(0.2):
-            if self._lost.is_set():
+            if self._lost.is_set() or is_off():
                 raise PeersLost("a replica was lost")
         if errors:
             raise errors[0]

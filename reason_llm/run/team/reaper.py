@@ -1,4 +1,4 @@
-"""Ends what a local Ray cluster leaves behind, when the head has ended or was killed.
+"""Ends the processes that a local Ray cluster leaves behind when the head has ended or was killed.
 
     python reaper.py FOLDER
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 GRACE_SECONDS = 4.0
-"""In which the cluster may end by itself."""
+"""Seconds that the cluster has to end by itself."""
 POLL_SECONDS = 0.1
 
 
@@ -24,7 +24,7 @@ def users_of(folder: str, head: int) -> list[int]:
 
     (Names and environments are overwritten by Ray's titles.)
     """
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             opened = [str(each.readlink()) for each in (process / "fd").iterdir()]
@@ -32,8 +32,8 @@ def users_of(folder: str, head: int) -> list[int]:
             continue
         is_head = int(process.name) == head
         if not is_head and any(each.startswith(f"{folder}/") for each in opened):
-            found.append(int(process.name))
-    return found
+            processes.append(int(process.name))
+    return processes
 
 
 def main(folder: str) -> None:

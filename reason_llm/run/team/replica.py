@@ -20,24 +20,30 @@ from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.team.peers import GroupPeers, Seat
-from reason_llm.sample import Part, SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.sample import (
+    Lot,
+    SamplingParams,
+    prove_sampler_is_policy,
+    sample_lot,
+    sampling,
+)
 from reason_llm.train import Learners, Shards, deal, learning
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a replica needs to know of the run."""
+    """The data of the run that a replica needs."""
 
     config: Config
     folder: Path
-    """The run's. With model.start it is read, so that it must be there on every machine."""
+    """The run's folder. With model.start it must be readable on every machine."""
     directory: Path
-    """That relative paths are read from."""
+    """Folder to which relative paths refer."""
     state: RunState
     plan: Plan
     teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]]
     threads: int
-    """Of torch on a CPU, on which the bits depend."""
+    """Threads of torch on a CPU; the bits depend on them."""
     only_samples: bool
 
 
@@ -77,7 +83,7 @@ class Replica:
         return self._made
 
     def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
-        """Take over what the head's learners moved so far."""
+        """Load the state of the head's learners."""
         self._learners.load(state)
         self._learners.policy.micro_batches.tokens = micro_batch_tokens
         self._proven = False
@@ -87,10 +93,8 @@ class Replica:
         self._held = version, adapter
         self._proven = False
 
-    def sample(
-        self, part: Part, params: SamplingParams, version: int | None
-    ) -> tuple[bytes, float]:
-        """Sample a shard's part; the groups as JSON, and the seconds.
+    def sample(self, lot: Lot, params: SamplingParams, version: int | None) -> tuple[bytes, float]:
+        """Sample a lot; the groups of its parts, one after the other, as JSON, and the seconds.
 
         Args:
             version: learned steps of the adapter that was given to sample by; None: by what this
@@ -99,10 +103,10 @@ class Replica:
         started = time.perf_counter()
         with self._at(version), sampling(self._model, self._work.plan.cache_tokens) as sampler:
             if self._model.engine is not None and not self._proven:
-                prove_sampler_is_policy(sampler, self._model, part.prompts)
+                prove_sampler_is_policy(sampler, self._model, lot[0].prompts)
                 self._proven = True
-            groups = sampler.sample(part.prompts, params, part.seed, lambda tokens, items: None)
-        content = orjson.dumps([group_to_json(group) for group in groups])
+            groups = sample_lot(sampler, lot, params, lambda tokens, items: None)
+        content = orjson.dumps([group_to_json(each) for part in groups for each in part])
         return content, time.perf_counter() - started
 
     @contextmanager
@@ -143,12 +147,10 @@ class Replica:
                 peers = GroupPeers(seat, self._model.device, is_exact)
                 self._peers, self._seat = peers, seat
                 deal(self._learners, Shards(count, peers))
-            if kl_coefficient is not None:
-                self._learners.set_kl_coefficient(kl_coefficient)
             assert self._peers is not None
-            with learning(self._learners.policy), costs(self._peers) as found:
-                self._learners.learn(step, data, lambda rows: None)
-            return found | {"learning_seconds": time.perf_counter() - started}
+            with learning(self._learners.policy), costs(self._peers) as costs_of_step:
+                self._learners.learn(step, data, lambda rows: None, kl_coefficient)
+            return costs_of_step | {"learning_seconds": time.perf_counter() - started}
         except BaseException:
             self._leave()
             raise
@@ -164,11 +166,11 @@ class Replica:
 @contextmanager
 def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
     """``waiting_seconds`` and ``sent_bytes`` of the peers within the block, at its end."""
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     waited, sent = peers.waited_seconds, peers.sent_bytes
-    yield found
-    found["waiting_seconds"] = peers.waited_seconds - waited
-    found["sent_bytes"] = float(peers.sent_bytes - sent)
+    yield measured
+    measured["waiting_seconds"] = peers.waited_seconds - waited
+    measured["sent_bytes"] = float(peers.sent_bytes - sent)
 
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:

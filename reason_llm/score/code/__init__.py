@@ -3,11 +3,13 @@ package it imports ``errors`` and ``files``."""
 
 from reason_llm.score.code.cases import BESIDE, answer_of_row
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
+from reason_llm.score.code.sandbox import Sandbox
 
 __all__ = [
     "BESIDE",
     "TIMEOUT_SECONDS",
     "CodeTests",
     "Outcome",
+    "Sandbox",
     "answer_of_row",
 ]

@@ -59,7 +59,7 @@ class AssertTests:
 
 Tests = ProgramTests | CallTests | AssertTests
 _FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "doctest")
-"""What the names hold by which tests fail without ``assert`` and ``raise``."""
+"""Parts of the names by which tests fail without ``assert`` and ``raise``."""
 
 
 def read_tests(text: str) -> Tests:
@@ -80,7 +80,7 @@ _TEST_KEYS = {"inputs", "outputs", "fn_name", "assert_code"}
 _COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
             "verification_info", "reward_model", "ground_truth")  # fmt: skip
 BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
-"""Columns that say how a row's tests are meant."""
+"""Columns that change the meaning of a row's tests."""
 
 
 def answer_of_row(row: Mapping[str, Any]) -> str:
@@ -222,7 +222,7 @@ def _inputs_and_outputs(
 
 
 def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
-    found = []
+    texts = []
     for number, case in enumerate(cases, start=1):
         is_lines = isinstance(case, list) and all(isinstance(line, str) for line in case)
         text = "\n".join(case) if is_lines else case
@@ -230,8 +230,8 @@ def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
             raise ValueError(
                 f"{where}, case {number} is {_shown(case)}; expected text, or set fn_name"
             )
-        found.append(text)
-    return tuple(found)
+        texts.append(text)
+    return tuple(texts)
 
 
 def _tolerance(options: Mapping[str, Any]) -> float | None:
@@ -329,7 +329,7 @@ def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bo
     if tolerance is not None:
         return _close(expected, actual, tolerance)
     if isinstance(expected, int) and not (math.isfinite(actual) and round(actual) == expected):
-        return False  # an integer is not met by a float next to it, as above 2**53
+        return False  # an integer above 2**53 must not equal a neighbouring float
     return _close(expected, actual, FLOAT_TOLERANCE, NEAR_ZERO)
 
 

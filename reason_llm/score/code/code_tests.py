@@ -40,19 +40,19 @@ _HARNESS_FILES = {
     f"jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
     for name in (
         *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
-        *("program_proxy", "program_server", "values"),
+        *("program_proxy", "program_server", "shared", "values"),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program fared."""
+    """Result of a program's tests."""
 
     passed: int
     total: int
     problem: str | None
-    """What went wrong first, in one line; None if every test passed."""
+    """The first failure in one line; None if every test passed."""
 
     @property
     def fraction(self) -> float:

@@ -1,4 +1,4 @@
-"""Runs Python programs that a model wrote, and that are hostile until shown otherwise.
+"""Runs Python programs that a model wrote, all of which are treated as hostile.
 
 Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/code/``:
 - the network: there is none, and no socket but local ones can be opened
@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended."""
+    """Result of a program's run."""
 
     status: int
     """Exit code; the negative number of the signal that ended it."""
@@ -252,11 +252,11 @@ def _packages() -> dict[str, Path]:
     own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     shared = (path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
     folders = [Path(path) for path in (*own, *shared)]
-    found = {
+    visible = {
         name: next((path / name for path in folders if (path / name).is_dir()), None)
         for name in PACKAGES
     }
-    return {name: path for name, path in found.items() if path is not None}
+    return {name: path for name, path in visible.items() if path is not None}
 
 
 class _Launcher:

@@ -1,5 +1,4 @@
-"""Answers found in text and compared as mathematics. Stands alone: it imports nothing of the rest
-of the package."""
+"""Answers found in text and compared as mathematics. It imports nothing else of the package."""
 
 from reason_llm.score.math.boxed_math import Equality, equivalent, majority, matches
 from reason_llm.score.math.extraction import (

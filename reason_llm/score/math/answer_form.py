@@ -1,11 +1,11 @@
 """The normal form of a tree, and the work that reaching it took.
 
-Sums and products are flattened and sorted, signs and brackets are gone, what can be added or
-multiplied is: ``4a + 3a + 2a`` and ``9a`` have one normal form. What had to be done on the way is
-named, ``like terms`` for the first and nothing for the second. So one walk over a tree says two
-things: which expressions are the same but for their dress, and what an answer leaves open.
-Products of sums stay products. No sympy, no floating-point number decides a form; numbers are
-exact and their size is bounded.
+Sums and products are flattened, sorted and computed as far as possible, without signs and brackets:
+``4a + 3a + 2a`` and ``9a`` have one normal form. What had to be done on the way is named, ``like
+terms`` for the first and nothing for the second. So one walk over a tree shows two things: which
+expressions differ only in notation, and which work an answer leaves open. Products of sums stay
+products. No sympy, no floating-point number decides a form; numbers are exact and their size is
+bounded.
 """
 
 from collections.abc import Iterator
@@ -46,32 +46,32 @@ _WRITTEN_AS_FRACTIONS = frozenset([
     "ratio",
 ])  # fmt: skip
 MAX_DIGITS = 20_000
-"""Of a number in an answer: of one that would be larger only the form is compared."""
+"""Longest number that is computed; of larger ones only the form is compared."""
 _MAX_EXPONENT = 1000
-"""Of an expression with variables."""
+"""Largest exponent of an expression with variables."""
 _MAX_FACTORIAL = 5000
 _MAX_MULTIPLIED_DIGITS = 1000
 _MAX_TERMS = 100
 _MAX_EXPANDED = 12
-"""Of products of sums that are multiplied out."""
+"""Most terms of a product of sums that is multiplied out."""
 _MAX_PRIME = 1000
 ONE: Frozen = (((), Fraction(1)),)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is written, without its dress."""
+    """The normal form of an answer, and the work that reaching it took."""
 
     value: Frozen
     steps: frozenset[str]
-    """What normalising it took: work left open."""
+    """Steps that normalising it took: work left open."""
     operations: frozenset[str]
-    """What stays in it: ``root``, ``fraction``, classes of functions."""
+    """Operations that stay in it: ``root``, ``fraction``, classes of functions."""
     is_too_large: bool
-    """A number or an exponent in it is beyond what can be worked out."""
+    """Whether a number or an exponent in it is too large to be computed."""
 
     def is_same(self, other: "Form") -> bool:
-        """Whether the two are written alike."""
+        """Whether the two have the same form."""
         return (self.value, self.steps) == (other.value, other.steps)
 
 
@@ -95,7 +95,7 @@ def leaves_open(gold: Tree, answer: Tree) -> bool:
 def _allowed(tree: Tree, form: Form) -> set[str]:
     """Operations that an answer may have beyond the gold one's: another way to write the same."""
     allowed: set[str] = set()
-    has_power_below = any(each[0] == "pow" and each[2][0] == "neg" for each in subtrees(tree))
+    has_power_below = any(part[0] == "pow" and part[2][0] == "neg" for part in subtrees(tree))
     if has_power_below or (form.steps | form.operations) & _WRITTEN_AS_FRACTIONS:
         allowed.add("fraction")
     if "fraction" in form.operations:
@@ -148,10 +148,10 @@ class _Normalising:
     def number(self, tree: Tree) -> Fraction:
         """The value of a literal."""
         if tree[0] == "num":
-            found = Fraction(tree[1])
-            if "." in tree[1] and found.denominator > 1:
+            number = Fraction(tree[1])
+            if "." in tree[1] and number.denominator > 1:
                 self.steps.add("decimal")
-            return found
+            return number
         if tree[0] == "pct":
             self.steps.add("percent")
             return self.number(tree[1]) / 100
@@ -273,7 +273,7 @@ class _Normalising:
             self.steps.add("a product of numbers")
         elif above and below:
             upper, lower = above[0], below[0]
-            if any(each[0] != "num" or "." in each[1] for each in (upper, lower)):
+            if any(end[0] != "num" or "." in end[1] for end in (upper, lower)):
                 self.steps.add("a fraction of decimals")
             else:
                 numerator, denominator = int(upper[1]), int(lower[1])
@@ -285,7 +285,7 @@ class _Normalising:
             self.steps.add("a product of numbers")
         if tree[0] == "frac":
             kinds = ("frac", "rep", "mixed", "pct") if not variables(tree) else ()
-            if any(_unsigned(each)[0] == "frac" or holds(each, *kinds) for each in tree[1:]):
+            if any(_unsigned(member)[0] == "frac" or holds(member, *kinds) for member in tree[1:]):
                 self.steps.add("a fraction in a fraction")
 
     def check_roots(self, roots: dict[int, list[Frozen]]) -> None:
@@ -326,7 +326,7 @@ class _Normalising:
         if not variables(tree):
             if ["const", "i"] in parts:
                 self.operations.add("complex exponential")
-            if any(each[0] == "call" and each[1] in ("log", "ln") for each in parts):
+            if any(part[0] == "call" and part[1] in ("log", "ln") for part in parts):
                 self.steps.add("a power of a logarithm")
             self.is_too_large |= value_of(tree) is None
         return {((_base(base), _frozen(exponent)),): Fraction(1)}
@@ -406,14 +406,14 @@ class _Normalising:
         name = str(tree[1])
         if name == "exp":
             return self.power(["pow", ["const", "e"], tree[2]])
-        members = [each for each in tree[2:] if isinstance(each, list)]
+        members = [member for member in tree[2:] if isinstance(member, list)]
         if not name.startswith("?"):
             self.operations.add(_CLASSES.get(name, name))
             if not variables(tree) and (name not in _OPEN or _has_plain_value(tree)):
                 self.steps.add(f"a value of {name}")
         if name in ("factorial", "binom"):
-            constants = [each for m in members for each in subtrees(m) if not variables(each)]
-            sizes = [value_of(each) for each in constants]
+            constants = [part for m in members for part in subtrees(m) if not variables(part)]
+            sizes = [value_of(constant) for constant in constants]
             if not all(
                 isinstance(n, complex | float | int) and abs(n) <= _MAX_FACTORIAL for n in sizes
             ):
@@ -428,7 +428,7 @@ class _Normalising:
             self.operations.add(kind)
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))
-        members = [self.frozen(each) for each in tree[1:] if isinstance(each, list)]
+        members = [self.frozen(member) for member in tree[1:] if isinstance(member, list)]
         plain = [each for each in tree[1:] if not isinstance(each, list)]
         if kind == "rel":
             signs = plain[0].split()
@@ -551,8 +551,8 @@ def variables_of(terms: Any) -> bool:
 
 def _terms(tree: Tree, sign: int = 1) -> Iterator[tuple[int, Tree]]:
     """The terms of a sum with their signs, those of sums in it too."""
-    for each in tree[1:]:
-        inner, own = (each[1], -sign) if each[0] == "neg" else (each, sign)
+    for member in tree[1:]:
+        inner, own = (member[1], -sign) if member[0] == "neg" else (member, sign)
         if inner[0] == "add":
             yield from _terms(inner, own)
         else:
@@ -565,8 +565,8 @@ def _factors(tree: Tree, side: int = 1) -> Iterator[tuple[Tree, int]]:
         yield ["neg"], side
         yield from _factors(tree[1], side)
     elif tree[0] == "mul" and not _is_literal(tree):
-        for each in tree[1:]:
-            yield from _factors(each, side)
+        for member in tree[1:]:
+            yield from _factors(member, side)
     elif tree[0] == "frac":
         yield from _factors(tree[1], side)
         yield from _factors(tree[2], -side)
@@ -618,20 +618,20 @@ def is_plain(tree: Tree) -> bool:
 def _has_plain_value(tree: Tree) -> bool:
     """Whether a function of a number has a value that is simpler: ``\\sin 30^\\circ``,
     ``\\log_2 8``, ``\\ln e^3``."""
-    name, found = tree[1], value_of(tree)
-    if not isinstance(found, (int, float, complex)):
+    name, value = tree[1], value_of(tree)
+    if not isinstance(value, (int, float, complex)):
         return False
     if _CLASSES.get(name) == "logarithm":
-        quotients = [found, found / 2.302585092994046] if len(tree) == 3 else [found]
-        return any(_is_whole(each * 12) for each in quotients)
+        quotients = [value, value / 2.302585092994046] if len(tree) == 3 else [value]
+        return any(_is_whole(quotient * 12) for quotient in quotients)
     degrees = 180 / 3.141592653589793
     if _CLASSES.get(name) == "inverse trigonometry":
-        return _is_whole(found * degrees / 15)
+        return _is_whole(value * degrees / 15)
     if _CLASSES.get(name) == "trigonometry":
         angle = value_of(tree[2])
         scale = 1 if tree[2][0] == "deg" else degrees
         return isinstance(angle, (int, float, complex)) and _is_whole(angle * scale / 15)
-    return abs(found) < TOLERANCE or abs(found - 1) < TOLERANCE
+    return abs(value) < TOLERANCE or abs(value - 1) < TOLERANCE
 
 
 def _is_whole(number: complex) -> bool:

@@ -143,7 +143,7 @@ def tokens_of(answer: str) -> list[Token]:
 
 def has_brackets(answer: str) -> bool:
     """Whether the answer begins and ends with a bracket."""
-    names = [str(each) for each in tokens_of(answer)]
+    names = [str(token) for token in tokens_of(answer)]
     return len(names) > 1 and names[0] in ("(", "[") and names[-1] in (")", "]")
 
 
@@ -191,8 +191,8 @@ def _is_closed(text: str) -> bool:
 
 def spelling(tokens: list[Token]) -> str:
     """The tokens as one string, by which answers that differ in layout alone are equal."""
-    return "\x00".join("{" if each.text == "{" and each.kind == "sign" else str(each)
-                       for each in tokens)  # fmt: skip
+    return "\x00".join("{" if token.text == "{" and token.kind == "sign" else str(token)
+                       for token in tokens)  # fmt: skip
 
 
 def normalise(answer: str) -> str:
@@ -322,8 +322,8 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
-    """Whether it can be the text of an option: the question's own, or, where the question has no
-    options, a number."""
+    """Whether it can be an option's text: one of the question's, or a number if it has no
+    options."""
     words = tokenize(question[:MAX_CHARACTERS]) if f"({letter})" in question else []
     own = [end for option, _, end in _choice_marks(words) if option == letter]
     if own:
@@ -355,13 +355,13 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
 
 def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
     """Whether one is in dollars or degrees and the other in cents or radians."""
-    found = []
+    rivals = []
     for text, reading in zip((gold, answer), readings, strict=True):
         units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
         if holds(reading.tree, "deg"):
             units.add("deg")
-        found.append(units)
-    first, second = found
+        rivals.append(units)
+    first, second = rivals
     return any(first & few and second & few and first & few != second & few for few in _RIVALS)
 
 
@@ -374,7 +374,7 @@ def _says_less(gold: Reading, answer: Reading) -> bool:
 
 
 def _has_decimals(tree: Tree) -> bool:
-    return any(each[0] == "num" and "." in each[1] for each in subtrees(tree))
+    return any(part[0] == "num" and "." in part[1] for part in subtrees(tree))
 
 
 def _units_fit(gold: Reading, answer: Reading, question: str) -> bool:

@@ -17,9 +17,9 @@ MAX_CHARACTERS = 2000
 """Longer answers are compared as they stand."""
 _MAX_NESTING = 30
 _MAX_DEPTH = 100
-"""Of a tree."""
+"""Deepest tree."""
 _MAX_EXPONENT = 400
-"""Of a number like ``1e400``."""
+"""Largest exponent of a number like ``1e400``."""
 
 FUNCTIONS = word_set(
     """
@@ -59,7 +59,7 @@ _LETTER_FUNCTIONS = word_set("f g h F G H P Q O T phi psi Gamma Theta zeta chi")
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
 _ENDS = ("(", "[", "]", ")")
-"""Of an interval; ``]2, 3[`` has both of its ends left out."""
+"""Brackets at the ends of an interval; ``]2, 3[`` excludes both ends."""
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
@@ -196,16 +196,16 @@ class _Reader:
                 groups[-1].append(item)
         if len(groups) == 1 and joins and all(map(_is_inequality, groups[0])):
             return _joined(groups[0], joins)
-        return _listed([_listed(each) for each in groups])
+        return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and``, ``or``, a word as one with the comma before it; empty if there is
+        """``,``, ``;``, ``and``, ``or``, each word with a comma before it; empty if there is
         none."""
-        found = self.take(",", ";")
+        separator = self.take(",", ";")
         if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
-            found = self.name().lower()
+            separator = self.name().lower()
             self.index += 1
-        return found
+        return separator
 
     def item(self) -> Tree:
         tree = self.relation()
@@ -401,11 +401,11 @@ class _Reader:
     def items(self, within_bars: bool) -> list[Tree]:
         """What stands in brackets, behind commas."""
         bars, self.bars = self.bars, int(within_bars)
-        found = [self.relation()]
+        items = [self.relation()]
         while self.take(",", ";"):
-            found.append(self.relation())
+            items.append(self.relation())
         self.bars = bars
-        return found
+        return items
 
     # the smallest things
 
@@ -517,7 +517,7 @@ class _Reader:
             self.index += 1
             if depth == 0:
                 names = [str(each) for each in self.tokens[start : self.index]]
-                return "".join(each for each in names if each not in "{}")
+                return "".join(name for name in names if name not in "{}")
         raise UnreadableError("it ends too soon")
 
     def command(self, name: str) -> Tree:
@@ -565,8 +565,8 @@ class _Reader:
             argument = self.deeper(self.bare_argument)
         if power == ["neg", ["num", "1"]] and name in _ARC:
             name, power = f"arc{name}", None
-        found = ["call", name, argument, *([base] if base else [])]
-        return found if power is None else ["pow", found, power]
+        tree = ["call", name, argument, *([base] if base else [])]
+        return tree if power is None else ["pow", tree, power]
 
     def bare_argument(self) -> Tree:
         """``2x`` of ``\\sin 2x \\cos x``."""
@@ -675,15 +675,15 @@ def _of_row(row: list[Tree]) -> Iterator[Tree]:
 
 def holds(tree: Tree, *kinds: str) -> bool:
     """Whether the tree or one in it is of one of these kinds."""
-    return any(each[0] in kinds for each in subtrees(tree))
+    return any(part[0] in kinds for part in subtrees(tree))
 
 
 def variables(tree: Tree) -> set[str]:
     """The names of the variables and unknown functions in a tree."""
     return {
-        str(each[1])
-        for each in subtrees(tree)
-        if each[0] == "var" or (each[0] == "call" and str(each[1]).startswith("?"))
+        str(part[1])
+        for part in subtrees(tree)
+        if part[0] == "var" or (part[0] == "call" and str(part[1]).startswith("?"))
     }
 
 
@@ -705,8 +705,8 @@ def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     if kind is None or len(words) > 1:
         return ["list", *relations]
     tree = relations[0]
-    for each in relations[1:]:
-        tree = [kind, tree, each]
+    for relation in relations[1:]:
+        tree = [kind, tree, relation]
     return tree
 
 

@@ -66,12 +66,12 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
     ``x=5`` answers 5, but 5 does not answer ``2x+y=5``.
     """
     golds, gold_number = candidates(gold)
-    wanted = next((each for each in golds if read_both(each, each)), gold_number or golds[0])
-    found, number = candidates(answer)
-    if number and not read_both(wanted, found[0]):
-        found.append(number)
+    wanted = next((one for one in golds if read_both(one, one)), gold_number or golds[0])
+    answers, number = candidates(answer)
+    if number and not read_both(wanted, answers[0]):
+        answers.append(number)
     is_percent = _holds_percent(gold)
-    return any(_equal_as_asked(wanted, each, "", is_percent, timeout_seconds) for each in found)
+    return any(_equal_as_asked(wanted, other, "", is_percent, timeout_seconds) for other in answers)
 
 
 def _equal_as_asked(
@@ -102,7 +102,7 @@ def _compared(trees: str, timeout_seconds: float) -> bool:
 
 
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
-    """Whether nothing is left to do in the answer that the gold one has done.
+    """Whether the answer is worked out as far as the gold one.
 
     1. It is no equation but one that gives a value its name.
     2. A relation is solved for what the gold one is solved for.
@@ -171,8 +171,6 @@ def majority(answers: Sequence[str | None]) -> str | None:
     votes = Counter(map(normalise, given))
     classes: Counter[str] = Counter()
     for spelling, answer in spellings.items():
-        equal = (
-            each for each in classes if _equal(each.strip(), answer.strip(), "", TIMEOUT_SECONDS)
-        )
+        equal = (old for old in classes if _equal(old.strip(), answer.strip(), "", TIMEOUT_SECONDS))
         classes[next(equal, answer)] += votes[spelling]
     return max(classes, key=classes.__getitem__, default=None)

@@ -36,7 +36,7 @@ _OPEN_BEFORE = re.compile(
     r"(?:[\d^_+/]|(?<!\*)\*|(?<!-)-|[\^_]\{|\S[ ]*+[+/][ ]"
     r"|\\(?:cdot|times|div|pm|mp|neq?|not|sqrt|[dt]?frac|log|ln|sin|cos|tan|phantom)[ ]?\{?)\Z"
 )
-"""What makes a box a part of a formula, before it."""
+"""Text before a box that makes the box a part of a formula."""
 _OPEN_AFTER = re.compile(r"\d|\^(?!\{?\\circ)|_|[ ]?[+/]|[*-]\d|[ ]?\\(?:cdot|times|div|pm)\b")
 _MAX_AROUND = 200
 _NEAR_WORDS = 4
@@ -68,14 +68,14 @@ def boxes(text: str) -> list[Box]:
             opened.append(position)
         elif opened:
             closing[opened.pop()] = position
-    found = []
+    closed = []
     for box in _BOX.finditer(text):
         if not box[0].endswith("{"):
             if token := _ONE_TOKEN.match(text, box.end()):
-                found.append(Box(box.start(), token.end(), slice(*token.span())))
+                closed.append(Box(box.start(), token.end(), slice(*token.span())))
         elif (end := closing.get(box.end() - 1)) is not None:
-            found.append(Box(box.start(), end + 1, slice(box.end(), end)))
-    return found
+            closed.append(Box(box.start(), end + 1, slice(box.end(), end)))
+    return closed
 
 
 def has_box(text: str) -> bool:
@@ -183,7 +183,7 @@ def extract_answer(text: str) -> str | None:
     if hashed := _last_hashed(text):
         return _hash_answer(hashed)
     phrases = [
-        each for each in _PHRASE.finditer(text) if text[each.end() : each.end() + 99].strip()
+        match for match in _PHRASE.finditer(text) if text[match.end() : match.end() + 99].strip()
     ]
     if phrases:
         return _phrase_answer(text[phrases[-1].end() :].lstrip().partition("\n")[0])
@@ -195,30 +195,30 @@ def candidates(text: str) -> tuple[list[str], str]:
     of it, and of a sentence its last mathematics; and the last number of a sentence, or nothing."""
     marked = extract_answer(text)
     text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
-    found, sentence = [text.strip()], text[-_MAX_SENTENCE:]
+    texts, sentence = [text.strip()], text[-_MAX_SENTENCE:]
     if has_box(text) or not _holds_words(sentence):
-        return found, ""
+        return texts, ""
     if mathematics := _last_mathematics(sentence):
-        found.extend([mathematics, mathematics.rpartition("=")[2].strip()])
+        texts.extend([mathematics, mathematics.rpartition("=")[2].strip()])
     numbers = _NUMBER.findall(sentence)
-    return found, numbers[-1].replace("$", "") if numbers else ""
+    return texts, numbers[-1].replace("$", "") if numbers else ""
 
 
 def _last_mathematics(text: str) -> str | None:
     """What stands between the last pair of dollar signs or TeX's brackets."""
     text = text.replace("\\$", "")
-    found = []
+    formulas = []
     for start, end in _MATHEMATICS:
         closing = text.rfind(end)
         opening = text.rfind(start, 0, closing) if closing > 0 else -1
         inner = text[opening + len(start) : closing].strip() if opening >= 0 else ""
         if inner and not _holds_words(inner):
-            found.append((closing, inner))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+            formulas.append((closing, inner))
+    return max(formulas, key=lambda pair: pair[0])[1] if formulas else None
 
 
 def _holds_words(text: str) -> bool:
-    """Whether a word stands alone in it."""
+    """Whether the text has a word outside of commands."""
     return _WORD.search(text) is not None
 
 
@@ -239,8 +239,7 @@ def _hash_answer(line: str) -> str:
 
 
 def _phrase_answer(rest: str) -> str:
-    """The answer in what follows ``answer is``: the LaTeX that it starts with, else up to the
-    sentence's end."""
+    """The answer after ``answer is``: LaTeX at its start, else all up to the sentence's end."""
     rest = rest.strip().removeprefix("**").strip()
     for start, end in _MATHEMATICS:
         closing = rest.find(end, len(start)) if rest.startswith(start) else -1

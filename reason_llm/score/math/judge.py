@@ -31,7 +31,7 @@ _START_SECONDS = 60.0
 _ENVIRONMENT = word_set(
     "PATH HOME TMPDIR LANG LC_ALL LD_LIBRARY_PATH PYTHONHOME PYTHONPATH OMP_NUM_THREADS"
 )
-"""All that a worker gets of ours: no tokens, no keys."""
+"""The only environment variables of a worker: no tokens, no keys."""
 _WORKER = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); import reason_llm; "
     "del sys.path[0]; from reason_llm.score.math.math_worker import main; main()"
@@ -98,7 +98,7 @@ class _Worker:
 
 
 class _Own(threading.local):
-    """What each thread of a pool keeps for itself."""
+    """Values that each thread of a pool keeps for itself."""
 
     worker: _Worker | None = None
 

@@ -146,7 +146,7 @@ def _of_text(content: str, is_alphabet: bool, is_spaced: bool) -> list[Token] | 
     """The words in the braces of ``\\text{}`` as one token, or a choice; None: mathematics."""
     words = content.replace("~", " ").replace("\\ ", " ").strip()
     if len(words) == 3 and words.startswith("(") and words.endswith(")"):
-        return [_token("letters" if each.isalpha() else "sign", each, is_spaced) for each in words]
+        return [_token("letters" if word.isalpha() else "sign", word, is_spaced) for word in words]
     before = [Token("sign", ",", is_spaced)] if words.startswith(",") else []
     words = words.lstrip(", ")
     pattern = _IS_A_NAME if is_alphabet else _IS_WORDS

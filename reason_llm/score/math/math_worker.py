@@ -32,7 +32,7 @@ from reason_llm.score.math.units import word_set
 MEMORY_BYTES = 2 * 2**30
 RELATIVE_TOLERANCE = Rational(1, 10**6)
 SAME_DECIMALS = Rational(1, 2 * 10**6)
-"""Of two that agree in 6 decimals."""
+"""Tolerance of two numbers that agree in 6 decimals."""
 _SMALL = Rational(1, 1000)
 _DIGITS = 30
 _POINTS = 5
@@ -127,9 +127,9 @@ def _settled(tree: Tree) -> Tree:
             raise UnknownError("a false approximation")
         return _settled(tree[1])
     if tree[0] in ("list", "set"):
-        items = [_settled(each) for each in tree[1:]]
+        items = [_settled(member) for member in tree[1:]]
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
-        flat = [i for each in items for i in (each[1:] if each[0] == "list" else [each])]
+        flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
     if tree[0] != "rel" and holds(tree, "pm", "mp"):
         return ["list", _with_sign(tree, True), _with_sign(tree, False)]
@@ -149,14 +149,14 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 
 def _same_items(gold: Tree, answer: Tree) -> bool:
     """Lists and sets in any order; a tuple for a list; one item for a set of it."""
-    golds, answers = (_items(each) for each in (gold, answer))
+    golds, answers = (_items(tree) for tree in (gold, answer))
     if gold[0] == "tuple" or holds(gold, "dots"):
         return answer[0] != "set" and _pairwise(golds, answers)
     if len(golds) != len(answers) or len(golds) > _MAX_ITEMS:
         return False
     left = list(answers)
-    for each in golds:
-        index = next((i for i, other in enumerate(left) if same(each, other)), None)
+    for one in golds:
+        index = next((i for i, other in enumerate(left) if same(one, other)), None)
         if index is None:
             return False
         del left[index]
@@ -193,11 +193,11 @@ def _constant_ratio(first: Expr, second: Expr) -> Expr | None:
     """The one number that ``first / second`` is at all points; None if it varies."""
     ratios = []
     for point in _points(first.free_symbols | second.free_symbols):
-        a, b = (_number(each, point) for each in (first, second))
+        a, b = (_number(side, point) for side in (first, second))
         if a is None or b is None or b == 0 or a == 0:
             continue
         ratios.append(sympy.N(a / b, _DIGITS))
-    if len(ratios) < 2 or not all(_is_close(ratios[0], each, 10**-15) for each in ratios):
+    if len(ratios) < 2 or not all(_is_close(ratios[0], ratio, 10**-15) for ratio in ratios):
         return None
     return ratios[0]
 
@@ -207,7 +207,7 @@ def _same_relations(gold: Tree, answer: Tree) -> bool:
         if gold[1] == answer[1] and _pairwise(gold[2:], answer[2:]):
             return True
         if len(gold) == len(answer) == 4 and gold[1] in _FLIPPED and answer[1] in _FLIPPED:
-            first, second = (value(each[2]) - value(each[3]) for each in (gold, answer))
+            first, second = (value(tree[2]) - value(tree[3]) for tree in (gold, answer))
             ratio = _constant_ratio(first, second)
             if ratio is not None and ratio.is_real:
                 return bool(answer[1] == (gold[1] if ratio > 0 else _FLIPPED[gold[1]]))
@@ -222,7 +222,7 @@ def _is_set(tree: Tree) -> bool:
 
 
 def _symbols_of(tree: Tree) -> set[str]:
-    return {each[1] for each in subtrees(tree) if each[0] == "var"}
+    return {part[1] for part in subtrees(tree) if part[0] == "var"}
 
 
 def _same_sets(gold: Tree, answer: Tree) -> bool:
@@ -271,7 +271,7 @@ def _solutions(tree: Tree) -> Set:
         return _unknown(tree)
     if signs == ["in"]:
         return as_set(members[1]) if alone == [0] else _unknown(tree)
-    found: Set = sympy.S.Reals
+    numbers: Set = sympy.S.Reals
     for index, sign in enumerate(signs):
         left, right = members[index : index + 2]
         if left[0] == "var":
@@ -282,8 +282,8 @@ def _solutions(tree: Tree) -> Set:
             return _unknown(tree)
         if _symbols_of(left) == _symbols_of(right) or sign not in _RAYS or not end.is_real:
             return _unknown(tree)
-        found = sympy.Intersection(found, _RAYS[sign](end))
-    return found
+        numbers = sympy.Intersection(numbers, _RAYS[sign](end))
+    return numbers
 
 
 # numbers and expressions
@@ -293,8 +293,8 @@ def _same_scalars(gold: Tree, answer: Tree) -> bool:
     if gold[0] == "pct" and answer[0] != "pct" and _same_scalars(gold[1], answer):
         return True
     gold, answer = (
-        ["frac", *each[1:]] if each[0] == "ratio" and len(each) == 3 else each
-        for each in (gold, answer)
+        ["frac", *tree[1:]] if tree[0] == "ratio" and len(tree) == 3 else tree
+        for tree in (gold, answer)
     )
     is_complex = _is_complex(gold, answer)
     first, second = value(gold, is_complex), value(answer, is_complex)
@@ -322,7 +322,7 @@ def _same_values(first: Expr, second: Expr, tolerates: bool = False) -> bool:
         return first not in (sympy.nan, sympy.zoo)
     if isinstance(first, Rational) and isinstance(second, Rational):
         return tolerates and _is_near(first, second)
-    if any(each.has(sympy.nan, sympy.zoo) for each in (first, second)):
+    if any(side.has(sympy.nan, sympy.zoo) for side in (first, second)):
         return False
     symbols = first.free_symbols | second.free_symbols
     if not symbols:
@@ -353,12 +353,12 @@ def _same_numbers(first: Expr, second: Expr, tolerates: bool) -> bool:
 def _number(expression: Expr, point: dict[Symbol, Rational] | None = None) -> Expr | None:
     """Its value, at a point where it has symbols, as a finite number; None if it has none. It is
     never exact: rational powers of rational numbers would fill the memory."""
-    found = sympy.N(expression, _DIGITS, subs=point)
-    real, imaginary = found.as_real_imag()
+    number = sympy.N(expression, _DIGITS, subs=point)
+    real, imaginary = number.as_real_imag()
     is_number = real.is_number and imaginary.is_number
-    if not is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+    if not is_number or number.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
         return None
-    return found if all(each.is_Float or each.is_Rational for each in (real, imaginary)) else None
+    return number if all(each.is_Float or each.is_Rational for each in (real, imaginary)) else None
 
 
 def _is_close(first: Expr, second: Expr, tolerance: float | Rational) -> bool:
@@ -413,7 +413,7 @@ def value(tree: Tree, is_complex: bool = False) -> Value:
         case ["matrix", *rows]:
             return ImmutableMatrix([[value(each, is_complex) for each in row] for row in rows])
         case [kind, *members] if kind in _ARITHMETIC:
-            return _ARITHMETIC[kind](*(value(each, is_complex) for each in members))
+            return _ARITHMETIC[kind](*(value(member, is_complex) for member in members))
     return _unknown(tree)
 
 
@@ -441,7 +441,7 @@ def _call(tree: Tree, is_complex: bool) -> Value:
     if name.startswith("?"):
         return Symbol(f"{name[1:]}({json.dumps(argument)})", real=None if is_complex else True)
     if argument[0] in ("tuple", "set", "list", "interval"):
-        arguments = [value(each, is_complex) for each in argument[1:] if isinstance(each, list)]
+        arguments = [value(part, is_complex) for part in argument[1:] if isinstance(part, list)]
     else:
         arguments = [value(argument, is_complex)]
     if name == "binom":
@@ -470,8 +470,8 @@ def _is_numeral(tree: Tree) -> bool:
 
 def _decimals(tree: Tree) -> int:
     """The largest number of decimals of a numeral in a tree."""
-    numerals = [each[1] for each in subtrees(tree) if each[0] == "num"]
-    return max((len(each.partition(".")[2]) for each in numerals), default=0)
+    numerals = [part[1] for part in subtrees(tree) if part[0] == "num"]
+    return max((len(numeral.partition(".")[2]) for numeral in numerals), default=0)
 
 
 def _limit_this_process() -> None:

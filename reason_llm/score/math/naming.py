@@ -14,7 +14,7 @@ _SEVERAL = ("list", "set", "tuple")
 _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1")
 _MAX_LETTERS = 4
-"""Of a polygon: ``ABCD``."""
+"""Longest name of a polygon, such as ``ABCD``."""
 _MAX_NAMES = 8
 
 
@@ -37,7 +37,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         value = value_named(answer, question)
         return None if value is None else (gold, value)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
-        is_named = any(each[0] == "rel" for each in answer[1:])
+        is_named = any(member[0] == "rel" for member in answer[1:])
         if answer[0] == "tuple" and not is_named:
             return gold, answer
         ordered = _in_order_of_names(answer)
@@ -73,7 +73,7 @@ def value_named(tree: Tree, question: str = "") -> Tree | None:
     if tree[1].split()[-1] == "~" and len(members) > 1 and not variables(members[-2]):
         value = ["chain", *members[:-1]] if len(members) > 2 else members[0]
         return ["approx", value, members[-1]]
-    numbers = [each for each in members[:-1] if not variables(each)]
+    numbers = [member for member in members[:-1] if not variables(member)]
     return ["chain", *numbers, members[-1]] if numbers else list(members[-1])
 
 
@@ -92,7 +92,7 @@ def is_name(tree: Tree, question: str = "") -> bool:
     if tree[0] == "var":
         return True
     if tree[0] == "call":
-        members = [each for each in tree[2:] if isinstance(each, list)]
+        members = [member for member in tree[2:] if isinstance(member, list)]
         return bool(variables(tree)) and (
             str(tree[1]).startswith("?")
             or all(_is_plain_name(each) for each in members if variables(each))
@@ -106,7 +106,7 @@ def _is_plain_name(tree: Tree) -> bool:
     """``x``, ``AB``, ``\\Delta p``, ``P(A)``, ``(x, y)``, ``x:y``."""
     if tree[0] == "mul":
         is_side = len(tree) <= 1 + _MAX_LETTERS
-        return is_side and all(each[0] == "var" for each in tree[1:]) and tree[1][1][:1].isupper()
+        return is_side and all(part[0] == "var" for part in tree[1:]) and tree[1][1][:1].isupper()
     if tree[0] in ("tuple", "ratio"):
         return len(tree) <= 1 + _MAX_NAMES and all(map(_is_plain_name, tree[1:]))
     return bool(tree[0] == "var" or (tree[0] == "call" and str(tree[1]).startswith("?")))
@@ -114,8 +114,8 @@ def _is_plain_name(tree: Tree) -> bool:
 
 def solved_for(tree: Tree) -> set[str]:
     """The variables that stand alone on a side of a relation, and on no other."""
-    alone = [each[1] for each in tree[2:] if each[0] == "var"]
-    names = [each[1] for each in subtrees(tree) if each[0] == "var"]
+    alone = [member[1] for member in tree[2:] if member[0] == "var"]
+    names = [part[1] for part in subtrees(tree) if part[0] == "var"]
     return {each for each in alone if names.count(each) == 1}
 
 
@@ -128,7 +128,7 @@ def _with_constant_of(gold: Tree, answer: Tree) -> Tree:
     )
     if more or others or not {own, other} <= _CONSTANTS:
         return answer
-    terms = [["var", own] if each == ["var", other] else each for each in answer[1:]]
+    terms = [["var", own] if member == ["var", other] else member for member in answer[1:]]
     return ["add", *terms] if ["var", own] in gold and ["var", other] in answer else answer
 
 
@@ -139,23 +139,22 @@ def _plain_approximation(tree: Tree) -> Tree:
 def _named(items: Sequence[Tree]) -> dict[str, Tree] | None:
     """The values by their names; None where one has none or two have the same."""
     values: dict[str, Tree] = {}
-    for each in items:
-        value = value_named(each) if each[0] == "rel" else None
-        if value is None or not is_name(each[2]) or str(each[2]) in values:
+    for item in items:
+        value = value_named(item) if item[0] == "rel" else None
+        if value is None or not is_name(item[2]) or str(item[2]) in values:
             return None
-        values[str(each[2])] = value
+        values[str(item[2])] = value
     return values
 
 
 def _in_order_of_names(several: Tree) -> Tree | None:
-    """``y = 1, x = 2`` as ``(2, 1)``."""
+    """``y = 1, x = 2`` becomes ``(2, 1)``."""
     values = _named(several[1:])
     return None if values is None else ["tuple", *(values[name] for name in sorted(values))]
 
 
 def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
-    """Two lists. Where the gold one gives different names, values without names are in the order
-    of these."""
+    """Two lists. If the gold one names its values, values without names are in the same order."""
     has_names = any(each[0] == "rel" for each in gold[1:])
     if not has_names:
         if gold == ["set"] or answer == ["set"]:
@@ -167,5 +166,5 @@ def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     values_of_gold = _in_order_of_names(gold)
     if values_of_gold is not None:
         return values_of_gold, ["tuple", *answer[1:]]
-    stripped = [value_named(each) if each[0] == "rel" else each for each in gold[1:]]
+    stripped = [value_named(member) if member[0] == "rel" else member for member in gold[1:]]
     return None if None in stripped else ([gold[0], *stripped], answer)

@@ -1,7 +1,7 @@
 """The value of a tree as a floating-point number, at one point where it has variables.
 
-It is quick and only nearly right: it tells that two formulas are not the same, that they may be,
-and whether a function of a number has a plain value.
+It is fast and approximate: it can show that two formulas differ, or may be equal, and whether a
+function of a number has a plain value.
 """
 
 import cmath
@@ -36,11 +36,11 @@ def value_of(tree: Tree, point: str = "") -> Value | None:
         point: any text; the values of the variables are drawn from it.
     """
     if tree[0] in _COLLECTIONS:
-        rows = [each for each in tree[1:] if isinstance(each, list)]
+        rows = [member for member in tree[1:] if isinstance(member, list)]
         entries = [entry for row in rows for entry in (row if tree[0] == "matrix" else [row])]
         values = [value_of(entry, point) for entry in entries]
-        found = tuple(each for each in values if each is not None)
-        return found if len(found) == len(values) else None
+        members = tuple(value for value in values if value is not None)
+        return members if len(members) == len(values) else None
     try:
         number = _number(tree, point)
     except (ArithmeticError, ValueError, KeyError, TypeError, IndexError):
@@ -76,7 +76,7 @@ def direction_of(relation: Tree) -> Value | None:
     difference at two points."""
     differences = []
     for point in ("", "another"):
-        left, right = (value_of(each, point) for each in relation[2:4])
+        left, right = (value_of(side, point) for side in relation[2:4])
         if not (_is_one(left) and _is_one(right)):
             return None
         differences.append(left - right)
@@ -97,7 +97,7 @@ def _number(tree: Tree, point: str) -> complex:
             return _CONSTANTS[name]
         case ["call", *_]:
             return _call(tree, point)
-    return _ARITHMETIC[tree[0]](*(_number(each, point) for each in tree[1:]))
+    return _ARITHMETIC[tree[0]](*(_number(member, point) for member in tree[1:]))
 
 
 def _root(radicand: complex, index: complex) -> complex:
@@ -124,7 +124,7 @@ def _call(tree: Tree, point: str) -> complex:
     if name.startswith("?"):
         return _number(["var", str(tree[1:])], point)
     if name == "binom":
-        upper, lower = (_number(each, point).real for each in tree[2:])
+        upper, lower = (_number(member, point).real for member in tree[2:])
         logs = math.lgamma(upper + 1) - math.lgamma(lower + 1) - math.lgamma(upper - lower + 1)
         return math.exp(logs)
     number = _number(argument, point)

@@ -25,7 +25,7 @@ MAX_CHARACTERS = 6000
 _MAX_FORMULAS = 60
 _MAX_PARTS = 300
 _MAX_TOKENS = 400
-"""Of one formula."""
+"""Longest formula."""
 _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
@@ -34,7 +34,7 @@ _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
 )
-"""Around rows of formulas."""
+"""LaTeX environments around rows of formulas."""
 _WRITTEN = word_set(
     """
     num rep mixed pct add mul neg frac pow root call tuple list set interval matrix ratio cup
@@ -49,13 +49,13 @@ class Part:
 
     tree: Tree
     value: Value | None
-    """Of a relation: what it and its multiples have in common."""
+    """For a relation: the value that it shares with its multiples."""
     is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a question states."""
+    """The formulas that a question states."""
 
     parts: tuple[Part, ...]
 
@@ -92,9 +92,9 @@ def read_question(text: str) -> Stated:
     """The formulas of a question's first ``MAX_CHARACTERS`` characters, with their parts."""
     parts: list[Part] = []
     for tree in formulas(text[:MAX_CHARACTERS]):
-        for each in subtrees(tree):
-            if each is tree or each[0] in _WRITTEN:
-                parts.append(Part(each, _value(each), each is tree))
+        for part in subtrees(tree):
+            if part is tree or part[0] in _WRITTEN:
+                parts.append(Part(part, _value(part), part is tree))
         if len(parts) > _MAX_PARTS:
             break
     return Stated(tuple(parts[:_MAX_PARTS]))
@@ -181,7 +181,7 @@ def _read(tokens: list[Token]) -> Tree | None:
         end -= 1
     tokens = tokens[:end]
     if not any(str(each) == "\\begin" for each in tokens):  # rows whose environment is gone
-        tokens = [each for each in tokens if str(each) != "&"]
+        tokens = [token for token in tokens if str(token) != "&"]
     if not tokens or len(tokens) > _MAX_TOKENS:
         return None
     try:

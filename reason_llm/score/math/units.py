@@ -61,21 +61,21 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
 
     Example: ``"square cm" -> [("cm", "2")]``
     """
-    found: list[tuple[str, str]] = []
+    words: list[tuple[str, str]] = []
     exponent = "1"
     for word in _slashed(text.lower()).split():
         if word.removeprefix("-").isdigit() or word in _RAISED:
-            if not found:
+            if not words:
                 return None
-            found[-1] = (found[-1][0], _RAISED.get(word, word))
+            words[-1] = (words[-1][0], _RAISED.get(word, word))
         elif word in _SPEAKING:
             return None
         elif word in AREAS:
             exponent = AREAS[word]
         else:
-            found.append((canonical(word), exponent))
+            words.append((canonical(word), exponent))
             exponent = "1"
-    return found if 0 < len(found) <= _MAX_WORDS else None
+    return words if 0 < len(words) <= _MAX_WORDS else None
 
 
 def _slashed(text: str) -> str:

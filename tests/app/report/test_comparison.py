@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from reason_llm.app.cli import main
 from reason_llm.app.lines import of_step
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import differing_options
@@ -41,6 +42,16 @@ def test_an_alarm_says_which_run_it_is_of(tmp_path: Path) -> None:
         "dead: alarms: No right answer", "alive: no alarms",
     ]  # fmt: skip
     assert write_report(runs[:1], tmp_path / "one.html") == ["alarms: No right answer"]
+
+
+def test_the_page_of_several_runs_leaves_the_report_of_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [write_run(tmp_path / name, [record(step) for step in range(3)]) for name in "ab"]
+    (runs[0] / "report.html").write_text("its own")
+    assert main(["report", *map(str, runs)]) == 0
+    assert f"report in {tmp_path / 'comparison.html'} " in capsys.readouterr().out
+    assert (runs[0] / "report.html").read_text() == "its own"
 
 
 def test_where_there_is_no_kl_nothing_says_that_there_is() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from reason_llm.app import live_alarms
 from reason_llm.app.live_alarms import LiveAlarms
 from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import length_drift
@@ -42,6 +43,26 @@ def test_an_alarm_that_ended_is_told_with_its_steps_and_curves(tmp_path: Path) -
     assert (ended["step"], ended["title"]) == (3, "No right answer")
     assert ended["charts"] and ended["steps"] == [1, 3]
     assert "No right answer" in (tmp_path / "report.html").read_text()
+
+
+def test_an_alarm_that_lasts_is_not_told_again_after_a_resume(tmp_path: Path) -> None:
+    records = [of(step, is_right=step == 0 or step > 5) for step in range(9)]
+    folder = write_run(tmp_path / "run", records)
+    assert followed(folder, 1, records[1:5]) == [(3, "No right answer")]
+    assert followed(folder, 5, records[5:]) == []
+    assert [each.step for each in raised.read(folder)] == [3]
+
+
+def test_evaluations_of_rows_are_kept_however_long_a_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_alarms, "MOST_RECORDS", 3)
+    rows = [record(step, eval__loss=1.0) if step == 1 else of(step, True) for step in range(9)]
+    run = read_run(write_run(tmp_path / "run", rows[:1]), "run")
+    live = LiveAlarms(run)
+    for row in rows[1:]:
+        live.take(row)
+    assert [row["step"] for row in run.records] == [1, 4, 5, 6, 7, 8]
 
 
 def test_a_run_that_goes_on_from_an_earlier_step_forgets_what_came_after_it(tmp_path: Path) -> None:

@@ -369,3 +369,23 @@ def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
     silent = found["Groups without signal"]
     assert raised(silent)
     assert "all right" not in silent.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("environment_error_fraction", 0.2, "20% of the rollouts ended by a fault"),
+        ("failed_calls_fraction", 0.7, "70% of the calls of tools failed"),
+        ("out_of_turns_fraction", 0.9, "90% of the rollouts used up all their turns"),
+    ],
+)
+def test_an_environment_that_fails(key: str, value: float, words: str) -> None:
+    fine = {"sample/turns": 2.0, f"sample/{key}": 0.05}
+    records = [record(step, **fine) for step in range(1, 6)]
+    assert alarms.environment_fails(seen(records)).state == "clear"
+    assert alarms.environment_fails(seen(records[:2])).state == "unknown"
+    records += [record(step, **{**fine, f"sample/{key}": value}) for step in range(6, 12)]
+    found = alarms.environment_fails(seen(records))
+    assert raised(found) and words in found.text and found.charts == (f"sample/{key}",)
+    assert "The environment fails" in alarms.judge(seen(records))
+    assert "The environment fails" not in alarms.judge(seen([record(1)]))

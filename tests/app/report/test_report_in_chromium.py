@@ -1,6 +1,7 @@
 """The page in a real browser, Debian's Chromium: that it is quick, shows what it should, loads
 nothing, and that no completion acts."""
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -146,6 +147,31 @@ def test_every_view_fits_its_width_in_both_themes(
     paper = page.run("getComputedStyle(document.documentElement).backgroundColor")
     dark = sum(map(int, paper.removeprefix("rgb(").removesuffix(")").split(","))) < 3 * 128
     assert dark == (theme == "dark")
+    assert page.complaints == []
+
+
+def test_runs_are_laid_over_one_another_and_one_can_be_hidden(
+    page: Chromium, tmp_path: Path
+) -> None:
+    """The seventh run has the first one's colour, and a broken line."""
+    folders = [honest(tmp_path / str(n), count=n + 3, groups=1) for n in range(7)]
+    out = tmp_path / "report.html"
+    write_report(folders, out)
+    lines = (
+        "[...document.querySelectorAll(\"[id='chart-score/reward'] svg > path\")]"
+        ".map(each => [each.style.stroke, each.style.strokeDasharray !== ''])"
+    )
+    for theme, width in (("dark", 390), ("light", 1280)):
+        page.theme(theme)
+        page.resize(width)
+        page.open(out)
+        page.wait(f"{lines}.length === 7")
+        assert page.run("document.documentElement.scrollWidth") <= width
+    colors = [f"var(--run-{n % 6})" for n in range(7)]
+    assert page.run(lines) == [[color, n == 6] for n, color in enumerate(colors)]
+    assert text_of(page, "h1") == "7 runs"
+    page.click("table.compare input")
+    page.wait(f"{lines}.length === 6")
     assert page.complaints == []
 
 
@@ -335,6 +361,10 @@ def test_a_sample_says_so(page: Chromium, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_served_page_follows_the_run(page: Chromium, tmp_path: Path) -> None:
     folder = honest(tmp_path)
+    answer = {"set": "held_out", "id": "1", "prompt": "Q", "completion": "A", "score": 1.0}
+    (folder / "evaluations").mkdir()
+    place = folder / "evaluations" / "step-00000012.jsonl.gz"
+    place.write_bytes(gzip.compress(orjson.dumps(answer)))
     with make_server([folder], 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -347,6 +377,9 @@ def test_a_served_page_follows_the_run(page: Chromium, tmp_path: Path) -> None:
             page.run("location.hash = 'view=rollouts'")
             page.wait("document.querySelectorAll('.card').length === 3")
             assert text_of(page, "#live") == "following the run"
+            page.run("location.hash = 'view=held_out'")
+            page.wait("document.querySelectorAll('.card').length === 1")
+            assert text_of(page, ".card b") == "after step 12"
         finally:
             server.shutdown()
             thread.join()

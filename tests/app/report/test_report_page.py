@@ -139,13 +139,6 @@ def test_a_long_run_s_records_are_thinned_but_for_evaluations(tmp_path: Path) ->
     assert run["columns"]["eval/accuracy"][run["steps"].index(4001)] == 0.7
 
 
-def test_metrics_under_their_earlier_names_are_read(tmp_path: Path) -> None:
-    records = [record(0), record(1, train__left_out=2.0, train__correction=1.1)]
-    columns = to_value([examined(write_run(tmp_path / "run", records))])["runs"][0]["columns"]
-    assert columns["train/left_out"] == [None, 2.0]
-    assert columns["train/correction"] == [None, 1.1]
-
-
 def test_tokens_that_cannot_be_told_apart_are_a_word_in_the_report(tmp_path: Path) -> None:
     groups = [[group(["1", "2"], [0.0, 1.0])]]
     away = write_run(tmp_path / "away", [record(0)], groups, model="nobody/nothing")

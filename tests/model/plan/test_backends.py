@@ -1,6 +1,8 @@
 """What samples and who shares the weights: chosen by what is there, and refused in one line."""
 
 import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from transformers import (
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model.plan.backends import choose
+from reason_llm.model.vllm import unsloth
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -72,7 +75,7 @@ def test_a_head_with_an_adapter_is_sampled_with_transformers(
 def test_on_a_gpu_vllm_samples_over_our_own_views(installed: set[str]) -> None:
     engine, backend, why = chosen(made(), GPU)
     assert (engine, backend) == ("vllm", "native")
-    assert "model.backend=unsloth serves this model too" in why
+    assert "model.backend=unsloth supports this model, too" in why
     assert chosen(made(backend="unsloth"), GPU)[:2] == ("vllm", "unsloth")
 
 
@@ -80,7 +83,7 @@ def test_on_a_gpu_vllm_samples_over_our_own_views(installed: set[str]) -> None:
     ("away", "model", "reason"),
     [
         ("vllm", {}, "vLLM is not installed; pip install"),
-        ("", {"dtype": "float32"}, "know no float32"),
+        ("", {"dtype": "float32"}, "have no float32"),
         ("vllm_bnb_plugin", {"quantize": "nf4"}, "vllm-bnb-plugin is not installed"),
     ],
 )
@@ -112,7 +115,7 @@ def test_contradictions_name_both(
     ("device", "away", "text", "model", "reason"),
     [
         (CPU, "", Qwen2Config(), {}, "there is no GPU"),
-        (GPU, "unsloth", Qwen2Config(), {}, r"not installed; pip install 'reason_llm\[gpu\]'"),
+        (GPU, "unsloth", Qwen2Config(), {}, r"not installed; pip install -e '\.\[gpu\]'"),
         (GPU, "", GemmaConfig(), {}, "used for llama, mistral, qwen2, qwen3, and this is gemma"),
         (GPU, "", MistralConfig(sliding_window=4096), {}, "sliding_window=4096"),
         (GPU, "", Qwen2Config(), {"adapter": {"rank": 1024}}, "rank=1024 is more than 512"),
@@ -154,9 +157,9 @@ def test_rows_are_packed_where_the_attention_knows_how(
         )  # fmt: skip
     cases: list[tuple[str, torch.device, PretrainedConfig, dict[str, Any]]] = [
         ("this is gemma2", CPU, Gemma2Config(), {}),
-        ("knows no float32", GPU, Qwen2Config(), {"dtype": "float32"}),
-        ("knows no heads of 20 numbers", GPU, MistralConfig(head_dim=20), {}),
-        ("knows no heads of 512 numbers", GPU, MistralConfig(head_dim=512), {}),
+        ("which has no float32", GPU, Qwen2Config(), {"dtype": "float32"}),
+        ("has no heads of 20 numbers", GPU, MistralConfig(head_dim=20), {}),
+        ("has no heads of 512 numbers", GPU, MistralConfig(head_dim=512), {}),
         ("attention_dropout=0.1 is not", GPU, Qwen2Config(attention_dropout=0.1), {}),
         ("an attention of its own", GPU, Qwen2Config(), {"backend": "unsloth"}),
     ]
@@ -170,3 +173,23 @@ def test_rows_are_packed_where_the_attention_knows_how(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     found, why = packed("auto", GPU)
     assert (found, "compute capability 8.0" in why) == ("padded", True)
+
+
+@pytest.mark.parametrize(
+    ("flash", "xformers", "is_told"), [(False, None, True), (True, None, False)]
+)
+def test_slow_attention_of_unsloth_is_told(
+    flash: bool, xformers: object, is_told: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Its own words are on stdout, among pages of others."""
+    package, models, utils = (ModuleType(n) for n in ("unsloth", "unsloth.models", "_utils"))
+    vars(package).update(FastLanguageModel="a class", models=models)
+    vars(utils).update(HAS_FLASH_ATTENTION=flash, xformers=xformers)
+    vars(models)["_utils"] = utils
+    for name, module in (("", package), (".models", models), (".models._utils", utils)):
+        monkeypatch.setitem(sys.modules, f"unsloth{name}", module)
+    for name, value in unsloth.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert unsloth._import() == "a class"
+    assert ("PyTorch's own kernels" in caplog.text) == is_told

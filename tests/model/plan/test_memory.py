@@ -6,6 +6,7 @@
 4. Every config for a card plans on that card.
 """
 
+import math
 import re
 import subprocess
 import sys
@@ -139,8 +140,8 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         meta_model(ModelSection(path=path, quantize="nf4"))
 
 
-@pytest.mark.parametrize("softcap", [None, 30.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("softcap", most_are_long([None, 30.0], [30.0]))
+@pytest.mark.parametrize("dtype", most_are_long([torch.float32, torch.bfloat16], [torch.bfloat16]))
 def test_the_chunk_of_log_probs_takes_what_was_planned(
     dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +273,7 @@ def planned(path: Path, folder: Path) -> tuple[Config, Any]:
 
 @pytest.mark.parametrize(
     "path",
-    most_are_long(CONFIGS, [p for p in CONFIGS if "14b" not in p.stem and "32b" not in p.stem]),
+    most_are_long(CONFIGS, CONFIGS[:2]),
     ids=lambda path: path.stem,
 )
 def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None:
@@ -292,7 +293,11 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
         f"{found.sampling_bytes / GIB:.1f} GiB | {found.learning_bytes / GIB:.1f} GiB |"
     )
     assert row in (ROOT / "docs" / "cards.md").read_text(), row
-    print("\n".join(found.table()))
+    verdict = found.table()[-1]
+    assert re.fullmatch(
+        rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on a card "
+        r"like an .+, (sampling|learning) \d+% of it \((matmul|memory)\)", verdict
+    ), verdict  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
@@ -463,7 +468,13 @@ def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
     assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
     kept = full.micro_batch_tokens * 28 * 3584 * 2
     assert full.learning_bytes - offloaded.learning_bytes == kept
-    assert offloaded.host_bytes - full.host_bytes == kept
+    several, _ = card_config(tmp_path, model__path=config.model.path, run__replicas=2)
+    nccl = {line.name: line for line in memory.plan(several, shape, card(40), 32768).lines}["NCCL"]
+    assert nccl.sampling == nccl.learning == memory.NCCL_BYTES
+    assert "NCCL" not in {line.name for line in full.lines}
+    block = full.micro_batch_tokens * 3584 * 2
+    rounded = 2 ** math.ceil(math.log2(block))  # as torch hands out pinned memory
+    assert offloaded.host_bytes - full.host_bytes == 28 * rounded > kept
     with pytest.raises(ConfigError, match=r"memory\.host_gib=6\.0 is less than"):
         memory.plan(away, shape, card(40, host=6), limit=32768)
 
@@ -479,6 +490,7 @@ def test_more_memory_never_gives_less(tmp_path: Path) -> None:
     assert plans[-1].engine.kv_cache_bytes == wanted * 2 * 28 * 512 * 2
 
 
+@pytest.mark.long
 def test_plan_prints_and_writes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "train.py"),
                str(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml"), "--plan",

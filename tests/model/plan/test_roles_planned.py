@@ -133,9 +133,10 @@ def test_a_pass_over_the_longest_pair_takes_no_more_than_planned(
         learner.micro_batches.tokens = 8  # which a pair does not heed
         rows = learner.prepared(pair)
         model.policy.train()
-        objective, passes = learner.settings.objective, []
-        learner.micro_batches.run(rows, passes.append, lambda: None, 2)
-        assert passes == [[0, 1]]
+        objective = learner.settings.objective
+        (attempt,) = learner.micro_batches.attempts(rows, 2)
+        with attempt as passes:
+            assert passes == [[0, 1]]
         for parameter in learner.parameters:
             parameter.grad = torch.zeros_like(parameter)
         counts = objective.count(rows)
@@ -206,8 +207,10 @@ def test_plan_prints_the_plan_of_a_stage(
 ) -> None:
     start = saved_adapter(tmp_path / "adapter", 16)
     options = {"ppo": ["--algorithm.name", "ppo", "--model.start", start],
-               "sft": ["--stage", "sft", "--data.train", "some.jsonl"]}  # fmt: skip
-    (tmp_path / "c.yaml").write_text(f"data: {{train: some.jsonl}}\nmodel: {{path: {TINY}}}\n")
+               "sft": ["--stage", "sft"]}  # fmt: skip
+    (tmp_path / "some.jsonl").write_text("{}\n")  # rows are not read
+    text = f"data: {{train: {tmp_path}/some.jsonl}}\nmodel: {{path: {TINY}}}\n"
+    (tmp_path / "c.yaml").write_text(text)
     assert call("train", "train", [str(tmp_path / "c.yaml"), "--plan", *options[stage]]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("memory on a ")

@@ -15,12 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TINY
-from families import SIZES, quiet
+from families import SIZES, prompts_of, quiet
 from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.model.base import Model
-from reason_llm.rollout import Prompt
 from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from roles import ROLES, base_storages, check_one_copy
@@ -42,12 +41,7 @@ def test_one_base_copy_and_the_policy_s_adapter_alone(tokenizer: Any, tmp_path: 
     section = ModelSection(
         path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=16)
     )
-    texts = [f"<|im_start|>user\nWhat is {a} + 8?<|im_end|>\n<|im_start|>assistant\n"
-             for a in (3, 57, 91)]  # fmt: skip
-    prompts = [
-        Prompt(text, text, tuple(tokenizer.encode(text, add_special_tokens=False)), "")
-        for text in texts
-    ]
+    prompts = prompts_of(tokenizer, *(f"What is {a} + 8?" for a in (3, 57, 91)))
     greedy = SamplingParams(1, 24, temperature=0.0)
 
     def sampled(model: Model) -> list[tuple[int, ...]]:

@@ -21,10 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from families import FAMILIES, SIZES, make_model, quiet, randomize
+from families import FAMILIES, SIZES, make_model, prompts_of, quiet, randomize
+from learners import ROW, scored
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
-from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, decode, load_tokenizer
@@ -41,7 +41,6 @@ from reason_llm.sample import (
 from reason_llm.sample.transformers_sampler import filtered_logprobs
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
-from reason_llm.train.scored import with_advantages
 
 pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
 
@@ -130,20 +129,17 @@ def model(shared_engine_model: Model) -> Model:
 
 @pytest.fixture
 def prompts(tokenizer: Any) -> list[Prompt]:
-    made = []
-    for a, b in ((3, 4), (57, 68), (9, 85), (41, 7)):
-        text = f"<|im_start|>user\nWhat is {a} + {b}?<|im_end|>\n<|im_start|>assistant\n"
-        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-        made.append(Prompt(text, text, ids, str(a + b)))
-    return made
+    sums = ("3 + 4", "57 + 68", "9 + 85", "41 + 7")
+    return prompts_of(tokenizer, *(f"What is {each}?" for each in sums))
 
 
-def test_twenty_syncs_greedy_and_logprobs_equal_the_learner_s(
-    model: Model, prompts: list[Prompt]
+@pytest.mark.parametrize("syncs", most_are_long([3, 20], [3]))
+def test_after_every_sync_greedy_and_logprobs_equal_the_learner_s(
+    model: Model, prompts: list[Prompt], syncs: int
 ) -> None:
     greedy = SamplingParams(1, 24, temperature=0.0)
     seen = set()
-    for seed in range(20):
+    for seed in range(syncs):
         randomize(model, seed)
         with sampling(model, 0) as sampler:
             theirs = sampler.sample(prompts, greedy, 0, quiet)
@@ -153,7 +149,7 @@ def test_twenty_syncs_greedy_and_logprobs_equal_the_learner_s(
         assert ids == [g.completions[0].token_ids for g in ours]
         assert difference["sample/canary_difference_max"] < 5e-5
         seen.add(tuple(ids))
-    assert len(seen) > 10, "the adapters hardly change anything"
+    assert len(seen) > syncs // 2, "the adapters hardly change anything"
 
 
 def test_a_skipped_sync_is_caught(model: Model, prompts: list[Prompt]) -> None:
@@ -164,14 +160,6 @@ def test_a_skipped_sync_is_caught(model: Model, prompts: list[Prompt]) -> None:
         TrainingError, match=r"not the policy: it reports .*learner computes -?\d.* differ by"
     ):
         prove_sampler_is_policy(VllmSampler(model), model, prompts)
-
-
-def test_a_swapped_adapter_is_caught(model: Model, prompts: list[Prompt]) -> None:
-    with sampling(model, 0) as sampler:
-        swapped = type("Base", (), {"request": None})()  # sampling from the base alone
-        sampler.sync = swapped  # type: ignore[attr-defined]
-        with pytest.raises(TrainingError, match="not the policy"):
-            prove_sampler_is_policy(sampler, model, prompts)
 
 
 def test_a_stale_prefix_cache_is_caught(
@@ -251,9 +239,8 @@ def test_stop_strings_end_a_completion_at_the_token_that_completes_one(
 def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
     model: Model, prompts: list[Prompt]
 ) -> None:
-    row = replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
-    learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
+    learner = Learner(model, LearningSettings(PolicyGradient(ROW, 16), train, 1.0, 4096, 0, 20))
     trained = {n for n, p in model.policy.named_parameters() if p.requires_grad}
     assert all("lora_" in name for name in trained)
     before = [p.detach().clone() for p in learner.parameters]
@@ -267,15 +254,8 @@ def test_twenty_learning_phases_leave_the_base_bitwise_unchanged(
         with sampling(model, 0) as sampler:
             prove_sampler_is_policy(sampler, model, prompts)
             groups = sampler.sample(prompts, SamplingParams(4, 16), step, quiet)
-        scored = [
-            replace(
-                g,
-                completions=tuple(replace(c, reward=float(i)) for i, c in enumerate(g.completions)),
-            )
-            for g in groups
-        ]
         with learning(learner):
-            Learners(learner).learn(step, to_data(with_advantages(scored, row)), lambda items: None)
+            Learners(learner).learn(step, to_data(scored(groups)), lambda items: None)
     assert with_gradient == trained
     assert not any(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
     ordinary = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)

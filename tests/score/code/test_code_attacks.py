@@ -196,10 +196,10 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("tests", "program"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_is_not_paid(code: CodeTests, tests: dict[str, Any], program: str) -> None:
-    found = outcome(code, tests, program, stop_early=True)
+    found = outcome(code, tests, program)
     assert found.problem is not None
     assert found.passed < found.total
-    assert outcome(code, tests, program).fraction <= 0.5
+    assert found.fraction <= 0.5
 
 
 def test_a_program_that_calls_back_without_end_is_ended() -> None:

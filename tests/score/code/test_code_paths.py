@@ -506,10 +506,9 @@ SHORT = ("an integer", "a forged fraction")
 
 @pytest.mark.parametrize(("tests", "program"), WRONG.values(), ids=WRONG)
 def test_a_program_cannot_lead_the_tests_past_it(code: CodeTests, tests: str, program: str) -> None:
-    found = outcome(code, {"test": tests}, program)
+    found = outcome(code, {"test": tests}, program, stop_early=True)
     assert found.problem is not None
     assert found.passed < found.total
-    assert outcome(code, {"test": tests}, program, stop_early=True).problem is not None
 
 
 @pytest.mark.long

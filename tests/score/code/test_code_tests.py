@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from code_rewards import outcome
+from marks import most_are_long
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
@@ -24,6 +25,13 @@ ADD_ASSERTS = {"assert_code": "assert add(1, 2) == 3\nassert add(5, 7) == 12\n"}
 def hasty() -> Iterator[CodeTests]:
     """For programs that never end, which fail on a machine of any speed."""
     with CodeTests("auto", timeout_seconds=3, num_workers=2) as code:
+        yield code
+
+
+@pytest.fixture(scope="module")
+def brief() -> Iterator[CodeTests]:
+    """For programs that never end and of which nothing right is awaited."""
+    with CodeTests("auto", timeout_seconds=0.5, num_workers=2) as code:
         yield code
 
 
@@ -49,14 +57,14 @@ def test_without_a_block_the_reward_is_0(code: CodeTests) -> None:
     assert rewards("print(3)") == {"code_tests": 0, "code_tests_fraction": 0}
 
 
-def test_programs_are_judged_by_what_they_print(code: CodeTests, hasty: CodeTests) -> None:
+def test_programs_are_judged_by_what_they_print(code: CodeTests, brief: CodeTests) -> None:
     good = "a, b = map(int, input().split())\nprint(a + b)"
     assert fraction(code, ADD, good) == (3, 3)
     assert fraction(code, ADD, good.replace("a + b", "abs(a) + abs(b)")) == (2, 3)
     assert fraction(code, ADD, good + "\nraise SystemExit(1)") == (0, 3)
     assert fraction(code, ADD, good + "\ninput()") == (0, 3)
     assert fraction(code, ADD, "def f(:") == (0, 3)
-    assert outcome(hasty, ADD, "import time; time.sleep(99)", stop_early=True).passed == 0
+    assert outcome(brief, ADD, "import time; time.sleep(99)", stop_early=True).passed == 0
     assert fraction(code, ADD, f"import sys\nif True:\n    {good.splitlines()[0]}\nprint(a + b)\n"
                                "sys.exit(0)") == (3, 3)  # fmt: skip
 
@@ -76,8 +84,11 @@ def test_programs_are_judged_by_what_they_print(code: CodeTests, hasty: CodeTest
         "print('3 ' * 10**7)",
     ],
 )
-def test_a_cheating_program_prints_nothing_right(code: CodeTests, program: str) -> None:
-    assert outcome(code, ADD, program, stop_early=True).passed == 0
+def test_a_cheating_program_prints_nothing_right(
+    code: CodeTests, brief: CodeTests, program: str
+) -> None:
+    judge = brief if "while True" in program else code
+    assert outcome(judge, ADD, program, stop_early=True).passed == 0
 
 
 def test_the_two_rewards() -> None:
@@ -92,18 +103,19 @@ def test_all_pass_stops_at_the_first_failure(code: CodeTests) -> None:
     assert outcome(code, ADD, "print(12)") == Outcome(1, 3, "a wrong output")
 
 
-def test_a_program_that_always_hangs_is_not_waited_for_each_time(hasty: CodeTests) -> None:
+def test_a_program_that_always_hangs_is_not_waited_for_each_time(brief: CodeTests) -> None:
     tests = {"inputs": ["1\n"] * 50, "outputs": ["1\n"] * 50}
-    found = outcome(hasty, tests, "while True: pass")
+    found = outcome(brief, tests, "while True: pass")
     assert (found.passed, found.total) == (0, 50)
     assert found.problem in ("the cpu limit", "the time limit")
 
 
+@pytest.mark.long
 def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -> None:
-    programs = ["print(sum(map(int, input().split())))", "while True: pass", "print(3)"] * 4
+    programs = ["print(sum(map(int, input().split())))", "while True: pass", "print(3)"] * 2
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda program: outcome(hasty, ADD, program, True), programs))
-    assert [one.passed for one in found] == [3, 0, 1] * 4
+    assert [one.passed for one in found] == [3, 0, 1] * 2
 
 
 # --- calls
@@ -131,12 +143,17 @@ def test_a_method_of_class_solution_is_called_on_a_fresh_one(code: CodeTests) ->
     assert fraction(code, ADD_CALLS, "x: List[int] = []\ndef add(a, b): return a + b") == (0, 2)
 
 
-def test_a_call_that_ends_the_program_costs_only_itself(hasty: CodeTests) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    most_are_long(
+        ["while True: pass", "import os; os._exit(0)", "1 / 0", "raise SystemExit", "f(n)"],
+        ["import os; os._exit(0)", "1 / 0"],
+    ),
+)
+def test_a_call_that_ends_the_program_costs_only_itself(hasty: CodeTests, bad: str) -> None:
     tests = {"fn_name": "f", "inputs": [[n] for n in range(6)], "outputs": [[n] for n in range(6)]}
-    for bad in ("while True: pass", "import os; os._exit(0)", "1 / 0", "raise SystemExit", "f(n)"):
-        program = f"def f(n):\n    if n == 2:\n        {bad}\n    return n\n"
-        assert fraction(hasty, tests, program) == (5, 6), bad
-    assert outcome(hasty, tests, "def f(n): \n while True: pass").passed == 0
+    program = f"def f(n):\n    if n == 2:\n        {bad}\n    return n\n"
+    assert fraction(hasty, tests, program) == (5, 6)
 
 
 @pytest.mark.parametrize(
@@ -336,8 +353,8 @@ CHEATS = {
 
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
 @pytest.mark.parametrize("tests", [ADD_CALLS, ADD_ASSERTS], ids=["calls", "asserts"])
-def test_a_cheat_fails(code: CodeTests, hasty: CodeTests, tests: Any, program: str) -> None:
-    found = outcome(hasty if "while True" in program else code, tests, program, stop_early=True)
+def test_a_cheat_fails(code: CodeTests, brief: CodeTests, tests: Any, program: str) -> None:
+    found = outcome(brief if "while True" in program else code, tests, program, stop_early=True)
     assert found.problem is not None
     assert found.passed == 0
 

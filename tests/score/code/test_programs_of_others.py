@@ -20,9 +20,6 @@ ROWS = [
 UNSEEN = {"wrong-006", "wrong-014", "wrong-091", "second-wrong-060"}
 """Paid: a loop that the program ends after its first assertion; a bound that the result moves; an
 ``async`` function, which is waited for."""
-REFUSED = {"second-right-275", "second-right-303", "second-right-304"}
-"""Right: a class that derives from ``list``, whose further methods are asked for; a context manager
-that changes a list of the tests after the call that got it."""
 ASSERT_NOTHING = {"wrong-099", "wrong-100"}
 """Their tests are refused when the data is read."""
 
@@ -47,5 +44,4 @@ def test_only_right_programs_are_paid(scorer: Scorer, row: dict) -> None:
         with pytest.raises(ValueError, match="asserts nothing"):
             reward()
         return
-    is_paid = row["right"] and row["id"] not in REFUSED
-    assert reward() == float(is_paid or row["id"] in UNSEEN)
+    assert reward() == float(row["right"] or row["id"] in UNSEEN)

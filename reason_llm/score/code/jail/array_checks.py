@@ -4,16 +4,19 @@ numpy repeats the smaller one of two arrays to the shape of the larger, so that 
 ``np.ones((3, 3))`` and an empty array equals anything. Here what the program gave must have the
 whole shape and the kind (number, truth, text); the tests' own side may be one number for all. So do
 ``==``, ``!=``, ``-`` and numpy's functions that compare. Likewise ``zip`` of the program's values
-and of a list of the tests: the first may not be shorter; and ``all`` over cases of the tests leaves
-out none of them at the program's word.
+and of a list of the tests: the first may not be shorter; ``all`` over cases of the tests leaves
+out none of them at the program's word; and a loop over what the program made shorter is not empty,
+nor shorter than it began.
 """
 
 import ast
+import copy
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from .assert_paths import Taint, call
+from .like_pytest import approx
 
 ARRAY_COMPARISONS = ("allclose", "isclose", "array_equal", "array_equiv", "assert_allclose",
                      "assert_equal", "assert_almost_equal", "assert_array_equal",
@@ -23,6 +26,7 @@ ARRAY_COMPARISONS = ("allclose", "isclose", "array_equal", "array_equiv", "asser
 ARRAY_ARGUMENTS = ("a", "b", "a1", "a2", "actual", "desired", "x", "y")
 """Names of what they compare, in its order."""
 _EQUAL, _MINUS, _COMPARES, _ZIP = "__equal__", "__minus__", "__compares__", "__zip__"
+EACH = "__each__"
 _KINDS = {"i": "number", "u": "number", "f": "number", "c": "number"}
 
 
@@ -72,12 +76,40 @@ class StrictArrays(ast.NodeTransformer):
                 node.args = [node.func, of, *node.args]
                 node.func = ast.Name(_COMPARES, ast.Load())
             case ast.Name(id="all"):
-                for each in node.args:
-                    self._keep_cases(each)
+                for argument in node.args:
+                    self._keep_cases(argument)
             case ast.Name(id="zip") if any(given) and not all(given) and not named:
                 node.args = [_flags(given), *node.args]
                 node.func = ast.Name(_ZIP, ast.Load())
         return node
+
+    def visit_For(self, node: ast.For) -> ast.stmt:
+        """A loop over what the tests may have handed to the program."""
+        self._watch(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        """The same in a comprehension."""
+        if not node.is_async:
+            self._watch(node)
+        self.generic_visit(node)
+        return node
+
+    def _watch(self, loop: ast.For | ast.comprehension) -> None:
+        values = [loop.iter]
+        if isinstance(loop.iter, ast.Call):  # of enumerate(xs), zip(xs, ys), d.items()
+            of = [loop.iter.func.value] if isinstance(loop.iter.func, ast.Attribute) else []
+            values += [*loop.iter.args, *of]
+        watched: list[ast.expr] = [
+            copy.deepcopy(value)
+            for value in values
+            if isinstance(value, ast.Name)
+            or (isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name))
+            if not self.taint.holds(value)
+        ]
+        if watched:
+            loop.iter = call(EACH, loop.iter, ast.Tuple(watched, ast.Load()))
 
     def _keep_cases(self, values: ast.expr) -> None:
         """``x for … if c`` becomes ``c and x for …``."""
@@ -127,14 +159,36 @@ def _fits(given: Sequence[bool], pair: Sequence[Any]) -> bool:
 def equal(is_equal: bool, given: Sequence[bool], first: Any, second: Any) -> Any:
     """``first == second``, or ``!=``."""
     pair = (first, second)
-    if not any(map(_is_array, pair)):
+    if not any(map(_is_array, pair)) or isinstance(first, approx) or isinstance(second, approx):
         return first == second if is_equal else first != second
     numpy = importlib.import_module("numpy")
     if not _fits(given, pair):
         return numpy.bool_(not is_equal)
     one, other = map(numpy.asarray, pair)
-    found = one == other if is_equal else one != other
-    return found if found.ndim == 0 else _whole_truth(found, all if is_equal else any)
+    verdict = one == other if is_equal else one != other
+    return verdict if verdict.ndim == 0 else _whole_truth(verdict, all if is_equal else any)
+
+
+def looped(
+    shortened: Container[int], values: Iterable[Any], watched: Sequence[Any]
+) -> Iterator[Any]:
+    """The items of a loop.
+
+    Args:
+        shortened: ids of what the program made shorter.
+        watched: what the loop goes over.
+
+    Raises:
+        AssertionError: the program emptied or shortened it, so that cases were left out.
+    """
+    sizes = [len(value) if isinstance(value, Sized) else 1 for value in watched]
+    count = 0
+    for item in values:
+        count += 1
+        yield item
+    for value, size in zip(watched, sizes, strict=True):
+        if id(value) in shortened and (count == 0 or (isinstance(value, Sized) and count < size)):
+            raise AssertionError("the program emptied what the tests go over")
 
 
 def _whole_truth(values: Any, truth: Callable[[Any], bool]) -> Any:

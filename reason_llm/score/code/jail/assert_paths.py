@@ -22,7 +22,7 @@ COMPARISONS = ("isclose", "allclose", "array_equal")
 _ADDS = {"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"}
 _WHOLE = {"len", "sorted", "list", "tuple", "set", "Counter"}
 _GLOBAL = 0
-_NEVER = 1 << 60  # no count reaches it
+_NEVER = 1 << 60  # larger than any count
 
 Key = tuple[int, str]
 """A scope and a name in it; scope 0 is the module, -1 an attribute's name on whatever object."""
@@ -45,8 +45,8 @@ class Taint:
         self.names: set[Key] = {(_GLOBAL, name) for name in asked} | {(_GLOBAL, "candidate")}
         for node in ast.walk(tree):
             self._collect(node)
-        while found := {k for to, of in self._edges if of & self.names for k in to} - self.names:
-            self.names |= found
+        while added := {k for to, of in self._edges if of & self.names for k in to} - self.names:
+            self.names |= added
 
     def holds(self, *trees: ast.AST | None) -> bool:
         """Whether any of these uses what the program gave."""
@@ -80,7 +80,7 @@ class Taint:
         return names | {(-1, n.attr) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
 
     def _collect(self, node: ast.AST) -> None:
-        """What flows where, by one node."""
+        """Values that one node passes on, and the names that receive them."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -116,9 +116,9 @@ class Taint:
                 for decorator in node.decorator_list:
                     self._hand(last_name(decorator), 0, node.name)
                 given = {(_GLOBAL, node.name), (-1, node.name)}
-                for each in ast.walk(node):
-                    if isinstance(each, ast.Return | ast.Yield | ast.YieldFrom) and each.value:
-                        self._edges.append((given, self._used(each.value)))
+                for child in ast.walk(node):
+                    if isinstance(child, ast.Return | ast.Yield | ast.YieldFrom) and child.value:
+                        self._edges.append((given, self._used(child.value)))
                 if node.name == "check":
                     self.names |= {(id(node), a.arg) for a in node.args.args}
 
@@ -156,7 +156,7 @@ class Taint:
         self._edges.append((names, set().union(*map(self._used, values))))
 
     def _implicit(self, body: Sequence[ast.stmt], deciding: Sequence[ast.AST]) -> None:
-        """What is bound on a way that the program chooses is the program's, too."""
+        """Names bound on a way that the program chooses count as the program's."""
         bound = {
             self._keys[id(n)]
             for statement in body
@@ -197,15 +197,15 @@ class Taint:
 
 
 def _locals(function: FunctionNode | ast.Lambda) -> set[str]:
-    found = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    bound = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     outer: set[str] = set()
     for node in ast.walk(function):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
-                found.add(name)
+                bound.add(name)
             case ast.Global(names=names) | ast.Nonlocal(names=names):
                 outer |= set(names)
-    return found - outer
+    return bound - outer
 
 
 def last_name(function: ast.expr) -> str:
@@ -312,7 +312,7 @@ class Plain(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST:
-        """What waits for an error stays as it is."""
+        """Statements that expect an error stay as they are."""
         return node if is_raises(node) else self.generic_visit(node)
 
     def _asserts(self, function: ast.expr) -> bool:
@@ -328,7 +328,7 @@ class Plain(ast.NodeTransformer):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Where a statement stands."""
+    """The context of a statement."""
 
     name: str | None = None
     """Variable that notes the count before the nearest decision of the program's; None: there is
@@ -407,13 +407,13 @@ class Ways:
         return self._asserts(node)
 
     def _block(self, body: Sequence[ast.stmt], way: _Way) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for place, node in enumerate(body):
             rest = self.due(body[place + 1 :])
             after, after_loop = way.after or rest, way.after_loop or rest
             here = replace(way, after=after, after_loop=after_loop, beside=body)
-            found += self._statement(node, here)
-        return found
+            statements += self._statement(node, here)
+        return statements
 
     def _statement(self, node: ast.stmt, way: _Way) -> list[ast.stmt]:
         match node:
@@ -486,10 +486,7 @@ class Ways:
         has = (self.due(node.body) and not must_raise) or self.due(node.orelse)
         name, done = self._name(), self._name()
         if is_decided and has:
-            marked = node.orelse if self.due(node.orelse) else node.body
-            last = max(i for i, each in enumerate(marked) if self._is_due(each))
-            after = _set(done, ast.Constant(True))
-            marked[last:] = [marked[last], after, *marked[last + 1 :]]
+            self._mark(node.orelse if self.due(node.orelse) else node.body, done)
         node.body = self._block(node.body, replace(way, after=way.after or self.due(node.orelse)))
         node.orelse = self._block(node.orelse, way)
         if not is_decided:
@@ -512,12 +509,21 @@ class Ways:
         is_decided = self.taint.holds(*node.body) and self.due(node.body)
         done = self._name()
         if is_decided:
-            last = max(i for i, each in enumerate(node.body) if self._is_due(each))
-            node.body.insert(last + 1, _set(done, ast.Constant(True)))
+            self._mark(node.body, done)
         node.body = self._block(node.body, way)
         if not is_decided:
             return [node]
         return [_set(done, ast.Constant(False)), node, self._took(None, done)]
+
+    def _mark(self, body: list[ast.stmt], done: str) -> None:
+        """Note behind the last assertion that none was passed over; ``raise`` at the end of a
+        context leaves those around it, too."""
+        last = max(i for i, each in enumerate(body) if self._is_due(each))
+        match body[last]:
+            case ast.With(body=[*_, ast.Raise()] as inner) if self.due(inner):
+                self._mark(inner, done)
+            case _:
+                body.insert(last + 1, _set(done, ast.Constant(True)))
 
     def _is_told(self, values: ast.expr, beside: Sequence[ast.stmt]) -> bool:
         """Whether an assertion beside it says, by ``==``, what or how long this value is; then its

@@ -80,7 +80,7 @@ class TestsSource:
         }
         numbers = {id(node): number for number, node in enumerate(asserts)}
         classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
-        bases = [ast.unparse(base) for each in classes for base in each.bases]
+        bases = [ast.unparse(base) for kind in classes for base in kind.bases]
         self.is_unittest = any(base.endswith("TestCase") for base in bases)
         methods = [test for each in classes for test in _functions_among(each.body, "test")]
         words = set(re.findall("[a-z]+", source.lower()))
@@ -183,11 +183,11 @@ class AssertionCounts:
 
 
 class Stop(BaseException):
-    """An assertion failed and no more need be run."""
+    """Ends the tests early after a failed assertion."""
 
 
 def namespace_of(counts: AssertionCounts, entered: set[str]) -> dict[str, Any]:
-    """What the rewritten tests need."""
+    """Names that the rewritten tests need."""
     own = {COUNT: lambda: counts.num_runs, TOOK: counts.took}
     return {CASE: counts, _ENTERED: entered.add, _EXCEPTION: Exception, **own, **CHECKS}
 
@@ -361,14 +361,14 @@ def _imports_names(tree: ast.Module) -> bool:
 
 def _assertion_names(tree: ast.Module) -> set[str]:
     """Names by which test frameworks are used: ``assertEqual(…)``, ``Test.assert_equals(…)``."""
-    found = {"approx", "pytest", "unittest"}
+    names = {"approx", "pytest", "unittest"}
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name, value=ast.Name()) if (
                 name.lower().startswith(("assert", "expect"))
             ):
-                found.add(node.id if isinstance(node, ast.Name) else last_name(node.value))
-    return found
+                names.add(node.id if isinstance(node, ast.Name) else last_name(node.value))
+    return names
 
 
 def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Name]:

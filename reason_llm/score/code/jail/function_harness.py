@@ -16,8 +16,9 @@ running to their end. Both must have used the program.
 
 What remains: results that are objects of the program's own classes stay over there, and the tests
 see them through the program's methods, so a test that compares two such objects, or checks one
-helper of the program with another, believes the program. Arguments are copies; what the call did to
-lists, dicts and sets among them is done to the originals. Anything the program prints is dropped.
+helper of the program with another, believes the program. Arguments are copies; what the program
+does to lists and their like among them, then or later, is done to the originals (``shared``).
+Anything the program prints is dropped.
 
 These files are sent into the sandbox and run there (``code_tests.py``).
 stdin: one JSON object, ``{"calls": [function, inputs]}`` or ``{"asserts": source, "entry_point"}``,
@@ -29,6 +30,7 @@ stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import inspect
@@ -44,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from . import like_pytest
+from .array_checks import EACH, looped
 from .assert_source import (
     HELPERS,
     PROGRAM_NAME,
@@ -88,8 +91,14 @@ def _run_tests(
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
     sys.modules["pytest"] = like_pytest.module()
     program.gives_arrays, program.gives_all_numbers = tests.uses_numpy, tests.speaks_of_infinity
+    loops = {EACH: functools.partial(looped, program.shared.shortened)}
     lost = _LostErrors()
-    namespace = {"__name__": "__main__", "__builtins__": builtin, **namespace_of(counts, entered)}
+    namespace = {
+        "__name__": "__main__",
+        "__builtins__": builtin,
+        **loops,
+        **namespace_of(counts, entered),
+    }
     for name in tests.modules:
         with contextlib.suppress(ImportError):
             namespace[name] = importlib.import_module("numpy" if name == "np" else name)
@@ -149,13 +158,13 @@ class _LostErrors:
         return hear
 
     def first(self) -> BaseException | None:
-        """The first of them, once every thread of the tests has ended."""
+        """The first of these errors, after every thread of the tests has ended."""
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         gc.collect()  # a task says so when it goes
-        found = [*self._found, *(future.exception() for future in list(self._unheard))]
-        return next((error for error in found if error is not None), None)
+        errors = [*self._found, *(future.exception() for future in list(self._unheard))]
+        return next((error for error in errors if error is not None), None)
 
 
 def _ended(result: Any) -> None:
@@ -169,18 +178,18 @@ def _ended(result: Any) -> None:
 
 def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
     """By the tests' names: what the program defined under its own; what it did not is missing."""
-    found = {}
+    values = {}
     for key, name in names.items():
         with contextlib.suppress(NameError):
-            found[key] = program.get(name)
-    return found
+            values[key] = program.get(name)
+    return values
 
 
 def _candidate(program: Program, tests: TestsSource, builtin: dict[str, Any]) -> Any:
     """What the entry point names in the program; evaluating it is no call by the tests."""
     entry_point = str(tests.entry_point)
     found = _asked(program, {name: name for name in tests.asked_by_entry})
-    # A program that defines no ``sum`` is not helped out with the built-in one.
+    # If the program defines no ``sum``, the built-in one does not replace it.
     found["__builtins__"] = {} if entry_point.isidentifier() else builtin
     num_calls = program.num_calls
     candidate = eval(entry_point, found)

@@ -212,12 +212,12 @@ def adopt_orphans() -> None:
 
 def num_tasks_of_user() -> int:
     """Processes and threads that this user has: ``RLIMIT_NPROC`` counts them all."""
-    found = 0
+    count = 0
     for folder in list(Path("/proc").iterdir()):
         with contextlib.suppress(OSError):  # it ended meanwhile
             if folder.name.isdecimal() and folder.stat().st_uid == os.geteuid():
-                found += sum(1 for _ in (folder / "task").iterdir())
-    return found
+                count += sum(1 for _ in (folder / "task").iterdir())
+    return count
 
 
 def limit(limits: dict[str, int]) -> None:

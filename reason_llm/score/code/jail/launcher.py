@@ -45,7 +45,7 @@ def main() -> None:
     setup = _read(sys.stdin.buffer)
     if setup is None:
         return
-    os.umask(0o022)  # what is built here is for the program's user, who is another
+    os.umask(0o022)  # these files are for the program's user, who is another one
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     change_to = setup["user"] if os.geteuid() == 0 else None
@@ -77,7 +77,7 @@ def _write(stream: BinaryIO, message: Json) -> None:
 
 
 def _supervised(setup: Json, change_to: int | None, request: Json) -> bytes:
-    """The answer as it is sent; its supervisor is gone then."""
+    """The answer as it is sent, after its supervisor has ended."""
     incoming, outgoing = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
@@ -249,7 +249,7 @@ class _Supervisor:
         return bool(self.unsent)
 
     def _take(self, descriptor: int) -> bool:
-        """Read some output; False at its end. What is over the bound is read and forgotten."""
+        """Read some output; False at its end. Output above the limit is dropped."""
         data = os.read(descriptor, 1 << 16)
         self.num_output_bytes += len(data)
         kept = self.output[descriptor]
@@ -257,7 +257,7 @@ class _Supervisor:
         if descriptor == self.stdout:
             del kept[self.limits["output_bytes"] :]
         else:
-            del kept[:-_ERROR_BYTES]  # a traceback's end tells most
+            del kept[:-_ERROR_BYTES]  # the end of a traceback is the most useful part
         return bool(data)
 
     def _count(self) -> str | None:
@@ -292,7 +292,7 @@ def _kill_one(pid: int, signal_number: int = signal.SIGKILL) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    processes: list[int] = []
     unseen = [pid]
     while unseen:
         folder = Path(f"/proc/{unseen.pop()}/task")
@@ -300,9 +300,9 @@ def _descendants(pid: int) -> list[int]:
             for thread in list(folder.iterdir()):
                 with contextlib.suppress(OSError):
                     pids = [int(word) for word in (thread / "children").read_text().split()]
-                    found += pids
+                    processes += pids
                     unseen += pids
-    return found
+    return processes
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -40,7 +40,7 @@ def raises(expected: Any, *call: Any, match: str | None = None, **named: Any) ->
 
 
 class approx:
-    """``== approx(0.3)``: numbers, and lists, tuples and dicts of them."""
+    """``== approx(0.3)``: numbers, and lists, tuples, dicts and arrays of them."""
 
     def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
         self.expected, self.rel, self.abs = expected, rel, abs
@@ -49,8 +49,13 @@ class approx:
         return self._same(self.expected, actual)
 
     __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # so that numpy leaves the comparison to ``__eq__``
 
     def _same(self, expected: Any, actual: Any) -> bool:
+        expected, actual = (
+            side.tolist() if type(side).__name__ == "ndarray" else side
+            for side in (expected, actual)
+        )
         if isinstance(expected, Mapping) and isinstance(actual, Mapping):
             return expected.keys() == actual.keys() and all(
                 self._same(expected[key], actual[key]) for key in expected

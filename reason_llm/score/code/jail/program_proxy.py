@@ -1,11 +1,11 @@
 """The tester's side of the channel to an untrusted program: requests, and stand-ins for objects.
 
-All that comes back is the program's word, and taken as no more than that. One request has one
-answer, which must carry the random id of its request: what is written before it is asked for ends
-the program. An answer is a value, an error or a call of a function that the tests handed over, and
-a value is plain data of built-in types or the number of an object that stays with the program. So a
-program that writes to the channel itself can say what its functions could have returned, and
-nothing else. It names nothing and replaces nothing: names are the tester's own.
+Everything that comes back is only a claim of the program. One request has one answer, which must
+carry the random id of its request: what is written before it is asked for ends the program. An
+answer is a value, an error or a call of a function that the tests handed over, and a value is plain
+data of built-in types or the number of an object that stays with the program. So a program that
+writes to the channel itself can say what its functions could have returned, and nothing else. It
+names nothing and replaces nothing: names are the tester's own.
 
 ``StopIteration`` is an error of the program unless it answers ``next``: raised by a function, it
 would end the loop of the tests that calls it, before their assertions.
@@ -23,22 +23,16 @@ import select
 import signal
 import time
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
 
-from .values import (
-    DATA_TYPES,
-    EXCEPTIONS,
-    NotFinite,
-    decode,
-    encode,
-    without_arrays,
-    write_line,
-)
+from .shared import Shared, kind_of
+from .values import DATA_TYPES, EXCEPTIONS, NotFinite, decode, encode, write_line
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_LINEAGE = 32
@@ -69,8 +63,9 @@ def _public(name: Any) -> str:
 
 
 def _set_data(given: Any, name: Any, value: Any) -> None:
-    """Set an attribute, but no method: what the tests' own class does is not the program's."""
-    if callable(getattr(type(given), _public(name), None)):
+    """Set an attribute, but nothing that is called: what the tests' own class does is not the
+    program's."""
+    if callable(getattr(given, _public(name), None)):
         raise AttributeError(f"{name} is a method")
     setattr(given, name, value)
 
@@ -78,9 +73,9 @@ def _set_data(given: Any, name: Any, value: Any) -> None:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": lambda given, name: getattr(given, _public(name)),
     "setattr": _set_data,
-    "call": lambda given, *arguments: given(*arguments),
+    "call": lambda given, *arguments, **named: given(*arguments, **named),
     "list": lambda given: list(islice(given, MAX_ITEMS)),
-    **{f.__name__: f for f in (len, bool, str, repr, hash, copy.copy, copy.deepcopy)},
+    **{f.__name__: f for f in (len, next, bool, str, repr, hash, copy.copy, copy.deepcopy)},
     **{
         f.__name__: f
         for f in (
@@ -119,6 +114,8 @@ class Program:
         self.unread = bytearray()
         self.callbacks: list[Callable[..., Any]] = []
         self.given: list[Any] = []
+        self._plain: dict[int, Any] = {}
+        self.shared = Shared(0, self._encoded, self._value)
         self.gives_arrays = False
         """Whether the tests speak of numpy; if not, arrays come as lists."""
         self.gives_all_numbers = True
@@ -152,9 +149,8 @@ class Program:
         Raises:
             NameError: it defined no such name.
         """
-        answer = self._asked("get", (name,))
+        found = self._asked("get", (name,))
         self.num_names += 1
-        found = self._value(answer["value"], is_name=True)
         is_class = isinstance(found, StandIn) and name.lstrip("_")[:1].isupper()
         return StandIn(self, found._number, is_class=True) if is_class else found
 
@@ -164,10 +160,14 @@ class Program:
         self.num_items += function in ("next", "anext")
         if self.num_items > MAX_ITEMS:
             raise RuntimeError(f"the program gave more than {MAX_ITEMS} items one by one")
-        answer = self._asked(function, arguments, named)
-        for mine, changed in zip(arguments[1:], answer.get("changed", ()), strict=False):
-            _take_over(mine, self._value(changed))
-        return self._value(answer["value"])
+        return self._asked(function, arguments, named)
+
+    def plain(self, container: "StandIn") -> Any:
+        """Its value as ``list`` or the like has it; the same until the program is asked for another
+        thing."""
+        if container._number not in self._plain:
+            self._plain[container._number] = self._asked("plain", (container,))
+        return self._plain[container._number]
 
     def sync(self) -> None:
         """Hear from the program once more, so that what it wrote unasked is found.
@@ -179,7 +179,7 @@ class Program:
 
     def _asked(
         self, function: str, arguments: tuple[Any, ...] = (), named: Json | None = None
-    ) -> Json:
+    ) -> Any:
         """The tests' threads wait for each other, but not for the call that calls them back."""
         is_within = self._is_asked.get()
         with contextlib.nullcontext() if is_within else self._asking:
@@ -190,42 +190,51 @@ class Program:
                 self._is_asked.set(is_within)
 
     def _request(self, function: str, arguments: tuple[Any, ...], named: Json) -> str:
+        self._plain = self._plain if function == "plain" else {}
         number = os.urandom(16).hex()
         self._send(
             {
                 "id": number,
                 "function": function,
-                "arguments": [encode(item, self._to_program) for item in arguments],
-                "named": {name: encode(value, self._to_program) for name, value in named.items()},
+                "arguments": [self._encoded(item) for item in arguments],
+                "named": {name: self._encoded(value) for name, value in named.items()},
+                **self.shared.message(),
             }
         )
         return number
 
-    def _answer(self, number: str, function: str) -> Json:
+    def _answer(self, number: str, function: str) -> Any:
         while {"callback", "operation"} & (message := self._receive(number)).keys():
             self._call_back(number, message)
         if "error" in message:
-            lineage, text = message["error"]
-            raise self._error([str(name) for name in lineage], str(text), function)
-        return message
+            lineage, text, attributes = message["error"]
+            error = self._error([str(name) for name in lineage], str(text), function)
+            if type(error) in self.exceptions.values():
+                for name in attributes:
+                    setattr(error, name, self._value(attributes[name]))
+            raise error
+        return self._value(message["value"], function)
 
     def _call_back(self, number: str, message: Json) -> None:
         """The program calls a function that the tests handed over, or does something with an object
         of theirs; its errors are returned too."""
         given = [self._value(item) for item in message["arguments"]]
+        named = {name: self._value(item) for name, item in message["named"].items()}
         if "callback" in message:
             function = self.callbacks[message["callback"]]
         else:
             function = OPERATIONS[message["operation"]]
-            if not given or not _is_own(given[0]):
+            if not given or not (_is_own(given[0]) or isinstance(given[0], Iterator)):
                 self._end("the program broke the protocol: an operation on no object of the tests")
+        if message.get("operation") in ("next", "list"):
+            self.shared.shortened[id(given[0])] = given[0]
         try:
-            value = function(*given)
+            value = function(*given, **named)
             is_awaited = inspect.iscoroutine(value)
             if is_awaited:
                 with ThreadPoolExecutor(1) as thread:  # a loop of the tests may run in this one
                     value = thread.submit(copy_context().run, asyncio.run, value).result()
-            reply = {"value": encode(value, self._to_program), "awaited": is_awaited}
+            reply = {"value": self._encoded(value), "awaited": is_awaited, **self.shared.message()}
         except ProgramEnded:
             raise
         except Exception as error:  # noqa: BLE001 - the tests' own
@@ -254,7 +263,7 @@ class Program:
         poller.register(self.incoming, select.POLLIN)
         if self.unread or any(event & select.POLLIN for _, event in poller.poll(0)):
             self._end("the program wrote to the channel unasked")
-        try:  # the program reads before it answers; a hang is the wall limit's
+        try:  # the program reads before it answers; the limit on wall time ends a hang
             write_line(self.outgoing, message)
         except BrokenPipeError:
             self._end("the program has ended")
@@ -269,17 +278,18 @@ class Program:
             if "callback" in message:
                 if message["callback"] not in range(len(self.callbacks)):
                     raise ValueError("a callback that was never given")
-                list(message["arguments"])
+                _ = [*message["arguments"]], {**message["named"]}
             elif "operation" in message:
                 if message["operation"] not in OPERATIONS:
                     raise ValueError("an operation that is none")
-                list(message["arguments"])
+                _ = [*message["arguments"]], {**message["named"]}
             elif "error" in message:
-                lineage, _ = message["error"]
-                if type(lineage) is not list:
+                lineage, _, attributes = message["error"]
+                if type(lineage) is not list or not all(map(_is_plain, attributes)):
                     raise ValueError("an error without a class")
             else:
-                _, _ = message["value"], list(message.get("changed", ()))
+                _ = message["value"]
+            self.shared.take(message)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             self._end(f"the program broke the protocol: {error}")
         return dict(message)
@@ -310,6 +320,17 @@ class Program:
         os.kill(self.pid, signal.SIGKILL)
         raise ProgramEnded(why)
 
+    def _encoded(self, value: Any) -> Any:
+        return encode(value, self._to_program, first=self._first)
+
+    def _first(self, value: Any) -> Any:
+        if isinstance(value, Derived) and value == value._given:  # the tests did not change it
+            return {"object": value._stand_in._number}
+        if isinstance(value, tuple) and _is_own(value) and hasattr(value, "_fields"):
+            items = [self._encoded(item) for item in value]
+            return {"record": [self._number_of(value), type(value).__name__, value._fields, items]}
+        return None if kind_of(value) is None else self.shared.refer(value)
+
     def _to_program(self, value: Any) -> Any:
         if isinstance(value, StandIn):
             return {"object": value._number}
@@ -319,24 +340,35 @@ class Program:
         if name and vars(builtins).get(name) is value:
             # Its own one does the same there. Ours would do it here: ``eval`` is the tests' to use.
             return {"builtin": name}
-        if _is_own(value):
-            number = next((n for n, each in enumerate(self.given) if each is value), None)
-            if number is None:
-                number = len(self.given)
-                self.given.append(value)
-            return {"given": number}
+        if isinstance(value, KeysView | ValuesView | ItemsView):
+            return self._encoded(list(value))
+        is_iterator = isinstance(value, Iterator)
+        if is_iterator or _is_own(value):
+            return {"iterator" if is_iterator else "given": self._number_of(value)}
         if not callable(value):
             raise TypeError(f"{type(value).__name__} cannot be given to the program")
-        self.callbacks.append(value)
-        return {"callback": len(self.callbacks) - 1}
+        number = next((n for n, each in enumerate(self.callbacks) if each is value), None)
+        if number is None:
+            number = len(self.callbacks)
+            self.callbacks.append(value)
+        about = getattr(value, "__name__", "callback"), getattr(value, "__doc__", None)
+        return {"callback": [number, *about]}
 
-    def _value(self, encoded: Any, is_name: bool = False) -> Any:
+    def _number_of(self, value: Any) -> int:
+        """Number of an object of the tests that stays with them."""
+        number = next((n for n, each in enumerate(self.given) if each is value), None)
+        if number is None:
+            self.given.append(value)
+        return len(self.given) - 1 if number is None else number
+
+    def _value(self, encoded: Any, function: str = "") -> Any:
         """What the program sent, made of built-in types and stand-ins."""
         try:
-            if is_name and isinstance(encoded, dict) and "exception" in encoded:
+            if function == "make" and isinstance(encoded, dict) and "container" in encoded:
+                return StandIn(self, int(encoded["container"]), is_container=True)
+            if function == "get" and isinstance(encoded, dict) and "exception" in encoded:
                 return self._exception([str(name) for name in encoded["exception"]])
-            value = decode(encoded, self._stand_in, DATA_TYPES)
-            return value if self.gives_arrays else without_arrays(value)
+            return decode(encoded, self._stand_in, DATA_TYPES)
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             self._end(f"the program broke the protocol: {error}")
         except (RecursionError, MemoryError) as error:
@@ -347,10 +379,17 @@ class Program:
             return content if self.gives_all_numbers else NotFinite(content)
         if kind == "given" and content in range(len(self.given)):
             return self.given[content]
-        if kind not in ("object", "coroutine") or type(content) is not int:
+        if kind == "shared":
+            return self.shared.copies[content]
+        if kind == "ndarray":  # a list where there is no numpy
+            return content if self.gives_arrays or type(content) is list else content.tolist()
+        if kind == "derived":
+            number, value = content
+            return _derived(self._value(value), StandIn(self, int(number)))
+        if kind not in ("object", "generator", "coroutine") or type(content) is not int:
             raise ValueError(f"a value of the unknown kind {kind!r}")
-        found = StandIn(self, content)
-        return self._awaited(found) if kind == "coroutine" else found
+        stand_in = (GeneratorStandIn if kind == "generator" else StandIn)(self, content)
+        return self._awaited(stand_in) if kind == "coroutine" else stand_in
 
     async def _awaited(self, coroutine: "StandIn") -> Any:
         """A coroutine of the program's. Those that run beside it are begun before it is waited
@@ -372,22 +411,13 @@ class Program:
         return kind
 
 
+def _is_plain(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_")
+
+
 def _is_own(value: Any) -> bool:
     """Whether this is an object of a class that the tests define."""
     return not isinstance(value, type) and type(value).__module__ == "__main__"
-
-
-def _take_over(mine: Any, changed: Any) -> None:
-    """Do to a list, dict, set or array of the tests what the program did to its copy."""
-    if type(mine).__name__ == type(changed).__name__ == "ndarray":
-        if mine.shape == changed.shape and mine.flags.writeable:
-            mine[...] = changed
-        return
-    if type(mine) is list and type(changed) is list:
-        mine[:] = changed
-    elif type(mine) is type(changed) and type(mine) in (dict, set):
-        mine.clear()
-        mine.update(changed)
 
 
 class StandIn:
@@ -396,18 +426,23 @@ class StandIn:
     It equals nothing but another such object: otherwise the program would be asked whether it is
     right. For the same reason it has no predicates of plain values (``PREDICATES``), and no
     arithmetic with numbers of the tests, which could give 0 less whatever is expected, unless the
-    tests made it of a class that they name, by a name with a capital.
+    tests made it of a class that they name, by a name with a capital. Where that class derives from
+    ``list`` or the like, the value by ``list`` says what it equals, its length, truth and items.
     """
 
-    __slots__ = ("_is_class", "_is_tested", "_number", "_program")
+    __slots__ = ("_is_class", "_is_container", "_is_tested", "_number", "_program")
 
-    def __init__(self, program: Program, number: int, is_class: bool = False) -> None:
-        for name, value in zip(self.__slots__, (is_class, False, number, program), strict=True):
+    def __init__(
+        self, program: Program, number: int, is_class: bool = False, is_container: bool = False
+    ) -> None:
+        values = (is_class, is_container, False, number, program)
+        for name, value in zip(StandIn.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Call it in the program's process."""
-        made = self._program.call("call", self, *arguments, **named)
+        function = "make" if self._is_class else "call"
+        made = self._program.call(function, self, *arguments, **named)
         if isinstance(made, StandIn) and self._is_class:
             object.__setattr__(made, "_is_tested", True)
         return made
@@ -423,31 +458,63 @@ class StandIn:
         self._program.call("setattr", self, name, value)
 
     def __instancecheck__(self, value: object) -> bool:
-        return isinstance(value, StandIn) and bool(self._program.call("isinstance", value, self))
+        own = value._stand_in if isinstance(value, Derived) else value
+        return isinstance(own, StandIn) and bool(self._program.call("isinstance", own, self))
 
     def __enter__(self) -> Any:
         return self._program.call("getattr", self, "__enter__")()
 
-    def __exit__(self, *exception: object) -> None:
-        """Leave in the program's process; what the tests raised goes on."""
-        self._program.call("getattr", self, "__exit__")(None, None, None)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._goes_on(error, self._program.call("leave", self, "__exit__", *_told(error)))
 
     async def __aenter__(self) -> Any:
         return await self._program.call("getattr", self, "__aenter__")()
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self._program.call("getattr", self, "__aexit__")(None, None, None)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._goes_on(error, await self._program.call("leave", self, "__aexit__", *_told(error)))
+
+    def _goes_on(self, error: BaseException | None, is_swallowed: Any) -> None:
+        """What the tests raised goes on.
+
+        Raises:
+            ProgramEnded: the program would have it swallowed, and so lead the tests past the rest;
+                whatever the tests catch, they have failed.
+        """
+        if _told(error)[0] and is_swallowed:
+            self._program._end("a context of the program swallows the error of its body")
 
     async def __anext__(self) -> Any:
         return self._program.call("anext", self)
 
 
+def _told(error: BaseException | None) -> tuple[list[str], str]:
+    """What a context of the program's is told of an error within it: nothing of what ends tests."""
+    is_told = isinstance(error, Exception) and not isinstance(error, AssertionError | ProgramEnded)
+    return [kind.__name__ for kind in type(error).__mro__] if is_told else [], str(error)
+
+
 def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> Callable[..., Any]:
-    return lambda own, *arguments: result(own._program.call(function, own, *arguments))
+    of_plain: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "iter": iter}
+
+    def ask(own: StandIn, *arguments: Any) -> Any:
+        if own._is_container and function in of_plain:
+            return of_plain[function](own._program.plain(own))
+        return result(own._program.call(function, own, *arguments))
+
+    return ask
+
+
+def _contains(own: Any, item: Any) -> bool:
+    """By the word of the program's class only where the tests made the object of it."""
+    if own._is_tested and not own._is_container:
+        return bool(own._program.call("contains", own, item))
+    return any(each is item or each == item for each in own)
 
 
 def _compares(function: str) -> Callable[..., Any]:
     def compare(own: StandIn, other: Any) -> Any:
+        if own._is_container:
+            return getattr(operator, function)(own._program.plain(own), other)
         is_one = isinstance(other, StandIn)
         return own._program.call(function, own, other) if is_one else NotImplemented
 
@@ -458,7 +525,7 @@ def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
     def compute(own: StandIn, *others: Any) -> Any:
         if not own._is_tested and not others:
             raise TypeError(f"bad operand type for {function}: an object of the program")
-        if not own._is_tested and type(others[0]) is not StandIn:
+        if not own._is_tested and not isinstance(others[0], StandIn):
             return NotImplemented
         made = own._program.call(function, *((*others, own) if is_reflected else (own, *others)))
         if isinstance(made, StandIn):
@@ -468,16 +535,75 @@ def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
     return compute
 
 
+def _copies(function: str) -> Callable[..., Any]:
+    def copied(own: StandIn, *memo: Any) -> Any:
+        made = own._program.call(function, own)
+        for flag in ("_is_tested", "_is_container"):
+            object.__setattr__(made, flag, getattr(own, flag))
+        return made
+
+    return copied
+
+
 _METHODS = {
     "len": _asks("len", int),
     "bool": _asks("bool", bool),
     "str": _asks("str", str),
     "repr": _asks("repr", str),
     "hash": _asks("hash", int),
+    "contains": _contains,
     **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
     **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
-    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "neg", "abs")},
-    **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul")},
+    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")},
+    **{name: _computes(name) for name in ("matmul", "pow", "neg", "abs", "and", "or", "xor")},
+    **{name: _copies(name) for name in ("copy", "deepcopy")},
+    **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul", "matmul")},
 }
 for _name, _method in _METHODS.items():
     setattr(StandIn, f"__{_name}__", _method)
+
+
+# The docstring of what it stands for.
+_doc: Any = property(lambda own: own._program.call("getattr", own, "__doc__"))
+StandIn.__doc__ = _doc
+
+
+class GeneratorStandIn(StandIn):
+    """A generator of the program's, which tests may ask to be one."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return types.GeneratorType
+
+
+class Derived:
+    """Plain data of a class of the program's that derives from ``list``, ``str`` or the like: a
+    value of that type here, and the program is asked for what that type does not have."""
+
+    _stand_in: StandIn
+    _given: Any
+    """Its value as the program gave it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._stand_in.__getattr__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is plain."""
+        kind: Any = type(self).__bases__[1]
+        return kind, (kind(self),)
+
+
+_DERIVED: dict[type, Any] = {
+    kind: type(kind.__name__, (Derived, kind), {})
+    for kind in (list, dict, set, frozenset, deque, tuple, str, int, float)
+}
+
+
+def _derived(value: Any, stand_in: StandIn) -> Any:
+    if type(value) not in _DERIVED:  # not a number
+        return value
+    made = _DERIVED[type(value)](value)
+    made._stand_in, made._given = stand_in, value
+    return made

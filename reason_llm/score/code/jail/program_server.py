@@ -6,7 +6,7 @@ The tester's side of the channel, and what the tester makes of an answer: ``prog
 
 import asyncio
 import builtins
-import contextlib
+import copy
 import functools
 import inspect
 import json
@@ -14,10 +14,12 @@ import operator
 import os
 import sys
 import types
+from collections import deque, namedtuple
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
-from .values import DATA_TYPES, TYPES, decode, encode, write_line
+from .shared import Shared, kind_of
+from .values import DATA_TYPES, TYPES, decode, encode, is_array, write_line
 
 _loops: list[asyncio.AbstractEventLoop] = []
 _tasks: dict[int, Any] = {}
@@ -57,8 +59,32 @@ async def _all_of(values: Any) -> list[Any]:
     return [value async for value in values]
 
 
+def call(function: Any, /, *arguments: Any, **named: Any) -> Any:
+    """The result of a function."""
+    return function(*arguments, **named)
+
+
+def plain(value: Any) -> Any:
+    """The value of an object of the program's class as the built-in class below it has it, whatever
+    its own methods say."""
+    kind = _base(value)
+    if kind in (int, float, str):
+        return kind.__getnewargs__(value)[0]
+    return dict(dict.items(value)) if kind is dict else kind(kind.__iter__(value))
+
+
+_BASES: tuple[Any, ...] = (list, dict, set, frozenset, deque, tuple, str, int, float)
+
+
+def _base(value: Any) -> Any:
+    """The class of plain data that the value's class, one of the program's, derives from."""
+    is_own = type(value).__module__ == "solution"
+    return next((kind for kind in _BASES if is_own and isinstance(value, kind)), None)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda function, /, *arguments, **named: function(*arguments, **named),
+    "make": call,
+    **{f.__name__: f for f in (call, plain)},
     "sync": lambda: None,
     **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, hash, iter, next)},
     "isinstance": isinstance,
@@ -66,12 +92,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         f.__name__: f
         for f in (
-            *(operator.getitem, operator.setitem, operator.delitem),
+            *(operator.getitem, operator.setitem, operator.delitem, operator.contains),
             *(operator.eq, operator.lt, operator.le, operator.gt, operator.ge),
-            *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
-            abs,
+            *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv),
+            *(operator.mod, operator.matmul, operator.pow, operator.neg, abs),
+            *(copy.copy, copy.deepcopy),
         )
     },
+    **{name: getattr(operator, f"__{name}__") for name in ("and", "or", "xor")},
 }
 
 LEETCODE_MARK = "class Solution"
@@ -92,6 +120,7 @@ from builtins import abs, pow
 """
 
 Json = dict[str, Any]
+MAX_ATTRIBUTES = 32
 
 
 def builtin_names(is_leetcode: bool) -> dict[str, Any]:
@@ -106,23 +135,14 @@ def builtin_names(is_leetcode: bool) -> dict[str, Any]:
     return {**vars(builtins), **prelude}
 
 
-class _NotPlain(Exception):
-    """An argument that the tester cannot be given back."""
-
-
 def _lineage(kind: type) -> list[str]:
     """The names of an exception's class and of all that it derives from, nearest first."""
     return [base.__name__ for base in kind.__mro__]
 
 
-def _refuse(value: Any) -> Any:
-    if type(value) is Given:
-        return {"given": value._number}
-    raise _NotPlain
-
-
 class Given:
-    """An object of a class that the tests define. It stays with them; what is done to it is."""
+    """An object of a class that the tests define, or an iterator of theirs. It stays with them;
+    what is done to it is."""
 
     __slots__ = ("_ask", "_number")
 
@@ -138,9 +158,9 @@ class Given:
     def __setattr__(self, name: str, value: Any) -> None:
         self._ask("setattr", self, name, value)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call it where it is."""
-        return self._ask("call", self, *arguments)
+        return self._ask("call", self, *arguments, named=named)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._ask("list", self))
@@ -150,6 +170,32 @@ class Given:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._ask("deepcopy", self)
+
+
+class GivenIterator(Given):
+    """An iterator of the tests: its items come one by one, as they may have no end."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> "GivenIterator":
+        return self
+
+    def __next__(self) -> Any:
+        return self._ask("next", self)
+
+
+@functools.cache
+def _record(name: str, fields: tuple[str, ...]) -> Any:
+    """The named tuples of the tests: what they give comes back as the same object."""
+
+    class Record(namedtuple(name, fields)):  # type: ignore[misc]
+        @classmethod
+        def _given(cls, number: int, items: list[Any]) -> Any:
+            made: Any = cls(*items)
+            made._given_number = number
+            return made
+
+    return Record
 
 
 def _operation(name: str) -> Callable[..., Any]:
@@ -169,6 +215,12 @@ class ProgramServer:
         self.outgoing = outgoing
         self.objects: list[Any] = []
         self.given: dict[int, Given] = {}
+        self.callbacks: dict[int, Callable[..., Any]] = {}
+        self.shared = Shared(
+            1,
+            lambda value: encode(value, self._keep, DATA_TYPES, self._shared),
+            lambda content: decode(content, self._from_tester, TYPES),
+        )
         self.request = ""
         self.namespace: dict[str, Any] = {}
 
@@ -193,6 +245,14 @@ class ProgramServer:
             raise NameError(f"name {name!r} is not defined")
         return self.namespace[name]
 
+    def leave(self, context: Any, method: str, lineage: list[str], text: str) -> Any:
+        """Leave a context, in which an error of that class and text may have been raised."""
+        if not lineage:
+            return getattr(context, method)(None, None, None)
+        known = {**TYPES, **self.namespace}
+        error = next(known[name] for name in lineage if name in known)(text)
+        return getattr(context, method)(type(error), error, None)
+
     def solve(self, name: str, *arguments: Any) -> Any:
         """A call by ``fn_name``: a function, or a method of a fresh ``Solution``."""
         solution: Any = self.namespace.get("Solution")
@@ -206,36 +266,67 @@ class ProgramServer:
         is_many = isinstance(result, Iterator | KeysView | ValuesView | ItemsView | range)
         return list(result) if is_many else result
 
-    def _answer(self, request: Json) -> None:
-        own = {f.__name__: f for f in (self.load, self.get, self.solve)}
-        name = request["function"]
-        function = own[name] if name in own else _FUNCTIONS[name]
-        before = json.dumps(request["arguments"][1:])
-        answer: Json = {"id": request["id"]}
+    def _answer(self, request: Json, is_within: bool = False) -> None:
         self.request = request["id"]
+        answer: Json = {"id": self.request}
         try:
-            arguments = [decode(item, self._from_tester, TYPES) for item in request["arguments"]]
-            named = {k: decode(v, self._from_tester, TYPES) for k, v in request["named"].items()}
-            answer["value"] = self._encoded(function(*arguments, **named), is_name=name == "get")
-            with contextlib.suppress(_NotPlain):
-                after = [encode(argument, _refuse) for argument in arguments[1:]]
-                if json.dumps(after) != before:
-                    answer["changed"] = after
+            answer["value"] = self._encoded(self._result(request), request["function"])
         except BaseException as error:  # noqa: BLE001 - the program's own
-            answer = {"id": request["id"], "error": [_lineage(type(error)), str(error)[:500]]}
+            answer["error"] = [_lineage(type(error)), str(error)[:500], self._attributes(error)]
+        try:
+            answer |= self.shared.message(is_end=not is_within)
+        except BaseException as error:  # noqa: BLE001 - what it put into a list of the tests
+            answer["error"] = [_lineage(type(error)), str(error)[:500], {}]
         write_line(self.outgoing, answer)
 
-    def _encoded(self, value: Any, is_name: bool = False) -> Any:
-        if is_name and isinstance(value, type):
+    def _attributes(self, error: BaseException) -> Json:
+        """What an error holds: ``missing`` of ``except Short as error: … error.missing``."""
+        try:
+            kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "solution"]
+            own = [n for kind in kinds for n, v in vars(kind).items() if isinstance(v, property)]
+            names = [name for name in {**vars(error), **dict.fromkeys(own)} if name[:1] != "_"]
+            return {name: self._encoded(getattr(error, name)) for name in names[:MAX_ATTRIBUTES]}
+        except Exception:  # noqa: BLE001 - the program's own
+            return {}
+
+    def _result(self, request: Json) -> Any:
+        own = {f.__name__: f for f in (self.load, self.get, self.leave, self.solve)}
+        name = request["function"]
+        function = own[name] if name in own else _FUNCTIONS[name]
+        self.shared.take(request)
+        arguments = [decode(item, self._from_tester, TYPES) for item in request["arguments"]]
+        named = {k: decode(v, self._from_tester, TYPES) for k, v in request["named"].items()}
+        return function(*arguments, **named)
+
+    def _encoded(self, value: Any, function: str = "") -> Any:
+        if function == "get" and isinstance(value, type):
             is_exception = issubclass(value, Exception)
             return {"exception": _lineage(value)} if is_exception else self._keep(value)
-        return encode(value, self._keep, DATA_TYPES)
+        if function == "make" and _base(value) not in (None, int, float, str):
+            return {"container": self._keep(value)["object"]}
+        return encode(value, self._keep, DATA_TYPES, self._first)
+
+    def _first(self, value: Any) -> Any:
+        """The form of a list of the tests, or of an object whose class derives from plain data."""
+        if self.shared.has(value):
+            return self.shared.refer(value)
+        if isinstance(value, tuple) and hasattr(value, "_given_number"):
+            return {"given": value._given_number}
+        if _base(value) is None:
+            return None
+        return {"derived": [self._keep(value)["object"], self._encoded(plain(value))]}
+
+    def _shared(self, value: Any) -> Any:
+        """The same within such a list: what the program puts there is the tests', too."""
+        is_new = kind_of(value) is not None and not is_array(value) and _base(value) is None
+        return self.shared.refer(value) if is_new else self._first(value)
 
     def _keep(self, value: Any) -> Any:
-        if type(value) is Given:
+        if isinstance(value, Given):
             return {"given": value._number}
         self.objects.append(value)
-        kind = "coroutine" if inspect.iscoroutine(value) else "object"
+        is_generator = type(value) is types.GeneratorType
+        kind = "coroutine" if inspect.iscoroutine(value) else "generator" * is_generator or "object"
         return {kind: len(self.objects) - 1}
 
     def _from_tester(self, kind: str | None, content: Any) -> Any:
@@ -244,26 +335,48 @@ class ProgramServer:
                 return content
             case "object":
                 return self.objects[content]
+            case "ndarray":
+                return content
+            case "shared":
+                return self.shared.copies[content]
             case "builtin":
                 return getattr(builtins, content)
-            case "given":
+            case "given" | "iterator":
                 ask = functools.partial(self._ask, "operation")
-                return self.given.setdefault(content, Given(ask, content))
+                made = (Given if kind == "given" else GivenIterator)(ask, content)
+                return self.given.setdefault(content, made)
+            case "record":
+                number, name, fields, items = content
+                items = [decode(item, self._from_tester, TYPES) for item in items]
+                return _record(name, tuple(fields))._given(number, items)
+        number, name, doc = content
+        if number in self.callbacks:
+            return self.callbacks[number]
 
-        def callback(*arguments: Any) -> Any:
-            return self._ask("callback", content, *arguments)
+        def callback(*arguments: Any, **named: Any) -> Any:
+            return self._ask("callback", number, *arguments, named=named)
 
+        callback.__name__ = callback.__qualname__ = name
+        callback.__doc__ = doc
+        self.callbacks[number] = callback
         return callback
 
-    def _ask(self, what: str, which: Any, *arguments: Any) -> Any:
+    def _ask(self, what: str, which: Any, *arguments: Any, named: Json | None = None) -> Any:
         """What the tester answers to a callback or an operation; it may call the program in turn
         before it does."""
         request = self.request
-        given = [self._encoded(argument) for argument in arguments]
-        write_line(self.outgoing, {"id": request, what: which, "arguments": given})
+        message = {
+            "id": request,
+            what: which,
+            "arguments": [self._encoded(argument) for argument in arguments],
+            "named": {name: self._encoded(value) for name, value in (named or {}).items()},
+            **self.shared.message(),
+        }
+        write_line(self.outgoing, message)
         while "function" in (answer := json.loads(self.incoming.readline())):
-            self._answer(answer)
+            self._answer(answer, is_within=True)
         self.request = request
+        self.shared.take(answer)
         if "error" in answer:
             name, message = answer["error"]
             raise TYPES.get(name, RuntimeError)(message)

@@ -15,7 +15,7 @@ from typing import Any
 TYPES: dict[str, type] = {
     name: value for name, value in vars(builtins).items() if isinstance(value, type)
 }
-"""What tests may hand to a program."""
+"""Kinds of values that tests may hand to a program."""
 EXCEPTIONS = {
     name: kind
     for name, kind in TYPES.items()
@@ -28,12 +28,12 @@ DATA_TYPES = {
 }
 """What a program may hand to its tests: the types of plain data, and exceptions."""
 MAX_BITS, MAX_EXPONENT = 1 << 20, 1 << 16
-"""Of an integer and of a decimal: beyond it, to compare or to print one takes seconds."""
+"""Limits of integers and of decimals: above them a comparison or a print takes seconds."""
 MAX_JSON_BITS = 14_000
 """Beyond it, no JSON that is read with Python's own bound holds the integer."""
 _DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
            "float16", "float32", "float64", "complex64", "complex128"}  # fmt: skip
-"""Of arrays that cross as arrays; others are lists of what they hold."""
+"""Types of arrays that are sent as arrays; others are sent as lists."""
 _LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
             "datetime": "datetime", "deque": "collections"}  # fmt: skip
 """Plain data of the standard library, by its module."""
@@ -58,14 +58,21 @@ class NotFinite:
         return str(self.number)
 
 
-def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = TYPES) -> Any:
+def encode(
+    value: Any,
+    other: Callable[[Any], Any],
+    types: Mapping[str, type] = TYPES,
+    first: Callable[[Any], Any] = lambda value: None,
+) -> Any:
     """Plain data as JSON, ``{"kind": …}`` where JSON has no form for it; ``other`` gives the form
-    of anything else.
+    of anything else, and ``first`` that of what is not to be taken as plain data.
 
     Example: ``(1, {2}) -> {"tuple": [1, {"set": [2]}]}``
     """
     if value is None or isinstance(value, bool):
         return value
+    if type(value) not in (int, float, str) and (found := first(value)) is not None:
+        return found
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int):
@@ -73,13 +80,15 @@ def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = 
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list):
-        return [encode(item, other, types) for item in value]
+        return [encode(item, other, types, first) for item in value]
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, other, types) for item in value]}
+            return {kind.__name__: [encode(item, other, types, first) for item in value]}
     if isinstance(value, dict):
-        pairs = value.items()
-        return {"dict": [[encode(k, other, types), encode(v, other, types)] for k, v in pairs]}
+        return {"dict": [[encode(each, other, types, first) for each in p] for p in value.items()]}
+    if isinstance(value, slice | range):
+        parts = (value.start, value.stop, value.step)
+        return {type(value).__name__: [encode(part, other, types, first) for part in parts]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes | bytearray):
@@ -91,13 +100,19 @@ def encode(value: Any, other: Callable[[Any], Any], types: Mapping[str, type] = 
         if kind.__name__ == "Fraction":
             return {"Fraction": [_int(value.numerator), _int(value.denominator)]}
         is_list = kind.__name__ == "deque"
-        return {kind.__name__: encode(list(value), other, types) if is_list else str(value)}
+        return {kind.__name__: encode(list(value), other, types, first) if is_list else str(value)}
     if kind.__module__ == "numpy" and callable(getattr(value, "tolist", None)):
         content = encode(value.tolist(), other, types)
-        if kind.__name__ != "ndarray" or value.dtype.name not in _DTYPES:
-            return content
-        return {"ndarray": [value.dtype.name, list(value.shape), content]}
+        is_whole = is_array(value)
+        return {"ndarray": [value.dtype.name, list(value.shape), content]} if is_whole else content
     return other(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this crosses as an array."""
+    kind = type(value)
+    is_one = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+    return is_one and value.dtype.name in _DTYPES
 
 
 def _int(number: int) -> Any:
@@ -115,7 +130,7 @@ def decode(
     value: Any, other: Callable[[str | None, Any], Any], types: Mapping[str, type] = TYPES
 ) -> Any:
     """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made,
-    and None and the number where one is not finite.
+    and None and the number where one is not finite, and ``"ndarray"`` and an array.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError: the other
@@ -136,7 +151,9 @@ def decode(
         return _bounded(int(content, 16))
     if kind == "ndarray":
         name, shape, values = content
-        return _array(name, shape, decode(values, other, types))
+        return other(kind, _array(name, shape, decode(values, other, types)))
+    if kind in ("slice", "range"):
+        return TYPES[kind](*(decode(part, other, types) for part in content))
     if kind == "complex":
         made = complex(*content)
         return made if cmath.isfinite(made) else other(None, made)
@@ -185,17 +202,6 @@ def write_line(descriptor: int, message: dict[str, Any]) -> None:
     data = memoryview(json.dumps(message).encode() + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def without_arrays(value: Any) -> Any:
-    """Arrays as lists, where tests do not speak of numpy."""
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return value.tolist()
-    if type(value) in (list, tuple):
-        return type(value)(map(without_arrays, value))
-    if type(value) is dict:
-        return {key: without_arrays(each) for key, each in value.items()}
-    return value
 
 
 def as_json(value: Any) -> Any:

@@ -8,24 +8,15 @@ What a system computes again, pads or masks does not count.
 """
 
 import time
-from dataclasses import dataclass
 
 import torch
 from transformers import AutoConfig
 
-from benchmarks.cpu_workloads import Workload
+from benchmarks.work import Work, lengths, prompts
 from reason_llm.model import products
 
 PEAK_SIZE = 1024
 PEAK_REPEATS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Useful:
-    """Floating-point operations of one step."""
-
-    sampling: float
-    learning: float
 
 
 def matmul_peak(threads: int) -> float:
@@ -45,10 +36,12 @@ def matmul_peak(threads: int) -> float:
     return 2 * PEAK_SIZE**3 / min(seconds)
 
 
-def useful(workload: Workload) -> Useful:
-    """Of the workload's first counted step, whose lengths are given."""
-    assert workload.lengths is not None
-    text = AutoConfig.from_pretrained(workload.model)
+def useful(work: Work) -> dict[str, float]:
+    """Floating-point operations of sampling and learning in the last step, by phase; the lengths
+    are given."""
+    given = lengths(work)
+    assert given is not None
+    text = AutoConfig.from_pretrained(work.model)
     hidden, wide = text.hidden_size, text.intermediate_size
     head_size = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
     queries, keys = (n * head_size for n in (text.num_attention_heads, text.num_key_value_heads))
@@ -56,19 +49,18 @@ def useful(workload: Workload) -> Useful:
               (hidden, wide), (hidden, wide), (wide, hidden)]  # fmt: skip
     layers = text.num_hidden_layers
     weights = layers * sum(a * b for a, b in shapes)
-    adapter = layers * sum((a + b) * workload.rank for a, b in shapes)
+    adapter = layers * sum((a + b) * work.rank for a, b in shapes)
     head = text.vocab_size * hidden
-    prompts = [len(prompt.token_ids) for prompt in workload.steps[-1]]
-    rows = list(enumerate(workload.lengths))
-    answers, asked = sum(workload.lengths), sum(prompts)
-    tokens = answers + asked
-    seen = sum(n * n / 2 for n in prompts)  # pairs of a token and one before it
+    asked = [len(prompt.token_ids) for prompt in prompts(work, work.steps - 1)]
+    tokens = sum(given) + sum(asked)
+    seen = sum(n * n / 2 for n in asked)  # pairs of a token and one before it
     seen += sum(
-        prompts[i // workload.completions_per_prompt] * length + length * length / 2
-        for i, length in rows
+        asked[row // work.completions] * length + length * length / 2
+        for row, length in enumerate(given)
     )
     attention = 4 * layers * queries * seen
-    sampling = 2 * (weights + adapter) * tokens + 2 * head * answers + attention
     # Backward, attention's products are twice the forward ones, an adapter's too.
-    learning = (4 * weights + 6 * adapter) * tokens + 4 * head * answers + 3 * attention
-    return Useful(0.0 if workload.learner_only else float(sampling), float(learning))
+    return {
+        "sampling": 2 * (weights + adapter) * tokens + 2 * head * sum(given) + attention,
+        "learning": (4 * weights + 6 * adapter) * tokens + 4 * head * sum(given) + 3 * attention,
+    }

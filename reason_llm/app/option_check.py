@@ -1,0 +1,66 @@
+"""Everything that is wrong with the options of a run, told at once for ``--plan`` and
+``--data-check``: what its start checks one after the other, as far as no weight and no row is read.
+
+Not here: the state of the run's folder and the headers of the weights, which a run checks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from reason_llm.app import trackers
+from reason_llm.config import Config, RewardSpec
+from reason_llm.data import chat_template, check_files, load_function, system_prompt
+from reason_llm.errors import ReasonError
+from reason_llm.files import check_writable
+from reason_llm.model import adapters
+from reason_llm.model.plan import plan_only
+from reason_llm.run.start import resolve
+from reason_llm.score import Scorer
+from reason_llm.train import check_schedule
+
+
+def check_options(
+    config: Config, mistakes: list[ReasonError], planned: Config | None = None
+) -> tuple[Config, set[str], list[str]]:
+    """Add to ``mistakes`` what is wrong with the options.
+
+    Args:
+        planned: whose memory is planned; None: that of ``config``.
+
+    Returns:
+        The config without the wrong ones, the columns that its rewards ask for, and the lines of
+        the memory plan, from the model's config alone.
+    """
+    data, score, table = config.data, config.score, list[str]()
+    without: dict[str, Any] = {}
+
+    def check(call: Callable[[], object], **usual: object) -> None:
+        try:
+            call()
+        except ReasonError as error:
+            mistakes.append(error)
+            without.update({f"data.{name}": value for name, value in usual.items()})
+
+    wrong: list[ReasonError] = []
+    with Scorer(score, config.sample.max_new_tokens, runs_programs=False, mistakes=wrong) as scorer:
+        columns = scorer.columns
+    if wrong:  # which say what rows have to hold
+        mistakes += wrong
+        without |= {"score.rewards": [RewardSpec(name="boxed")], "data.eval": None, "eval.sets": {}}
+        without |= {"data.form": "prompts"} if data.form == "problems" else {}
+    names = data.template, config.model.path, True, data.template_arguments
+    check(lambda: chat_template(*names), template="auto")
+    check(lambda: system_prompt(data.system_prompt, config.prompting_reward), system_prompt="none")
+    if data.preprocess is not None:
+        check(partial(load_function, data.preprocess, "data.preprocess"), preprocess=None)
+    check_files(config, mistakes.append)
+    for folder in (config.model.start, config.teacher.adapter, config.critic.start):
+        if folder is not None:
+            check(partial(adapters.read_config, folder))
+    check(lambda: check_schedule(config.train, config.policy_optimizer_steps))
+    check(lambda: trackers.check_installed(config.log.trackers))
+    check(lambda: resolve.replicas_of(config))
+    check(lambda: check_writable(config.run.directory / str(config.run.name)))
+    check(lambda: table.extend(plan_only(planned or config).table()))
+    return config.with_options(without), columns, table

@@ -1,0 +1,113 @@
+"""Texts of a run beside its rollouts: its answers to held-out problems, those of one evaluation
+beside those of another, and rows that it learned from.
+
+    <run>/evaluations/step-00000012.jsonl.gz, <run>/rows.jsonl.gz
+"""
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from reason_llm.app.report.rollouts import StepRollouts, evenly, pack
+from reason_llm.errors import one_line
+from reason_llm.files import MIB, open_regular, too_large
+from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run import ROWS
+
+MOST_EVALUATIONS = 6
+MOST_TEXTS, MOST_BLOB_BYTES = 1200, 2 * MIB
+"""In a page, of each kind."""
+MOST_BYTES = 64 * MIB
+"""Of a file, unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Groups of texts with one prompt; the labels are of the texts of each group."""
+
+    labels: list[str]
+    packed: StepRollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of these files; ``set`` is a held-out set or the side of a pair, ``step`` that which
+    learned a row."""
+
+    set: str
+    id: str
+    prompt: str
+    completion: str
+    answer: str = ""
+    score: float | None = None
+    finish_reason: Literal["stop", "length"] = "stop"
+    step: int = 0
+
+
+_LINE = TypeAdapter(Line)
+_Column = dict[tuple[str, str], Line]
+
+
+def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
+    """``held_out`` and ``rows``, those that a run has.
+
+    Args:
+        last_step: rows of later ones are left out.
+        share: of the bounds, where several runs share a page.
+        notices: is told what could not be read.
+    """
+    answers: dict[str, _Column] = {}
+    for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MOST_EVALUATIONS):
+        step = path.name.removeprefix("step-").removesuffix(".jsonl.gz").lstrip("0")
+        lines = _read(path, notices)
+        label = f"after step {step}" if step else "before training"
+        answers[label] = {(line.set, line.id): line for line in lines}
+    rows: dict[str, _Column] = {}
+    for line in _read(folder / ROWS, notices):
+        if line.step <= last_step:
+            rows.setdefault(line.set, {})["", line.id] = line
+    found = {"held_out": _texts(answers, share), "rows": _texts(rows, share)}
+    return {name: texts for name, texts in found.items() if texts is not None}
+
+
+def _read(path: Path, notices: list[str]) -> list[Line]:
+    """The lines; none, with a notice, of a damaged file."""
+    try:
+        with open_regular(path) as packed, gzip.open(packed) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise too_large(MOST_BYTES)
+        return [_LINE.validate_json(line) for line in content.splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        notices.append(f"{path.name} was passed over: {one_line(error):.200}")
+        return []
+
+
+def _texts(columns: dict[str, _Column], share: float) -> Texts | None:
+    """Groups of the texts that all columns have; None without any."""
+    columns = {label: column for label, column in columns.items() if column}
+    *_, last = [{}, *columns.values()]
+    groups = [
+        _group([column[key] for column in columns.values()])
+        for key in last
+        if all(key in column for column in columns.values())
+    ]
+    most_texts, most_bytes = int(share * MOST_TEXTS), int(share * MOST_BLOB_BYTES)
+    if not groups:
+        return None
+    return Texts(list(columns), pack(0, groups, None, most_texts, most_bytes))
+
+
+def _group(lines: list[Line]) -> Group:
+    """The texts of a prompt; their tokens are not known here."""
+    first, completions = lines[0], []
+    for line in lines:
+        score, text, end = line.score or 0.0, line.completion, line.finish_reason
+        completions.append(Completion((0,), text, (0.0,), end, {"score": score}, score))
+    return Group(Prompt(first.id, first.prompt, (), first.answer), tuple(completions))

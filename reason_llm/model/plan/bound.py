@@ -1,0 +1,167 @@
+"""The least seconds that a step takes on a card: its products at the card's peak, or its reads at
+the card's bandwidth, whichever is more. It is arithmetic on the model's and the config's sizes, for
+rollouts that take all their tokens; nothing is measured, and a real step takes longer.
+
+Counted are the products of the base, the adapter, the head and attention, and the reads of weights
+and KV cache. Source of the counts: arXiv:2001.08361, section 2.1; attention: arXiv:2205.14135.
+
+Not here: launches, copies and synchronisations (``benchmark.py count``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reason_llm.config import Config
+from reason_llm.model.plan.machine import GIB
+from reason_llm.model.plan.shape import Shape
+
+BACKWARD_OF_ATTENTION = 2.5
+"""Its products, of those of the forward pass, which FlashAttention makes anew."""
+UNPACKED_BYTES = 2 + 2
+"""Of a weight in NF4: written in 16 bits for the product, and read by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU by its data sheet."""
+
+    name: str
+    gib: float
+    flops: float
+    """Dense bfloat16 products per second, summed in float32."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+
+
+CARDS = (
+    Card("RTX 4090", 24, 165.2e12, 1.008e12),
+    Card("L4", 24, 121e12, 0.3e12),
+    Card("RTX A6000", 48, 154.8e12, 0.768e12),
+    Card("H100", 80, 989.4e12, 3.35e12),
+    Card("H200", 141, 989.4e12, 4.8e12),
+)
+"""Source: NVIDIA's data sheets; where they count sparse products, half of that."""
+
+
+def card_of(budget_bytes: int) -> Card:
+    """The first card that has so much memory; the largest, if none has."""
+    return next((card for card in CARDS if card.gib * GIB >= budget_bytes), CARDS[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The cost of one phase of a step."""
+
+    name: str
+    flops: float
+    read_bytes: float
+    tokens: float
+    """Tokens that go through the model; in learning, per pass."""
+
+    def seconds(self, card: Card) -> float:
+        """The least seconds that it takes."""
+        return max(self.flops / card.flops, self.read_bytes / card.bandwidth)
+
+    def limit(self, card: Card) -> str:
+        """The limit that decides: matmul or memory."""
+        by_products = self.flops / card.flops >= self.read_bytes / card.bandwidth
+        return "matmul" if by_products else "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes that the plan chose, in tokens and sequences."""
+
+    context: int
+    cache: int
+    micro_batch: int
+    at_once: int
+
+
+def line(phases: Sequence[Phase], card: Card) -> str:
+    """One line: the least seconds of a step, and the phase that takes most of them."""
+    seconds = {phase.name: phase.seconds(card) for phase in phases}
+    total = sum(seconds.values())
+    longest = max(phases, key=lambda phase: seconds[phase.name])
+    share = seconds[longest.name] / total
+    told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
+    return (
+        f"a step of full length takes at least {told} s on a card like an {card.name}, "
+        f"{longest.name} {share:.0%} of it ({longest.limit(card)})"
+    )
+
+
+def phases(config: Config, shape: Shape, sizes: Sizes) -> list[Phase]:
+    """The phases of a step in which the card works."""
+    made = []
+    if config.samples:
+        made.append(_sampling(config, shape, sizes))
+    if config.learns:
+        made.append(_learning(config, shape, sizes))
+    return made
+
+
+def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+    """Each prompt is read once; then every decoded token reads the weights, together with as many
+    others as the cache holds, and the keys and values of its own rollout."""
+    sample, rollouts = config.sample, config.sample.rollouts_per_step
+    new = min(sample.max_new_tokens, sizes.context)
+    prompt = sizes.context - new
+    held = prompt / sample.completions_per_prompt + new / 2
+    at_once = max(1.0, min(sizes.at_once, rollouts, sizes.cache / held))
+    base, head = sum(shape.packable), shape.vocabulary * shape.hidden
+    flops = 2 * (base + shape.adapter) * (sample.prompts_per_step * prompt + rollouts * new)
+    flops += 2 * head * rollouts * new
+    weights = _weight_bytes(config, shape) + 2 * head
+    cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
+    read = new * rollouts / at_once * weights + cached
+    return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
+
+
+def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+    """The passes before the first update, and forward and backward passes of every epoch. The base
+    has gradients in its inputs alone."""
+    rows = config.units_per_step * (2 if config.learns_pairs else 1)
+    new = min(config.sample.max_new_tokens, sizes.context) if config.samples else sizes.context
+    prompt, group = sizes.context - new, config.sample.completions_per_prompt
+    prompts = rows / group if config.train.packing != "padded" else rows
+    tokens = prompts * prompt + rows * new
+    pairs = prompts * prompt**2 / 2 + rows * (new * prompt + new**2 / 2)
+    measured, epochs = _passes(config)
+    again = 1 if config.train.gradient_checkpointing else 0
+
+    def flops(backward: float) -> float:
+        """Cost in forward passes, where a backward pass costs ``backward`` of them."""
+        return measured + epochs * (1 + again + backward)
+
+    base, head = sum(shape.packable), shape.vocabulary * shape.hidden
+    total = 2 * base * tokens * flops(1) + 2 * shape.adapter * tokens * flops(2)
+    total += 4 * shape.query * shape.layers * pairs * flops(BACKWARD_OF_ATTENTION)
+    if not config.of_stage.scores:
+        total += 2 * head * rows * new * (measured + 2 * epochs)
+    batches = max(1.0, tokens / sizes.micro_batch)
+    read = batches * flops(1) * _weight_bytes(config, shape, unpacked=True)
+    return Phase("learning", total, read, tokens)
+
+
+def _passes(config: Config) -> tuple[float, float]:
+    """Passes without gradient, and those that are learned from, of a step's tokens."""
+    train = config.train
+    if config.stage != "rl":
+        compares = config.stage == "preference" and config.preference.row().needs_reference
+        return float(compares), float(train.epochs)
+    row = config.algorithm.row()
+    old = row.needs_whole_step or train.epochs * train.optimizer_steps > 1
+    measured = float(old) + (row.kl != "none") + row.teacher
+    epochs = float(train.epochs)
+    if row.critic:  # its values, and its own updates
+        measured, epochs = measured + 1, epochs + config.critic.updates
+    return measured, epochs
+
+
+def _weight_bytes(config: Config, shape: Shape, *, unpacked: bool = False) -> float:
+    """Bytes of the linear layers that one pass reads, and writes where it unpacks them first."""
+    weights = sum(shape.packable)
+    if config.model.quantize == "none":
+        return 2.0 * weights
+    return weights * (0.5 + (UNPACKED_BYTES if unpacked else 0))

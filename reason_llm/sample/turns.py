@@ -1,0 +1,372 @@
+"""Rollouts of several turns in an environment of the user's own, over any sampler.
+
+    class Guess:                                  # sample.environment: path/to/file.py:Guess
+        def reset(self, **row) -> str | None: ...           # ends the prompt's last message
+        def step(self, text: str) -> tuple[str, bool]: ...  # a turn -> the reply, is it over
+        def get_reward(self) -> float: ...                  # optional: the reward ``environment``
+
+In the place of ``step`` there may be other public methods, with types and docstrings: they are
+tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
+``environment_factory``, whose classes run unchanged.
+
+There is an object for each rollout. All live rollouts of a wave are asked together, turn by turn;
+then their environments answer side by side. What the model sampled is never encoded again: a
+reply's tokens are put after the ids so far. Any of the methods may be ``async``. They are the
+user's own code, in this process. An environment that raises, or takes longer than
+``sample.environment_seconds``, ends its rollout with the reason ``error``, which teaches nothing; a
+tool's error is told to the model.
+
+Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: there is an object for
+each rollout and no pool; ``reset`` gives a text or None.
+"""
+
+import asyncio
+import inspect
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, SupportsFloat
+
+from reason_llm.config import Config
+from reason_llm.data import (
+    Messages,
+    Renderer,
+    calls_of,
+    environment_class,
+    tool_methods,
+    within,
+)
+from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.model import decode
+from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
+from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+
+ENVIRONMENT = "environment"
+"""The reward that an environment gives."""
+AT_A_TIME = 32
+"""Environments that step at the same time."""
+MOST_CHARACTERS = 1 << 16
+"""Of a reply."""
+
+
+def environments_of(
+    config: Config, renderer: Renderer, context_tokens: int
+) -> "Environments | None":
+    """The environments of ``sample.environment``, None without; arguments and errors as of
+    ``Environments``."""
+    is_asked = config.sample.environment is not None and config.judges_answers
+    return Environments(config, renderer, context_tokens) if is_asked else None
+
+
+def in_environment(sampler: Sampler, environments: "Environments | None") -> Sampler:
+    """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
+    return sampler if environments is None else _Playing(environments, sampler)
+
+
+class Environments:
+    """What a run needs to play rollouts in environments.
+
+    Args:
+        context_tokens: longest prompt plus completion.
+
+    Raises:
+        ConfigError: there is no such class, it lacks a method, or the model's chat template does
+            not keep earlier answers.
+    """
+
+    def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
+        self.section = config.sample
+        self.renderer = renderer
+        self.context_tokens = context_tokens
+        where = str(self.section.environment)
+        self.make = environment_class(where)
+        self.tools = tool_methods(self.make)
+        needed = ["reset"]
+        if any(spec.kind == ENVIRONMENT for spec in config.score.rewards):
+            needed.append("get_reward")
+        for name in needed:
+            if not callable(getattr(self.make, name, None)):
+                raise ConfigError(
+                    f"sample.environment={where} has no method {name}; add it: reset(**row) gives "
+                    "a text or None, get_reward() a number"
+                )
+        renderer.replies([self.reply(".")], self.section.reply_tokens)
+
+    def reply(self, text: str, name: str = "tool") -> Messages:
+        """An environment's or a tool's reply as messages."""
+        if not self.tools:
+            return [{"role": "user", "content": text}]
+        return [{"role": "tool", "name": name, "content": text}]
+
+    def call(self, what: str, function: Callable[[], Any]) -> Any:
+        """What the user's code gives.
+
+        Raises:
+            ValueError: it raised, or took too long; in one line.
+        """
+
+        def guarded() -> Any:
+            try:
+                result = function()
+                return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+            except BaseException as error:  # an exit of its own would end the run without a word
+                raise ValueError(
+                    f"{what} raised {type(error).__name__}: {one_line(error)}"
+                ) from error
+
+        try:
+            return within(self.section.environment_seconds, what, guarded)
+        except TimeoutError as error:
+            raise ValueError(str(error)) from error
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """One rollout under way."""
+
+    environments: Environments
+    prompt: Prompt
+    environment: Any = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    text: str = ""
+    """Of the model's last turn."""
+    notes: dict[str, Any] = field(default_factory=lambda: {"turns": 0})
+    finish: FinishReason | None = None
+
+    def begin(self) -> str:
+        """Make the environment and reset it; what it says."""
+        row = self.prompt.extra[ROW]["columns"]
+
+        def reset() -> Any:
+            self.environment = self.environments.make()
+            return self.environment.reset(**_taken(self.environment.reset, row))
+
+        text = self._call("reset", reset)
+        if not isinstance(text, str | None):
+            self.fail(f"reset gave {text!r:.60}, and not a text or None")
+            return ""
+        return (text or "")[:MOST_CHARACTERS]
+
+    def take(self, completion: Completion, most: int) -> None:
+        """Add a turn of the model, cut where the rollout has ``most`` tokens."""
+        room = most - len(self.ids)
+        self.ids += completion.token_ids[:room]
+        self.logprobs += completion.logprobs[:room]
+        self.text = completion.text
+        if len(completion.token_ids) > room:
+            tokenizer = self.environments.renderer.tokenizer
+            (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
+        self.notes["turns"] += 1
+        if self.finish is None and (
+            completion.finish_reason == "length" or len(completion.token_ids) > room
+        ):
+            self.finish = "length"
+
+    def answer(self) -> Messages:
+        """What the environment, or the tools that are called, reply to the last turn."""
+        if self.finish is not None:
+            return []
+        return self._use_tools() if self.environments.tools else self._step()
+
+    def _step(self) -> Messages:
+        given = self._call("step", lambda: self.environment.step(self.text))
+        match given:
+            case (str(text), bool(is_over)):
+                if is_over:
+                    self.finish = "environment"
+                return self.environments.reply(text[:MOST_CHARACTERS])
+        if self.finish is None:
+            self.fail(f"step gave {given!r:.60}, and not (text, whether it is over)")
+        return []
+
+    def _use_tools(self) -> Messages:
+        calls, most = calls_of(self.text), self.environments.section.tool_calls_per_turn
+        if not calls:
+            self.finish = "stop"
+        replies: Messages = []
+        for number, call in enumerate(calls[: most + 1]):
+            name, arguments = call or ("unknown", {})
+            self.notes["calls"] = self.notes.get("calls", 0) + 1
+            try:
+                if number == most:
+                    raise ValueError(f"only {most} calls of a turn are made")
+                if call is None:
+                    raise ValueError("this call is no JSON object with a name and arguments")
+                if name not in self.environments.tools:
+                    raise ValueError(f"Tool {name} not found.")
+                method = getattr(self.environment, name)
+                text = str(self.environments.call(name, partial(method, **arguments)))
+            except ValueError as error:
+                self.notes["failed_calls"] = self.notes.get("failed_calls", 0) + 1
+                text = str({"error": str(error)})
+            replies += self.environments.reply(text[:MOST_CHARACTERS], name)
+        return replies
+
+    def reply(self, ids: list[int], most: int) -> None:
+        """Add the environment's reply, where the model then has room for a token."""
+        if self.ids[-1] == ids[0]:
+            ids = ids[1:]  # the model wrote the end of its answer itself
+        if len(self.ids) + len(ids) >= most:
+            self.finish = "length"
+            return
+        self.spans.append(Span(len(self.ids), len(self.ids) + len(ids)))
+        self.ids += ids
+        self.logprobs += [0.0] * len(ids)
+
+    def end(self) -> None:
+        """Ask for the reward."""
+        if self.finish == "error" or not hasattr(self.environment, "get_reward"):
+            return
+        value = self._call("get_reward", self.environment.get_reward)
+        if value is None:
+            return
+        if isinstance(value, SupportsFloat) and math.isfinite(float(value)):
+            self.notes["reward"] = float(value)
+        else:
+            self.fail(f"get_reward gave {value!r:.60}, and not a finite number")
+
+    def fail(self, problem: str) -> None:
+        """End it by a fault of the environment."""
+        self.finish, self.notes["problem"] = "error", problem[:1000]
+
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return self.environments.call(what, function)
+        except ValueError as error:
+            self.fail(str(error))
+            return None
+
+    def completion(self) -> Completion:
+        """The whole of it."""
+        assert self.finish is not None
+        (text,) = decode(self.environments.renderer.tokenizer, [self.ids])
+        return Completion(
+            tuple(self.ids), text, tuple(self.logprobs), self.finish,
+            spans=tuple(self.spans), environment=self.notes, last_turn=self.text,
+        )  # fmt: skip
+
+
+class _Playing:
+    """The Sampler of whole rollouts."""
+
+    def __init__(self, environments: Environments, sampler: Sampler) -> None:
+        self._environments = environments
+        self._sampler = sampler
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        """See ``Sampler.prompts_at_once``."""
+        return self._sampler.prompts_at_once(prompts, params)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        """See ``Sampler.sample``: the same tokens where the environments do the same."""
+        rollouts = [
+            _Rollout(self._environments, prompt)
+            for prompt in prompts
+            for _ in range(params.num_completions)
+        ]
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
+            said = list(threads.map(_Rollout.begin, rollouts))
+            for start in range(0, len(rollouts), params.num_completions):
+                part = slice(start, start + params.num_completions)
+                self._tell(rollouts[part], said[part], params.max_new_tokens)
+            turns = self._environments.section.turns
+            for turn in range(turns):
+                live = [each for each in rollouts if each.finish is None or not each.ids]
+                if not live:
+                    break
+                self._turn(live, params, random.Random(f"{seed}/turn/{turn}"), progress)
+                self._step(live, threads, params.max_new_tokens, turn + 1 == turns, progress)
+            list(threads.map(_Rollout.end, rollouts))
+        size = params.num_completions
+        return [
+            Group(
+                rollouts[start].prompt,
+                tuple(each.completion() for each in rollouts[start : start + size]),
+            )
+            for start in range(0, len(rollouts), size)
+        ]
+
+    def _tell(self, group: list[_Rollout], said: list[str], new_tokens: int) -> None:
+        """Put what ``reset`` said at the end of the prompt, which the group shares."""
+        texts = {text for each, text in zip(group, said, strict=True) if each.finish is None}
+        prompt = group[0].prompt
+        if len(texts) > 1:
+            raise DataError(
+                f"{prompt.id}: reset said {texts.pop()!r:.60} and {texts.pop()!r:.60} for one row, "
+                "whose completions are compared with each other; let it depend on the row alone"
+            )
+        if not any(texts):
+            return
+        talk = [dict(message) for message in prompt.extra[CHAT]]
+        talk[-1]["content"] = f"{talk[-1]['content']}{texts.pop()}"
+        renderer = self._environments.renderer
+        told = replace(renderer.prompt(prompt.id, talk, prompt.answer), extra=prompt.extra)
+        if len(told.token_ids) + new_tokens > self._environments.context_tokens:
+            raise DataError(
+                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
+                f"the context of {self._environments.context_tokens} leaves "
+                f"{self._environments.context_tokens - new_tokens}"
+            )
+        for each in group:
+            each.prompt = told
+
+    def _turn(
+        self, live: list[_Rollout], params: SamplingParams, seed: random.Random, progress: Progress
+    ) -> None:
+        """Ask the model once for each."""
+        section, most = self._environments.section, params.max_new_tokens
+        room = max(most - len(each.ids) for each in live)
+        params = replace(
+            params, num_completions=1, max_new_tokens=min(room, section.turn_tokens or most)
+        )
+        asked = [
+            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids)) for each in live
+        ]
+        groups = self._sampler.sample(
+            asked, params, seed.getrandbits(63), lambda tokens, ended: progress(tokens, 0)
+        )
+        for each, group in zip(live, groups, strict=True):
+            each.take(group.completions[0], most)
+
+    def _step(
+        self,
+        live: list[_Rollout],
+        threads: ThreadPoolExecutor,
+        most: int,
+        is_last: bool,
+        progress: Progress,
+    ) -> None:
+        """Have the environments answer, and the replies read in the next turn if there is one."""
+        answering = [each for each in live if each.finish is None]
+        messages = list(threads.map(_Rollout.answer, answering))
+        going = [(each, m) for each, m in zip(answering, messages, strict=True) if not each.finish]
+        if is_last:
+            for each, _ in going:
+                each.finish = "turns"
+        elif going:
+            section = self._environments.section
+            replies = self._environments.renderer.replies(
+                [m for _, m in going], section.reply_tokens
+            )
+            for (each, _), ids in zip(going, replies, strict=True):
+                each.reply(ids, most)
+        progress(0, sum(each.finish is not None for each in live))
+
+
+def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function takes of the row's columns, by name."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind == each.VAR_KEYWORD for each in parameters):
+        return dict(row)
+    return {each.name: row[each.name] for each in parameters if each.name in row}
+
+
+async def _awaited(result: Any) -> Any:
+    return await result

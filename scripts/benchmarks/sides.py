@@ -1,0 +1,245 @@
+"""Systems that take turns, each in a process of its own, and what came of them.
+
+A system takes one step when it reads a line, and answers with one line of JSON; what its libraries
+print goes to standard error. One that fails, dies or takes too long keeps the steps that it
+measured, and its error is a cell of the table, never an end.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from benchmarks import device
+from benchmarks.models import ROOT
+from benchmarks.work import SMOOTHED, TARGET_ACCURACY, Work
+from reason_llm.files import MIB, read_object, read_text
+
+SYSTEMS = {
+    "reason_llm": "reason_llm",
+    "reason_llm_unsloth": "reason_llm over Unsloth",
+    "vllm": "vLLM alone",
+    "vllm_lora": "vLLM alone, LoRA",
+    "trl": "TRL",
+    "unsloth": "Unsloth",
+}
+"""What can be measured, and its name in the table."""
+LEARNERS = ("reason_llm", "reason_llm_unsloth", "trl", "unsloth")
+"""Those that learn, too."""
+PEERS = ("trl", "unsloth")
+"""Not ours, and with vLLM of no use without a GPU."""
+SCRIPT = ROOT / "scripts" / "benchmark.py"
+MOST_TRACE_CHARACTERS = 20_000
+"""Of the end of a process's own words, where it failed."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one system came to."""
+
+    warm_up: dict[str, float] = field(default_factory=dict)
+    """What the first step measured, if it is not to count."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """What each other one measured."""
+    largest_gib: float = 0.0
+    """The most memory in use: of the GPU; without one, of the process."""
+    before_gib: float = 0.0
+    """The same with the libraries imported and nothing loaded."""
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    """Why there is nothing more, in one line."""
+    trace: str = ""
+    """The whole error, as its process printed it."""
+
+    def values(self, measure: str) -> list[float]:
+        """One measure of every step that has it."""
+        return [step[measure] for step in self.steps if measure in step]
+
+    def median(self, measure: str) -> float:
+        """Over the steps."""
+        return median(self.values(measure))
+
+    @property
+    def to_target(self) -> tuple[float, int] | None:
+        """Seconds and number of steps, the first among them, until the mean of the last
+        evaluations reached the target; None if it did not, or nothing was evaluated."""
+        seconds, seen = 0.0, list[float]()
+        for number, step in enumerate([self.warm_up, *self.steps], 1):
+            seconds += step["step_seconds"]
+            if "accuracy" in step:
+                seen.append(step["accuracy"])
+            if len(seen) >= SMOOTHED and sum(seen[-SMOOTHED:]) >= TARGET_ACCURACY * SMOOTHED:
+                return seconds, number
+        return None
+
+    def take(self, answer: dict[str, Any], is_counted: bool) -> None:
+        """Add a step's answer, or the error in its place."""
+        memory = answer.pop("memory")
+        self.largest_gib, self.before_gib = memory["largest_gib"], memory["before_gib"]
+        self.notes = answer.pop("notes", self.notes)
+        if "error" in answer:
+            self.error, self.trace = answer["error"], answer["trace"]
+        elif is_counted:
+            self.steps.append(answer)
+        else:
+            self.warm_up = answer
+
+
+class Turns:
+    """A system's end of the conversation."""
+
+    def __init__(self, largest_bytes: Callable[[], int]) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._largest_bytes = largest_bytes
+        self._before = device.used_bytes()
+        self.notes: list[str] = []
+
+    def wait(self) -> None:
+        """Until it is this side's turn."""
+        if not sys.stdin.readline():
+            raise SystemExit(0)  # the other end is gone
+
+    def answer(self, values: Mapping[str, Any]) -> None:
+        """The turn is over."""
+        memory = {"largest_gib": self._largest_bytes() / device.GIB,
+                  "before_gib": self._before / device.GIB}  # fmt: skip
+        answer = {**values, "memory": memory, "notes": self.notes}
+        self._answers.write(orjson.dumps(answer).decode() + "\n")
+        self._answers.flush()
+
+
+def run(system: str, work_file: Path) -> None:
+    """Be that system's process."""
+    work = Work(**read_object(work_file))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if work.engine == "transformers":
+        sys.modules["vllm"] = None  # type: ignore[assignment] # TRL would import it
+    if system == "unsloth":
+        _import_unsloth(work_file.parent)
+    from benchmarks import bare, ours, peers  # heavy
+
+    systems: dict[str, Callable[[Work, Turns], None]] = {
+        "reason_llm": ours.measure,
+        "reason_llm_unsloth": ours.measure_over_unsloth,
+        "vllm": bare.measure,
+        "vllm_lora": bare.measure_lora,
+        "trl": peers.measure_trl,
+        "unsloth": peers.measure_unsloth,
+    }
+    with device.watch() as largest_bytes:
+        turns = Turns(largest_bytes)
+        try:
+            if system in PEERS and work.engine == "vllm" and not device.has_gpu():
+                raise RuntimeError("needs a CUDA GPU, and this machine has none")
+            device.keep_under(work.budget_gib)
+            systems[system](work, turns)
+        except Exception as error:  # noqa: BLE001 - a system that fails is a cell of the table
+            said = " ".join(str(error).split())[:300]
+            turns.answer({"error": f"{type(error).__name__}: {said}",
+                          "trace": traceback.format_exc()})  # fmt: skip
+
+
+def _import_unsloth(folder: Path) -> None:
+    """Before all that it patches, and before CUDA begins; the environment is read at import."""
+    os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"  # it would take the whole card
+    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
+    with suppress(ImportError):  # told as the error of its first step
+        import unsloth  # noqa: F401
+
+
+class Side:
+    """A system's process, from outside."""
+
+    def __init__(
+        self, system: str, work: Work, folder: Path, most_seconds: float, threads: int | None
+    ) -> None:
+        folder.mkdir(parents=True)
+        self.outcome = Outcome()
+        self._work = work
+        self._most_seconds = most_seconds
+        self._taken = 0.0
+        self._log = folder / "stderr.txt"
+        given = folder / "work.json"
+        given.write_bytes(orjson.dumps(asdict(work)))
+        more = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), "side", system, str(given)],
+                env=os.environ | {"HF_HUB_OFFLINE": "1"} | more,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def step(self, number: int) -> None:
+        """Give it its turn and wait for the end of it; one that failed has no more turns."""
+        if self.outcome.error is not None:
+            return
+        assert self._process.stdin is not None and self._process.stdout is not None
+        started = time.perf_counter()
+        timer = threading.Timer(self._most_seconds - self._taken, self._process.kill)
+        timer.start()
+        with suppress(BrokenPipeError):  # it died: then its answer is empty
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        timer.cancel()
+        self._taken += time.perf_counter() - started
+        if line:
+            self.outcome.take(orjson.loads(line), number > 0 or not self._work.warmup)
+        elif self._taken >= self._most_seconds:
+            self.outcome.error = f"took more than {self._most_seconds:g} s"
+        else:
+            trace = read_text(self._log, 64 * MIB)[-MOST_TRACE_CHARACTERS:]
+            said = [line.strip() for line in trace.splitlines() if line.strip()]
+            last = (said or ["it said nothing"])[-1][:300]
+            self.outcome.error = f"ended with {self._process.wait()}: {last}"
+            self.outcome.trace = trace
+
+    def close(self) -> None:
+        """End it, if it has not ended: it reads that nobody is there any more."""
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+
+
+def take_turns(
+    given: Mapping[str, tuple[str, Work]],
+    most_seconds: float,
+    keep: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
+    threads: int | None = None,
+) -> dict[str, Outcome]:
+    """Run systems at their work, a step each in turn, so that other load falls on all of them.
+
+    Args:
+        given: by the name of a side, its system and its work; all have as many steps.
+        most_seconds: for all the turns of one side, its loading with the first.
+        keep: is called after every turn.
+        threads: of each process; None: as they are.
+    """
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for name, (system, work) in given.items():
+            sides[name] = Side(system, work, Path(folder) / name, most_seconds, threads)
+            stack.callback(sides[name].close)
+        outcomes = {name: side.outcome for name, side in sides.items()}
+        for number in range(max(work.steps for _, work in given.values())):
+            for side in sides.values():
+                side.step(number)
+                keep(outcomes)
+    return outcomes

@@ -1,0 +1,171 @@
+"""Answers to held-out problems and learned rows in the report, as text that cannot act."""
+
+import base64
+import gzip
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from chromium import PROGRAM, Chromium
+from conftest import ROOT
+from reason_llm.app.console import Console
+from reason_llm.app.report import texts
+from reason_llm.app.report.page import write_report
+from reason_llm.app.report.payload import examine, to_value
+from reason_llm.app.report.runs import read_run
+from reason_llm.app.training import run_training
+from reason_llm.config import load
+from report_runs import record, write_run
+
+HOSTILE = "</script><img src=x onerror=\"document.title='taken'\">\x1b[2J\u202e"
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(b"".join(orjson.dumps(each) + b"\n" for each in rows)))
+
+
+def answer(number: int, text: str, score: float | None, **more: Any) -> dict[str, Any]:
+    asked = {"set": "held_out", "id": f"t.jsonl:{number}", "prompt": f"Say {number}!{HOSTILE}"}
+    return asked | {"answer": "3", "completion": text, "score": score} | more
+
+
+def row(step: int, side: str, text: str) -> dict[str, Any]:
+    return {
+        "set": side,
+        "id": f"step {step} · p.jsonl:9",
+        "prompt": "Q",
+        "completion": text,
+        "step": step,
+    }
+
+
+def with_texts(folder: Path) -> Path:
+    """Two steps were learned; problem 3 was asked in the last evaluation alone."""
+    write_run(folder, [record(step) for step in range(3)])
+    place = folder / "evaluations"
+    before = [answer(1, "no" + HOSTILE, 0.0), answer(2, "3", 1.0)]
+    lines(place / "step-00000000.jsonl.gz", *before)
+    after = [answer(1, "3", 1.0), answer(2, "4", None, finish_reason="length")]
+    lines(place / "step-00000002.jsonl.gz", *after, answer(3, "3", 1.0))
+    rows = [row(n, side, side + HOSTILE) for n in (1, 3) for side in ("chosen", "rejected")]
+    lines(folder / "rows.jsonl.gz", *rows)
+    return folder
+
+
+def shown(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the page lists, and what it opens."""
+    write_report([folder], folder / "report.html")
+    text = (folder / "report.html").read_text()
+    assert HOSTILE[:20] not in text
+    data = orjson.loads(text.split('id="data">')[1].split("</script>")[0])
+    blob = gzip.decompress(
+        base64.b64decode(text.split(f'id="rollouts-0-{name}">')[1].split("</script>")[0])
+    )
+    size = int.from_bytes(blob[:4], "little")
+    groups: list[dict[str, Any]] = orjson.loads(blob[4 : 4 + size])["groups"]
+    return data["runs"][0]["texts"][name], groups
+
+
+def test_answers_of_all_evaluations_to_one_problem_stand_together(tmp_path: Path) -> None:
+    listed, opened = shown(with_texts(tmp_path / "run"), "held_out")
+    assert listed["labels"] == ["before training", "after step 2"]
+    assert listed["groups"]["prompt"] == ["t.jsonl:1", "t.jsonl:2"]
+    assert listed["groups"]["first"] == [[0.0, 1.0], [1.0, 0.0]]
+    assert listed["groups"]["truncated"] == [[0, 0], [0, 1]]
+    assert [each["texts"] for each in opened] == [["no" + HOSTILE, "3"], ["3", "4"]]
+    assert opened[0]["answer"] == "3"
+
+
+def test_rows_are_shown_that_were_learned_by_now(tmp_path: Path) -> None:
+    listed, opened = shown(with_texts(tmp_path / "run"), "rows")
+    assert (listed["labels"], listed["groups"]["prompt"]) == (
+        ["chosen", "rejected"], ["step 1 · p.jsonl:9"],
+    )  # fmt: skip
+    assert opened[0]["texts"] == ["chosen" + HOSTILE, "rejected" + HOSTILE]
+
+
+def test_a_damaged_file_is_named_and_the_bounds_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_texts(tmp_path / "run")
+    (folder / "rows.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "evaluations" / "step-00000001.jsonl.gz").write_bytes(gzip.compress(b"[1]\n"))
+    many = [answer(n, "3", 1.0) for n in range(100)]
+    lines(folder / "evaluations" / "step-00000002.jsonl.gz", *many)
+    monkeypatch.setattr(texts, "MOST_TEXTS", 10)
+    lines(folder / "evaluations" / "step-00000000.jsonl.gz", *many)
+    (run,) = to_value([examine(read_run(folder, "run"))])["runs"]
+    assert run["texts"].keys() == {"held_out"}
+    assert len(run["texts"]["held_out"]["groups"]["step"]) == 5
+    for name in ("rows.jsonl.gz", "step-00000001.jsonl.gz"):
+        assert any(f"{name} was passed over" in each for each in run["notices"])
+    monkeypatch.setattr(texts, "MOST_BYTES", 100)
+    assert examine(read_run(folder, "run")).texts == {}
+
+
+@pytest.mark.parametrize("stage", ["sft", "preference"])
+def test_a_stage_that_learns_from_rows_leaves_its_texts(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    options = {"run.name": "small", "run.steps": 2, "train.rows_per_step": 4, "eval.limit": 4}
+    options |= {"run.directory": str(tmp_path / "runs")}
+    config = load(ROOT / "configs" / f"{stage}_tiny.yaml", options)
+    is_sft, train = stage == "sft", Path(config.data.sources[0].source)
+    run_training(config, Console("quiet"))
+    found = examine(read_run(tmp_path / "runs" / "small", "small")).texts
+    assert found["held_out"].labels == ["before training", "after step 2"]
+    assert len(found["held_out"].packed.groups) == 4
+    assert found["rows"].labels == ([""] if is_sft else ["chosen", "rejected"])
+    rows = found["rows"].packed.groups
+    assert [each.prompt_id.split(" · ")[0] for each in rows] == ["step 1"] * 4 + ["step 2"] * 4
+    assert all(each.preview.startswith("What is ") for each in rows)
+    written = gzip.decompress((tmp_path / "runs" / "small" / "rows.jsonl.gz").read_bytes())
+    first = orjson.loads(written.splitlines()[0])
+    place = int(first["id"].rpartition(":")[2])
+    source = orjson.loads(train.read_bytes().splitlines()[place - 1])
+    assert source["prompt"] in first["prompt"]
+    assert first["completion"] == source["completion" if is_sft else "chosen"] + "<|im_end|>"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(PROGRAM is None, reason="needs chromium (apt-get install chromium)")
+def test_they_are_read_compared_and_searched_in_a_browser(tmp_path: Path) -> None:
+    folder = with_texts(tmp_path / "run")
+    out = folder / "report.html"
+    write_report([folder], out)
+    count = "document.querySelectorAll('.list .item').length"
+    with Chromium(tmp_path / "browser") as page:
+        for theme, width in (("dark", 390), ("light", 1280)):
+            page.theme(theme)
+            page.resize(width)
+            for view in ("held_out", "rows"):
+                page.open(f"{out.as_uri()}#view={view}")
+                page.wait("document.querySelectorAll('.card').length === 2")
+                assert page.run("document.documentElement.scrollWidth") <= width
+        assert page.run("[...document.querySelectorAll('.card b')].map(e => e.textContent)") == [
+            "chosen", "rejected",
+        ]  # fmt: skip
+        page.run("location.hash = 'view=held_out'")
+        page.wait(f"{count} === 2")
+        page.run(
+            "(() => { const s = document.querySelector('.filters select'); s.value = 'better';"
+            "s.dispatchEvent(new Event('change')); })()"
+        )
+        assert page.run(count) == 1
+        page.click(".list .item")
+        page.wait("document.querySelector('.card .text-block .odd')")
+        page.click(".modes .button:nth-child(2)")
+        page.wait("document.querySelector('.card ins')")
+        assert page.run("document.querySelector('.card ins').textContent") == "3"
+        page.run(
+            "(() => { const i = [...document.querySelectorAll('.filters input')].at(-1);"
+            "i.value = 'ONERROR'; i.dispatchEvent(new Event('change')); })()"
+        )
+        page.wait("document.querySelectorAll('.cell.found').length === 1")
+        assert page.run("document.querySelectorAll('main img').length") == 0
+        assert "taken" not in page.run("document.title")
+        assert page.complaints == []

@@ -1,0 +1,73 @@
+"""The least seconds of a step, by hand: 7.6 billion parameters on an RTX 4090."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_memory import card_config
+
+from reason_llm.model.plan import bound
+from reason_llm.model.plan.bound import CARDS, Sizes
+
+BASE = 28 * (3584 * (3584 + 512 + 512 + 3584) + 3 * 3584 * 18944)
+HEAD = 3584 * 152064
+PROMPT, NEW, PROMPTS, GROUP = 256, 1024, 16, 8
+SIZES = Sizes(context=PROMPT + NEW, cache=10**6, micro_batch=16384, at_once=64)
+
+
+def found(folder: Path, **changes: Any) -> dict[str, bound.Phase]:
+    sample = {"sample__prompts_per_step": PROMPTS, "sample__completions_per_prompt": GROUP}
+    config, shape = card_config(folder, **(sample | changes))
+    shape = replace(shape, adapter=0)
+    assert sum(shape.packable) == BASE and shape.vocabulary * shape.hidden == HEAD
+    return {phase.name: phase for phase in bound.phases(config, shape, SIZES)}
+
+
+def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> None:
+    sampling = found(tmp_path)["sampling"]
+    rollouts, kept = PROMPTS * GROUP, 28 * 2 * 512 * 2
+    waves = rollouts / 64
+    assert sampling.read_bytes == pytest.approx(
+        NEW * waves * 2 * (BASE + HEAD) + kept * rollouts * NEW**2 / 2
+    )
+    assert sampling.flops == pytest.approx(
+        2 * BASE * (PROMPTS * PROMPT + rollouts * NEW) + 2 * HEAD * rollouts * NEW
+    )
+    assert sampling.limit(CARDS[0]) == "memory"
+    assert sampling.seconds(CARDS[0]) == sampling.read_bytes / 1.008e12
+    packed = found(tmp_path, model__quantize="nf4")["sampling"]
+    assert packed.read_bytes < 0.4 * sampling.read_bytes
+
+
+def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) -> None:
+    """A prompt goes through once; the base has no gradient of its own."""
+    tokens, trained = PROMPTS * PROMPT + PROMPTS * GROUP * NEW, PROMPTS * GROUP * NEW
+    pairs = PROMPTS * PROMPT**2 / 2 + PROMPTS * GROUP * (NEW * PROMPT + NEW**2 / 2)
+
+    def flops(base: float, attention: float, head: float) -> float:
+        of_attention = 4 * 3584 * 28 * pairs * attention
+        return 2 * BASE * tokens * base + of_attention + 2 * HEAD * trained * head
+
+    for changes, expected in (
+        ({"train__gradient_checkpointing": False}, flops(2, 3.5, 2)),
+        ({}, flops(3, 4.5, 2)),
+        ({"train__epochs": 2}, flops(7, 10, 5)),  # and what the policy was before
+        ({"algorithm__name": "grpo", "algorithm__kl": "k3"}, flops(4, 5.5, 3)),
+    ):
+        learning = found(tmp_path, **{"algorithm__name": "dapo"} | changes)["learning"]
+        assert learning.flops == pytest.approx(expected), changes
+        assert learning.limit(CARDS[0]) == "matmul"
+    padded = found(tmp_path, algorithm__name="dapo", train__packing="padded")["learning"]
+    assert padded.flops > flops(3, 4.5, 2)
+
+
+def test_the_line(tmp_path: Path) -> None:
+    phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
+    assert bound.line(phases, CARDS[0]) == (
+        "a step of full length takes at least 4.0 s on a card like an RTX 4090, "
+        "learning 75% of it (matmul)"
+    )
+    assert [bound.card_of(gib * 2**30).name for gib in (12, 24, 40, 80, 500)] == [
+        "RTX 4090", "RTX 4090", "RTX A6000", "H100", "H200",
+    ]  # fmt: skip

@@ -1,0 +1,589 @@
+"""Rollouts of several turns in an environment.
+
+1. Turn by turn, against a sampler that says what it is told to.
+2. What the model did not write is in no gradient and no length.
+3. Templates: turn by turn is the whole rendering; control tokens in a reply are text.
+4. Tools in TRL's form.
+5. Environments that raise, hang, flood or give the wrong thing.
+"""
+
+import inspect
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+
+from chat_templates import CHATML, DROPS_THINKING, renderer
+from conftest import TINY
+from families import SIZES
+from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.config.algorithms import resolve
+from reason_llm.data import calls_of, renderer_of
+from reason_llm.errors import ConfigError, DataError
+from reason_llm.model import to_data
+from reason_llm.model.base import Model, load_tokenizer
+from reason_llm.rollout import (
+    CHAT,
+    ROW,
+    Completion,
+    Group,
+    Prompt,
+    Span,
+    group_from_json,
+    group_to_json,
+)
+from reason_llm.run.store import metrics
+from reason_llm.sample import (
+    SamplingParams,
+    TransformersSampler,
+    in_environment,
+    sampling,
+    turns,
+)
+from reason_llm.sample.turns import Environments
+from reason_llm.train import PolicyGradient, with_learner_logprobs
+from reason_llm.train.objectives import Batch
+
+TOKENIZER = load_tokenizer(str(TINY))
+END = 2
+Step = Callable[[str], Any]
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def a_prompt(number: int = 0, **row: Any) -> Prompt:
+    talk = [{"role": "user", "content": f"Question {number}?"}]
+    made = renderer(TOKENIZER).prompt(f"rows.jsonl:{number}", talk, "")
+    return replace(made, extra={CHAT: talk, ROW: {"prompt": talk, "columns": row}})
+
+
+class Told:
+    """A sampler whose models say what they are told, turn by turn; log-probs are -1, -2, ..."""
+
+    def __init__(self, *turns: Sequence[str]) -> None:
+        self.turns = list(turns)
+        self.asked: list[list[Prompt]] = []
+        self.params: list[SamplingParams] = []
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Any
+    ) -> list[Group]:
+        self.asked.append(list(prompts))
+        self.params.append(params)
+        texts = self.turns[len(self.asked) - 1]
+        assert len(texts) == len(prompts)
+        groups = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            ids = [*ids_of(text), END][: params.max_new_tokens]
+            why: Any = "stop" if ids[-1] == END else "length"
+            logprobs = tuple(-float(n + 1) for n in range(len(ids)))
+            groups.append(Group(prompt, (Completion(tuple(ids), text, logprobs, why),)))
+        return groups
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        return len(prompts)
+
+
+class Echo:
+    """Says what it was told, until it is told ``over``."""
+
+    def reset(self, secret: str = "") -> str | None:
+        self.secret, self.seen = secret, list[str]()
+        return None
+
+    def step(self, text: str) -> tuple[str, bool]:
+        self.seen.append(text)
+        return f"heard {text}{self.secret}", text == "over"
+
+    def get_reward(self) -> float:
+        return float(len(self.seen))
+
+
+def said(text: str, role: str = "user") -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+def config_of(environment: str | None, **options: Any) -> Config:
+    return Config.model_validate(
+        {
+            "data": {"train": "rows.jsonl"},
+            "sample": {"environment": environment, **options},
+            "score": {"rewards": ["environment"]},
+        }
+    )
+
+
+def environments(
+    made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, jinja: str = CHATML, **options: Any
+) -> Environments:
+    monkeypatch.setattr(turns, "environment_class", lambda where: made)
+    config = config_of("its.py:Class", **options)
+    return Environments(config, renderer(TOKENIZER, jinja), context_tokens=1000)
+
+
+def play(
+    sampler: Any, played: Environments, prompts: Sequence[Prompt], each: int = 1, most: int = 300
+) -> list[Group]:
+    ended: list[int] = []
+    groups = in_environment(sampler, played).sample(
+        prompts, SamplingParams(each, most), 0, lambda tokens, items: ended.append(items)
+    )
+    assert sum(ended) == each * len(prompts)
+    for group in groups:
+        assert group_from_json(group_to_json(group)) == group
+    return groups
+
+
+# 1. Turn by turn
+
+
+def test_turns_follow_each_other_as_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Told(["one", "over"], ["two"], ["over"])
+    prompts = [a_prompt(0, secret="!"), a_prompt(1, secret="?")]
+    first, second = play(sampler, environments(Echo, monkeypatch), prompts)
+    (talk,), (short,) = first.completions, second.completions
+    reply = "\n<|im_start|>user\nheard {}!<|im_end|>\n<|im_start|>assistant\n"
+    expected = [
+        *(*ids_of("one"), END, *ids_of(reply.format("one"))),
+        *(*ids_of("two"), END, *ids_of(reply.format("two"))),
+        *(*ids_of("over"), END),
+    ]
+    assert list(talk.token_ids) == expected
+    assert talk.finish_reason == "environment"
+    assert talk.environment == {"turns": 3, "reward": 3.0}
+    assert (short.spans, short.environment) == ((), {"turns": 1, "reward": 1.0})
+    assert [len(asked) for asked in sampler.asked] == [2, 1, 1]
+    for turn, span in enumerate(talk.spans, 1):
+        (asked,) = sampler.asked[turn]
+        assert asked.token_ids == (*prompts[0].token_ids, *expected[: span.end])
+    assert [n for n, wrote in zip(talk.logprobs, talk.is_sampled, strict=True) if not wrote] == (
+        [0.0] * sum(span.end - span.start for span in talk.spans)
+    )
+    assert talk.sampled_ids == (*ids_of("one"), END, *ids_of("two"), END, *ids_of("over"), END)
+
+
+def test_what_ends_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 80
+    sampler = Told(["one", long, "one", "over"], ["two"])
+    played = environments(Echo, monkeypatch, turns=2, turn_tokens=60)
+    prompts = [a_prompt(n, secret="s" * 200 if n == 2 else "") for n in range(4)]
+    groups = play(sampler, played, prompts, most=120)
+    ended = [group.completions[0] for group in groups]
+    assert [c.finish_reason for c in ended] == ["turns", "length", "length", "environment"]
+    assert [c.environment["turns"] for c in ended] == [2, 1, 1, 1]
+    assert len(ended[1].token_ids) == 60 and not ended[2].spans
+    assert all(c.is_sampled[-1] and len(c.token_ids) <= 120 for c in ended)
+    assert [p.max_new_tokens for p in sampler.params] == [60, 60]
+
+
+def test_the_last_turn_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had been sampled with the room that this rollout has left."""
+    sampler = Told(["one", "one"], ["x" * 90, "over"])
+    prompts = [a_prompt(0, secret=" and on and on and on"), a_prompt(1)]
+    first, second = play(sampler, environments(Echo, monkeypatch), prompts, most=100)
+    assert len(first.completions[0].token_ids) == 100
+    assert first.completions[0].finish_reason == "length"
+    assert second.completions[0].token_ids[-2:] == (ids_of("over")[-1], END)
+
+
+def test_reset_ends_the_prompt_which_the_group_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begins(Echo):
+        def reset(self, **row: Any) -> str:
+            super().reset()
+            return f" It is {row['hint']}."
+
+    (group,) = play(Told(["over"] * 3), environments(Begins, monkeypatch), [a_prompt(hint=7)], 3)
+    assert "Question 0? It is 7.<|im_end|>" in group.prompt.text
+    assert group.prompt.token_ids == tuple(ids_of(group.prompt.text))
+    with pytest.raises(DataError, match="leaves 700"):
+        play(Told(), environments(Begins, monkeypatch), [a_prompt(hint="7" * 900)], most=300)
+    numbers = iter(range(9))
+
+    class Differs(Echo):
+        def reset(self, **row: Any) -> str:
+            return f"{next(numbers)}"
+
+    with pytest.raises(DataError, match="for one row"):
+        play(Told(), environments(Differs, monkeypatch), [a_prompt()], 2)
+
+
+def test_any_sampler_plays(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    """Over the tiny model: the same seed gives the same, and every sampled token has the log-prob
+    that the learner computes."""
+    played = environments(Echo, monkeypatch, turns=3)
+    prompts = [a_prompt(n) for n in range(2)]
+    twice = [play(TransformersSampler(model, 10**6), played, prompts, 2) for _ in range(2)]
+    assert twice[0] == twice[1]
+    check_logprobs(model, twice[0], 2e-4)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")  # vLLM warns of its own
+def test_vllm_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    played = environments(Echo, monkeypatch, turns=3)
+    prompts = [a_prompt(n) for n in range(2)]
+    section = ModelSection(path=str(TINY), adapter=AdapterSection(rank=8, alpha=16))
+    with Model(section, TOKENIZER, 0, SIZES) as shared:
+        with sampling(shared, 0) as sampler:
+            twice = [play(sampler, played, prompts, 4, most=200) for _ in range(2)]
+        assert twice[0] == twice[1]
+        check_logprobs(shared, twice[0], 5e-5)
+
+
+def check_logprobs(model: Model, groups: Sequence[Group], most: float) -> None:
+    completions = [c for group in groups for c in group.completions]
+    assert any(c.spans for c in completions)
+    for group in groups:
+        for c in group.completions:
+            ids = torch.tensor([[*group.prompt.token_ids, *c.token_ids]])
+            with torch.no_grad():
+                logprobs = model.policy(ids).logits[0].log_softmax(-1)[:-1]
+            found = logprobs.gather(-1, ids[0, 1:, None])[-len(c.token_ids) :, 0]
+            mask = torch.tensor(c.is_sampled)
+            assert torch.allclose(found[mask], torch.tensor(c.logprobs)[mask], atol=most)
+
+
+# 2. Masks
+
+
+WITH_SPAN = Completion(
+    (5, 6, 7, 8, 9), "", (-1.0, -2.0, 0.0, 0.0, -3.0), "environment", {"r": 1.0}, 1.0, 0.5,
+    spans=(Span(2, 4),),
+)  # fmt: skip
+
+
+def test_a_span_is_masked_everywhere() -> None:
+    prompt = replace(a_prompt(), token_ids=(1, 2, 3))
+    (datum,) = to_data([Group(prompt, (WITH_SPAN,))])
+    assert datum.trained == (False,) * 3 + (True, True, False, False, True)
+    assert datum.columns["advantages"].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0.5]
+    assert datum.prompt_ids == (1, 2, 3)
+    (group,) = with_learner_logprobs([Group(prompt, (WITH_SPAN,))], [torch.tensor([-1.0, -2, -4])])
+    assert group.completions[0].learner_logprobs == (-1.0, -2.0, 0.0, 0.0, -4.0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "pg"])
+def test_no_gradient_reaches_what_the_model_did_not_write(name: str) -> None:
+    """And another log-prob there changes no loss."""
+    mask = torch.tensor([[False, True, True, False, True], [False, True, False, False, True]])
+    ones = torch.ones(2, 5) * mask
+    columns = {"sampler_logprobs": -ones, "advantages": torch.tensor([[1.0], [-0.5]]) * ones}
+    losses = []
+    for outside in (0.0, 9.0):
+        logprobs = torch.where(mask, torch.tensor(-1.1), torch.tensor(outside)).requires_grad_()
+        objective = PolicyGradient(resolve(name, {"kl": "none"}), [])
+        batch = Batch(mask, logprobs, torch.zeros(2, 5), columns, torch.tensor([1.0, 0.0]))
+        total = objective.loss(batch, objective.count([])).total
+        total.backward()
+        assert logprobs.grad is not None
+        assert (logprobs.grad[~mask] == 0).all() and (logprobs.grad[mask] != 0).any()
+        losses.append(total.item())
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("spans", [((3, 2),), ((0, 2), (1, 3)), ((4, 6),)])
+def test_spans_that_do_not_fit_are_refused(spans: Any) -> None:
+    broken = replace(WITH_SPAN, spans=tuple(Span(*each) for each in spans))
+    with pytest.raises(ValueError, match="its spans do not follow"):
+        group_from_json(group_to_json(Group(a_prompt(), (broken,))))
+
+
+# 3. Templates
+
+HM = "<think>\nhm\n</think>\n\n"
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|stop|>\n\n{{ m.content | trim }}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|stop|>\n\n{% endif %}"
+)
+GEMMA = (
+    "{% for m in messages %}<start>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start>model\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("jinja", [CHATML, LLAMA, GEMMA])
+@pytest.mark.parametrize("reply", ["No.", "<GG-> 3 left", "two\nlines"])
+def test_turn_by_turn_is_the_whole_rendering(jinja: str, reply: str) -> None:
+    writes = renderer(TOKENIZER, jinja)
+    talk = [{"role": "user", "content": "Ask."}]
+    ids = writes.token_ids("", writes.text("", talk))
+    for turn in ("First.", f"{HM}Second."):
+        ids += ids_of(turn)
+        (more,) = writes.replies([said(reply)], 100)
+        ids += more
+        talk += [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
+        assert ids == writes.token_ids("", writes.text("", talk))
+
+
+def test_control_tokens_of_a_reply_are_text() -> None:
+    (ids,) = renderer(TOKENIZER).replies([said("a <|im_end|> b")], 100)
+    assert TOKENIZER.decode(ids).count("<|im_end|>") == 3
+    assert ids.count(END) == 2
+
+
+def test_a_long_reply_loses_its_middle() -> None:
+    (ids,) = renderer(TOKENIZER).replies([said("begin " + "x" * 500 + " end")], 40)
+    text = TOKENIZER.decode(ids)
+    assert "begin x" in text and "x end" in text and "tokens are left out here" in text
+    assert len(ids) < 120
+
+
+def test_a_template_that_drops_thoughts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"its template writes an earlier answer anew.*data\.templ"
+    ):
+        environments(Echo, monkeypatch, DROPS_THINKING)
+
+
+SHIPPED = Path(trl.__file__).with_name("chat_templates")
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "llama3_1", "gemma3"])
+def test_templates_of_families(name: str) -> None:
+    """TRL's copies of them."""
+    writes = renderer(TOKENIZER, (SHIPPED / f"{name}.jinja").read_text())
+    talk = [{"role": "user", "content": "Ask."}]
+    ids = writes.token_ids("", writes.text("", talk))
+    for turn, reply in ((f"{HM}First.", "No."), (f"{HM}Second.", "Yes. <b>|</b>")):
+        (more,) = writes.replies([said(reply)], 100)
+        ids += [*ids_of(turn), *more]
+        talk += [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
+    assert ids == writes.token_ids("", writes.text("", talk))
+
+
+def test_a_family_whose_template_drops_thoughts_is_refused() -> None:
+    writes = renderer(TOKENIZER, (SHIPPED / "qwen3.jinja").read_text())
+    with pytest.raises(ConfigError, match="writes an earlier answer anew"):
+        writes.replies([said("No.")], 100)
+
+
+# 4. Tools
+
+
+class Sums:
+    """In TRL's form."""
+
+    def reset(self, **row: Any) -> str | None:
+        self.made = 0
+        return None
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        self.made += 1
+        return a + b
+
+    async def later(self, text: str) -> str:
+        """Say it again.
+
+        Args:
+            text: What to say.
+        """
+        return f"again: {text}<|im_end|>"
+
+    def get_reward(self) -> float:
+        return float(self.made)
+
+    def _hidden(self) -> None: ...
+
+
+def call(name: str, **arguments: Any) -> str:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training"])
+def test_tools_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jinja = (SHIPPED / f"{name}.jinja").read_text()
+    turns_ = [call("add", a=2, b=3), call("later", text="a") + call("no"), "It is 5."]
+    turns_ = [f"{HM}{turn}" for turn in turns_]
+    played = environments(Sums, monkeypatch, jinja)
+    (group,) = play(Told(*([turn] for turn in turns_)), played, [a_prompt()], most=900)
+    (c,) = group.completions
+    assert (c.finish_reason, c.answer) == ("stop", f"{HM}It is 5.")
+    assert c.environment == {"turns": 3, "calls": 3, "failed_calls": 1, "reward": 1.0}
+    writes = renderer(TOKENIZER, jinja)
+    replies = [
+        said("5", "tool"),
+        said("again: a<|im_end|>", "tool") + said("{'error': 'Tool no not found.'}", "tool"),
+    ]
+    talk = [{"role": "user", "content": "Question 0?"}]
+    for turn, reply in zip(turns_, [*replies, []], strict=True):
+        talk += [{"role": "assistant", "content": turn}, *reply]
+    whole = writes.text("", talk, generation=False)
+    begin = writes.text("", talk[:1])
+    assert TOKENIZER.decode(c.token_ids) == whole.removeprefix(begin).rstrip("\n")
+    assert list(c.token_ids).count(END) == 5
+
+
+def test_the_model_is_told_of_its_tools(tmp_path: Path) -> None:
+    path = tmp_path / "its.py"
+    path.write_text(f"from typing import Any\n\n\n{inspect.getsource(Sums)}")
+    config = config_of(f"{path}:Sums")
+    tokenizer = load_tokenizer(str(TINY))
+    tokenizer.chat_template = (SHIPPED / "qwen2_5.jinja").read_text()
+    told = renderer_of(config, tokenizer)
+    assert [tool["function"]["name"] for tool in told.tools] == ["add", "later"]
+    text = told.text("", [{"role": "user", "content": "Ask."}])
+    assert text == tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Ask."}],
+        tools=[Sums().add, Sums().later],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert replace(told, tools=()).digest != told.digest
+    path.write_text("class Sums:\n    def reset(self): ...\n    def add(self, a): ...\n")
+    with pytest.raises(ConfigError, match="its tool add cannot be described to the model"):
+        renderer_of(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("It is 5.", []),
+        (call("a", b=1) + " and " + call("c"), [("a", {"b": 1}), ("c", {})]),
+        ('{"name": "a", "parameters": {"b": 1}}', [("a", {"b": 1})]),
+        ('{"answer": 5}', []),
+        ("<tool_call>{no json}</tool_call>", [None]),
+        ('<tool_call>{"name": "a", "arguments": {}}', [None]),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', [None]),
+        ('<tool_call>["a"]</tool_call>', [None]),
+        ("<tool_call>" * 100_000, [None] * 100_000),
+        ('{"name": "a", "parameters": ' + "[" * 100_000, []),
+    ],
+)
+def test_calls_are_read(text: str, calls: list[Any]) -> None:
+    assert calls_of(text) == calls
+
+
+def test_more_calls_than_a_turn_has_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = environments(
+        Sums, monkeypatch, (SHIPPED / "qwen2_5.jinja").read_text(), tool_calls_per_turn=2
+    )
+    sampler = Told([call("add", a=1, b=1) * 5], ["Done."])
+    (group,) = play(sampler, played, [a_prompt()], most=900)
+    assert group.completions[0].environment["reward"] == 2.0
+    scored = replace(group, completions=(replace(group.completions[0], reward=2.0),))
+    record = metrics.describe([scored])
+    assert record["sample/turns"] == 2.0 and record["sample/failed_calls_fraction"] == 1 / 3
+    assert "only 2 calls of a turn are made" in group.completions[0].text
+
+
+# 5. Faults
+
+
+class Raises(Echo):
+    def step(self, text: str) -> Any:
+        raise OSError("no\nway")
+
+
+class Exits(Echo):
+    def step(self, text: str) -> Any:
+        raise SystemExit(3)
+
+
+class Wrong(Echo):
+    def step(self, text: str) -> Any:
+        return text
+
+
+class NeverBegins(Echo):
+    def reset(self, secret: str = "") -> str | None:
+        raise ValueError("no room")
+
+
+class NoNumber(Echo):
+    def get_reward(self) -> float:
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (Raises, "step raised OSError: no way"),
+        (Exits, "step raised SystemExit: 3"),
+        (Wrong, "step gave 'over', and not (text, whether it is over)"),
+        (NeverBegins, "reset raised ValueError: no room"),
+        (NoNumber, "get_reward gave nan, and not a finite number"),
+    ],
+)
+def test_a_fault_ends_its_rollout_alone(
+    made: type[Echo], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = iter([made, Echo])
+    lock = threading.Lock()
+
+    def either(*args: Any) -> Any:
+        with lock:
+            return next(kinds)()
+
+    for name in ("reset", "step", "get_reward"):
+        monkeypatch.setattr(either, name, None, raising=False)
+        setattr(either, name, lambda: None)
+    played = environments(either, monkeypatch)
+    (group,) = play(Told(["over", "over"]), played, [a_prompt()], 2)
+    bad, good = sorted(group.completions, key=lambda c: c.finish_reason != "error")
+    assert (bad.finish_reason, bad.environment["problem"]) == ("error", problem)
+    assert "reward" not in bad.environment
+    assert good.environment == {"turns": 1, "reward": 1.0}
+
+
+def test_one_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    class Hangs(Echo):
+        def step(self, text: str) -> Any:
+            assert released.wait(600)
+
+    played = environments(Hangs, monkeypatch, environment_seconds=0.5)
+    (group,) = play(Told(["over"]), played, [a_prompt()])
+    released.set()
+    problem = {"turns": 1, "problem": "step took longer than 0.5 s"}
+    assert group.completions[0].environment == problem
+
+
+def test_floods_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Floods(Echo):
+        def step(self, text: str) -> tuple[str, bool]:
+            return "z" * 10**7, text == "over"
+
+    (group,) = play(
+        Told(["a"], ["over"]), environments(Floods, monkeypatch, reply_tokens=30), [a_prompt()]
+    )
+    (span,) = group.completions[0].spans
+    assert span.end - span.start < 100
+
+
+def test_async_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(Echo):
+        async def step(self, text: str) -> Any:
+            return super().step(text)
+
+        async def get_reward(self) -> float:
+            return 0.25
+
+    (group,) = play(Told(["a"], ["over"]), environments(Later, monkeypatch), [a_prompt()])
+    assert group.completions[0].environment == {"turns": 2, "reward": 0.25}
+
+
+def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "its.py"
+    path.write_text("class Class:\n    def step(self, text): ...\n")
+    with pytest.raises(ConfigError, match="has no method reset"):
+        Environments(config_of(f"{path}:Class"), renderer(TOKENIZER), 400)
+    with pytest.raises(ValueError, match=r"score\.rewards has environment"):
+        config_of(None)
