@@ -23,7 +23,7 @@ from reason_llm.config import (
 from reason_llm.errors import ConfigError, DataError, Stopped
 from reason_llm.files import hub_restored
 from reason_llm.run import Record, Watch
-from reason_llm.run.store import metrics
+from reason_llm.run.store import folder as run_folder, metrics
 
 if TYPE_CHECKING:
     from reason_llm.app.export.parity import Parity
@@ -53,8 +53,9 @@ class Summary(dict[str, Any]):
 
     @property
     def adapter(self) -> Path:
-        """Folder of the adapter in PEFT's form; of stage sample there is none."""
-        return self.folder / "adapter"
+        """Folder of the adapter in PEFT's form, or with model.train full of the model; of stage
+        sample there is none."""
+        return run_folder.place_of(self.folder, "last")
 
     @property
     def report(self) -> Path:
@@ -221,7 +222,6 @@ def export(
 
         console = Console("plain")
         from reason_llm.app import export as exporting
-        from reason_llm.run.store import folder as run_folder
 
         request = exporting.Request(
             source=Path(source),

@@ -148,7 +148,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         last = pairs(right[1], None if counts is None else counts[1])
         lines.append(f"held-out pairs {right[0]:.1%} -> {last}")
     if (best := summary.get("best")) is not None and best["step"] < summary["steps"]:
-        best_folder = Path(summary["adapter"]).with_name(run_folder.BEST)
+        best_folder = run_folder.place_of(Path(summary["adapter"]).parent, "best")
         place = f", in {best_folder}" if best_folder.is_dir() else ""
         lines.append(f"best: {Best(**best)}{place}")
     if summary.get("ended_early"):
@@ -171,7 +171,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     seconds.append(f"{summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving")
     lines.append(
         f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: {', '.join(seconds)}; "
-        f"adapter in {summary['adapter']}, "
+        f"{Path(summary['adapter']).name} in {summary['adapter']}, "
         f"curves in {Path(summary['adapter']).with_name('curves.png')}"
     )
     return lines

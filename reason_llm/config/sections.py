@@ -77,7 +77,8 @@ class RunSection(Section):
     keep_checkpoints: Count = 2
     """Checkpoints kept; older ones are deleted."""
     keep_best: bool = True
-    """Keep the adapter of the best evaluation in <run>/adapter_best/: of the highest held-out
+    """Keep the adapter of the best evaluation in <run>/adapter_best/ (a whole model in
+    <run>/model_best/): of the highest held-out
     accuracy; without held-out problems the highest accuracy of pairs or the lowest loss of
     eval.rows."""
     keep_buffers: Literal["none", "all"] | Count = "all"
@@ -215,6 +216,12 @@ class ModelSection(Section):
     nor its cost measured."""
     start: Path | None = None
     """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
+    train: Literal["adapter", "full"] = "adapter"
+    """adapter: LoRA over weights that stay. full: the weights themselves; the run keeps whole
+    models in the place of adapters (docs/models.md)."""
+    trainable: str | None = None
+    """With train: full, a regular expression of the names of the weights that are trained, such as
+    .*mlp.*; the others stay. null: all."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
 
@@ -295,11 +302,14 @@ class TrainSection(Section):
     0.1}."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear rise from 0."""
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
     """AdamW with moments in float32, in 8 bits (bitsandbytes), or in 8 bits and paged to host
-    memory when the GPU is full. Source: arXiv:1711.05101, 2110.02861, 2305.14314."""
+    memory when the GPU is full. adafactor: one moment, as a row and a column; its steps are a part
+    of each weight's size, so its learning rate is larger. muon: one moment and orthogonal steps for
+    matrices, scaled so that AdamW's learning rate fits; AdamW for embeddings, head and vectors.
+    Source: arXiv:1711.05101, 2110.02861, 2305.14314, 1804.04235, 2502.16982."""
     weight_decay: NonNegative = 0.0
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the policy's adapter over optimizer steps, such as
     0.9; the run's end writes it to <run>/adapter_ema/. null: no average."""
@@ -620,6 +630,40 @@ class Config(Section):
                 )
 
 
+NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
+    (lambda c, row: c.model.quantize != "none",
+     "model.quantize={c.model.quantize}: packed weights have no gradient; leave it out"),
+    (lambda c, row: c.model.backend == "unsloth",
+     "model.backend=unsloth: Unsloth keeps the weights as they are; set it to native"),
+    (lambda c, row: c.model.trust_remote_code or c.model.allow_pickle,
+     "model.trust_remote_code or model.allow_pickle: what the run keeps is safetensors without "
+     "code; leave them out"),
+    (lambda c, row: c.model.adapter != AdapterSection(),
+     "the model.adapter section: there is no adapter; leave it out"),
+    (lambda c, row: c.model.start is not None,
+     "model.start={c.model.start}: there is no adapter; merge it by the command export and set "
+     "model.path to the result"),
+    (lambda c, row: (
+        c.run.replicas != 1 or c.run.shards > 1 or c.run.samplers > 0 or c.run.max_staleness > 0
+     ),
+     "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
+     "processes; leave them out"),
+    (lambda c, row: c.samples and row.critic,
+     "algorithm.name={c.algorithm.name}: its critic is an adapter over a base that stays; take grpo"),
+    (lambda c, row: c.teacher.adapter is not None,
+     "teacher.adapter={c.teacher.adapter}: it was trained over a base that stays; set "
+     "teacher.prompt"),
+    (lambda c, row: bool(c.reward_adapters),
+     "score.rewards has an adapter over the base, which must stay: name a reward model of its own"),
+    (lambda c, row: c.of_stage.scores or not c.learns,
+     "stage={c.stage}: it trains an adapter and a head, or nothing; take another stage"),
+    (lambda c, row: c.sft.condition != "none",
+     "sft.condition={c.sft.condition}: only adapters say how their prompts are made; leave it out"),
+    (lambda c, row: c.train.ema is not None,
+     "train.ema={c.train.ema}: the average of all weights would take them once more; leave it out"),
+)  # fmt: skip
+"""What needs a base that stays: (whether it is asked for, ``what: why; fix``)."""
+
 CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.form not in c.allowed_forms,
      "data.form={c.data.form} contradicts stage={c.stage} ({c.method.name}), which learns from "
@@ -721,6 +765,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
+    (lambda c, row: c.model.trainable is not None and c.model.train != "full",
+     "model.trainable={c.model.trainable} contradicts model.train=adapter, which trains no weight "
+     "of the model; set train to full, or leave it out"),
+    *(
+        (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
+         what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")
+        for is_so, what in NOT_WITH_FULL
+    ),
 )  # fmt: skip
 """(whether the options contradict each other, what the user is told). ``row`` is
 the algorithm's, of stages that do not read it the default."""

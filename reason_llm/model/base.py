@@ -1,7 +1,7 @@
 """The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a
 forward pass.
 
-The base never learns and is never copied. ``hidden_states`` runs the decoder, ``logits`` the head
+The base is never copied, and learns with ``model.train: full`` alone (``weights``). ``hidden_states`` runs the decoder, ``logits`` the head
 on as few positions as the caller needs, so that full (B, T, V) logits never exist.
 
 Not here: vLLM's storage, several devices.
@@ -22,7 +22,6 @@ from typing import Any, Literal, Self
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -46,10 +45,11 @@ from reason_llm.model import (
     folder,
     nf4,
     score_head,
+    weights,
 )
 from reason_llm.model.attention import FAMILIES, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
-from reason_llm.model.vllm.adapter_sync import AdapterSync
+from reason_llm.model.vllm.adapter_sync import AdapterSync, InPlace
 from reason_llm.model.vllm.engine import Engine, EngineSizes
 
 log = logging.getLogger(__name__)
@@ -106,11 +106,15 @@ class Model:
         checkpointing: bool = True,
     ) -> None:
         self.path = config.path
+        self.is_full = config.train == "full"
+        """Whether the policy is the base itself, all of it or a part trained, without an adapter."""
+        self.weights_file = weights.FILES[config.train]
+        """Name of the file with what the policy trains."""
         self.deterministic = config.deterministic
         self.tokenizer = tokenizer
         self.device = default_device()
         self.engine: Engine | None = None
-        self.sync: AdapterSync | None = None
+        self.sync: AdapterSync | InPlace | None = None
         self.heads: dict[Role, nn.Linear] = {}
         """Heads of the roles that give one number per token, (1, D) in float32."""
         self._seed = seed
@@ -146,10 +150,11 @@ class Model:
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
             torch.manual_seed(seed)
-            self.policy = adapters.attach(loaded, config.adapter)
+            self.policy = _policy_over(loaded, config)
         if self.engine is not None:
-            self.sync = AdapterSync(self.engine, self.policy)
-        base = self.policy.get_base_model()
+            kind = InPlace if self.is_full else AdapterSync
+            self.sync = kind(self.engine, self.policy)
+        base = weights.base_of(self.policy)
         self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
         self.end_token_ids = end_token_ids(config.path, self.tokenizer)
         self.decoder: nn.Module = base.get_decoder()
@@ -196,9 +201,10 @@ class Model:
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
         """Within: the model as this role has it, the role's adapter the one with gradients. The
-        reference is the base without an adapter, and has none."""
+        reference is the base without an adapter, or before it learned, and has none."""
         if role == "reference":
-            with adapters.reference(self.policy):
+            is_full, policy = self.is_full, self.policy
+            with weights.reference(policy, self.path) if is_full else adapters.reference(policy):
                 yield
             return
         before, name = self._adapter, _adapter_name(role)
@@ -243,8 +249,26 @@ class Model:
             if folder is not None and (folder / score_head.FILE).exists():
                 score_head.load(self.heads[role], folder)
 
+    def snapshot(self) -> adapters.Snapshot | weights.Snapshot:
+        """The policy, to be written: a copy of its adapter, or with ``is_full`` all weights as they
+        are until it is written."""
+        if self.is_full:
+            return weights.Snapshot(self.policy, self.path)
+        return adapters.snapshot(self.policy)
+
+    def save(self, folder: Path) -> None:
+        """Write the policy for other programs: its adapter in PEFT's format, or the whole model."""
+        if self.is_full:
+            weights.Snapshot(self.policy, self.path).write(folder)
+        else:
+            adapters.save(self.policy, folder)
+
     def adapter_of(self, role: Role) -> dict[str, Tensor]:
-        """Copies of a role's adapter in host memory, by PEFT's names."""
+        """Copies of a role's adapter in host memory, by PEFT's names; with ``is_full`` of all
+        weights."""
+        if self.is_full:
+            held = weights.state(self.policy)
+            return {name: each.to("cpu", copy=True).contiguous() for name, each in held.items()}
         return adapters.snapshot(self.policy, _adapter_name(role)).tensors
 
     def load_adapter(self, role: Role, tensors: dict[str, Tensor]) -> None:
@@ -253,10 +277,21 @@ class Model:
         Raises:
             CheckpointError: tensors are missing or of other shapes.
         """
-        adapters.load_tensors(self.policy, tensors, _adapter_name(role))
+        if self.is_full:
+            weights.load_tensors(self.policy, tensors)
+        else:
+            adapters.load_tensors(self.policy, tensors, _adapter_name(role))
+
+    def is_inner(self, parameter: nn.Parameter) -> bool:
+        """Whether this is a matrix between the embeddings and the heads."""
+        base = weights.base_of(self.policy)
+        ends = [base.get_input_embeddings(), self.head, *self.heads.values()]
+        return parameter.dim() == 2 and all(parameter is not end.weight for end in ends)
 
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
-        """Parameters that a role trains: its adapter's, then its head's."""
+        """Parameters that a role trains: its adapter's, then its head's; or the weights'."""
+        if self.is_full:
+            return list(weights.parameters(self.policy).values())
         head = self.heads.get(role)
         own = adapters.parameters(self.policy, _adapter_name(role))
         return own if head is None else [*own, *head.parameters()]
@@ -372,6 +407,13 @@ class Model:
             )
 
 
+def _policy_over(base: Any, config: ModelSection) -> Any:
+    """The base with its adapter, or as it is with gradients of its own."""
+    if config.train == "full":
+        return weights.make_trainable(base, config.trainable)
+    return adapters.attach(base, config.adapter)
+
+
 def _adapter_name(role: Role) -> str:
     return adapters.POLICY if role == "policy" else role
 
@@ -478,10 +520,10 @@ NOT_OF_THE_SHAPE = frozenset(
 """Keys of a model's config that do not matter for the fit of an adapter."""
 
 
-def base_digest(policy: PeftModel) -> str:
+def base_digest(policy: Any) -> str:
     """Digest of the base's config and of its head's shape, which an adapter and a score head over
     it must fit; the policy may be on the meta device."""
-    base = policy.get_base_model()
+    base = weights.base_of(policy)
     fields = {k: v for k, v in base.config.to_dict().items() if k not in NOT_OF_THE_SHAPE}
     shape = list(base.get_output_embeddings().weight.shape)
     content = json.dumps([fields, shape], sort_keys=True, default=str)
@@ -510,8 +552,8 @@ def context_limit(config: ModelSection) -> int:
     return config.context_tokens or int(limit)
 
 
-def meta_model(config: ModelSection) -> PeftModel:
-    """The model with its adapter and without storage; only its config is read.
+def meta_model(config: ModelSection) -> Any:
+    """The model with what is trained and without storage; only its config is read.
 
     Raises:
         ModelError: no causal language model, a target that it lacks, or weights that are quantised
@@ -522,7 +564,7 @@ def meta_model(config: ModelSection) -> PeftModel:
     if config.quantize == "nf4":
         nf4.check(model, config.path)
     with _reading(config.path, "config"), torch.device("meta"):
-        return adapters.attach(model, config.adapter)  # PEFT wants a linear layer
+        return _policy_over(model, config)  # PEFT wants a linear layer
 
 
 def meta_base(path: str, trust_remote_code: bool) -> Any:
@@ -549,7 +591,7 @@ def _check_quantized(config: ModelSection, model: Any) -> None:
         raise ModelError(f"model.path={config.path}: {reason}")
 
 
-def check_model(config: ModelSection) -> PeftModel:
+def check_model(config: ModelSection) -> Any:
     """``meta_model``, compared with the headers of the model's weights.
 
     Raises:
@@ -562,7 +604,7 @@ def check_model(config: ModelSection) -> PeftModel:
         _check_pass(config.path, policy)
     shapes = {
         name.replace(".base_layer.", "."): list(tensor.shape)
-        for name, tensor in policy.get_base_model().state_dict().items()
+        for name, tensor in weights.base_of(policy).state_dict().items()
     }
     if not Path(config.path).is_dir():
         return policy
@@ -579,7 +621,7 @@ def check_model(config: ModelSection) -> PeftModel:
 
 
 @torch.no_grad()
-def _check_pass(path: str, policy: PeftModel) -> None:
+def _check_pass(path: str, policy: Any) -> None:
     """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone.
 
     Where Transformers looks at values to make its mask, the pass is repeated with a mask of four

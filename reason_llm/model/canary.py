@@ -57,7 +57,7 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
 
     A sampler without the adapter is detected even while the adapter changes less than rounding
     does: on the line from the policy's log-probs to the base's, its log-probs are nearer to the
-    base's.
+    base's. With all weights trained there is no such sampler, and the base is not asked.
 
     Args:
         sampled: a few tokens, drawn at a temperature of 1.
@@ -72,8 +72,10 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     ids_BT, mask_BT = collate(data, model.device)
     with torch.no_grad():
         policy_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
-        with model.using("reference"):
-            base_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
+        base_N = policy_N
+        if not model.is_full:
+            with model.using("reference"):
+                base_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
     reported_N = torch.cat([datum.on_trained("sampler_logprobs") for datum in data])
     difference_N = (policy_N - reported_N).abs()
     worst, mean = int(difference_N.argmax()), float(difference_N.mean())

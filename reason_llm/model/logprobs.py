@@ -39,20 +39,21 @@ def target_logprobs(
     Args:
         hidden_ND: the hidden states that predict the tokens; gradients flow into them.
         targets_N: the tokens.
-        head_VD, bias_V: the frozen head.
+        head_VD, bias_V: the head; gradients flow into one that is trained itself.
         chunk_tokens: tokens whose logits exist at once; None for ``CHUNK_ELEMENTS / V``.
         softcap: logits become ``softcap * tanh(logits / softcap)`` first. Source: Gemma 2,
             arXiv:2408.00118. None: they do not.
         entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
         adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
-            logits; gradients flow into both, for which each chunk is computed once more.
+            logits; gradients flow into both. For these, and for a trained head's, each chunk is
+            computed once more.
 
     Returns:
         logprobs_N with gradient, and entropy_N, float32.
     """
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
-    if adapter is not None:
-        return _adapted_logprobs(
+    if adapter is not None or (torch.is_grad_enabled() and head_VD.requires_grad):
+        return _trained_logprobs(
             hidden_ND,
             head_VD,
             bias_V,
@@ -61,7 +62,7 @@ def target_logprobs(
             chunk,
             softcap,
             entropy_gradient,
-            *adapter,
+            adapter,
         )
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
         hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
@@ -169,7 +170,7 @@ def _chunk(
     return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 
-def _adapted_logprobs(
+def _trained_logprobs(
     hidden_ND: Tensor,
     head_VD: Tensor,
     bias_V: Tensor | None,
@@ -178,16 +179,17 @@ def _adapted_logprobs(
     chunk: int,
     softcap: float | None,
     entropy_gradient: bool,
-    low_NR: Tensor,
-    up_VR: Tensor,
+    adapter: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs with an adapter on the head. Its gradient in up_VR is a sum over tokens weighted by
-    the incoming gradient, so it cannot be made in the forward pass."""
+    """Log-probs of a trained head, or with an adapter on it. The gradient in its weights is a sum
+    over tokens weighted by the incoming gradient, so it cannot be made in the forward pass."""
 
     def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         linear = torch.nn.functional.linear
         logits_CV = linear(hidden_CD, head_VD, bias_V)
-        logits_CV = (logits_CV + linear(low_CR, up_VR.to(low_CR.dtype))).to(accumulate)
+        if up_VR is not None:
+            logits_CV = logits_CV + linear(low_CR, up_VR.to(low_CR.dtype))
+        logits_CV = logits_CV.to(accumulate)
         if softcap is not None:
             logits_CV = torch.tanh(logits_CV / softcap) * softcap
         logprobs_CV = (logits_CV / temperature).log_softmax(-1)
@@ -195,6 +197,7 @@ def _adapted_logprobs(
         return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
 
     accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
+    low_NR, up_VR = adapter if adapter is not None else (hidden_ND[:, :0], None)
     chunks = [
         checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(
@@ -210,7 +213,7 @@ def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: boo
 
     Args:
         element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
-        adapted: there is an adapter on the head.
+        adapted: the head is trained, or there is an adapter on it.
     """
     if adapted:  # autograd's, the entropy's gradient included
         return vocabulary * 4 * (6 if softcap else 5)

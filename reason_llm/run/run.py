@@ -26,6 +26,7 @@ from reason_llm.run.store import best, checkpoint, metrics
 from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.folder import KEPT
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
@@ -336,7 +337,8 @@ class Run:
         if self.config.samples:
             self._buffer.finish()
         records, since = self._log.records(), self._log.seconds_since()
-        summary = metrics.summarize(records, folder / "adapter", since)
+        last = folder / KEPT["last"].name(self.config.model.train)
+        summary = metrics.summarize(records, last, since)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
         summary["ended_early"] = None

@@ -1,4 +1,5 @@
-"""The learning phase: gradient steps of the policy's adapter, and of a critic's beside it.
+"""The learning phase: gradient steps of the policy's adapter, or of all its weights, and of a
+critic's beside it.
 
 Owns the optimizers and the order of the steps; losses are in ``objectives``, the maths in
 ``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
@@ -91,7 +92,10 @@ class Learner:
         """Of the step that was learned last, the policy's log-probs of each row's trained tokens
         before the first update; None for rows that were not passed through the model by then."""
         self.parameters = model.parameters_of(settings.role)
-        self.optimizer = optim.make_optimizer(self.parameters, settings.train)
+        self._carriers = optim.carriers(self.parameters)
+        self.optimizer = optim.make_optimizer(
+            self._carriers, settings.train, lambda i: model.is_inner(self.parameters[i])
+        )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
             if self.keeps_average:
@@ -192,9 +196,14 @@ class Learner:
         self.updates_in_step = 0
         self.logprobs_at_start = [datum.on_trained("old_logprobs").float().cpu() for datum in data]
 
+    def drop_gradients(self) -> None:
+        """Free the gradients' memory."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def park(self) -> None:
         """Drop the gradients and move the moments to host memory, while another learner learns."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.drop_gradients()
         if self.model.device.type == "cuda":
             optim.move_state(self.optimizer, torch.device("cpu"))
             torch.cuda.empty_cache()
@@ -341,7 +350,8 @@ class Learner:
         states, tally, done = micro_batches.rng_states(), Tally(), 0
         size = ROWS[self.settings.objective.unit]
         for attempt in self.micro_batches.attempts([data[i] for i in passed], size):
-            self.optimizer.zero_grad(set_to_none=False)
+            for parameter in self.parameters:
+                parameter.grad.zero_()  # type: ignore[union-attr]
             micro_batches.set_rng_states(states)  # dropout masks are drawn again
             progress(-done)
             tally, done = Tally(), 0
@@ -412,7 +422,8 @@ class Learner:
             group["lr"] = rate
         self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
         with ending_out_of_memory("taking the optimizer's step"):
-            self.optimizer.step()
+            seed = f"{settings.seed}/rounding/{optimizer_step}"
+            optim.step(self.optimizer, self._carriers, self.parameters, seed)
         if settings.train.ema is not None and self.keeps_average:
             optim.update_average(self.optimizer, settings.train.ema)
         return norm, rate
@@ -570,6 +581,6 @@ def learning(learner: Learner) -> Iterator[Learner]:
             yield learner
     finally:
         model.policy.eval()
-        learner.optimizer.zero_grad(set_to_none=True)
+        learner.drop_gradients()
         if model.device.type == "cuda":
             torch.cuda.empty_cache()

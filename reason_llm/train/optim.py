@@ -1,7 +1,14 @@
-"""Optimizer and schedule. The state is plain tensors, so no pickle is written or read."""
+"""Optimizer and schedule. The state is plain tensors, so no pickle is written or read.
 
+Weights in bfloat16 hold 8 bits of a number, so a step of less than 1 part in 512 of a weight would
+be lost by rounding to the nearest. Their step is made on a float32 copy, one parameter at a time,
+and rounded up or down with the probability that makes it right in the mean.
+Source: arXiv:2010.06192.
+"""
+
+import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -19,19 +26,59 @@ AVERAGED_STEPS = "averaged_steps"
 """Name of the number of optimizer steps in the average."""
 
 
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for some matrices, AdamW for the other parameters, as one optimizer with one state.
+
+    Source: arXiv:2502.16982 section 2.2, whose scale lets both share AdamW's learning rate.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Tensor], others: Sequence[Tensor], options: dict[str, float]
+    ) -> None:
+        self.parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.parts.append(
+                torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)  # type: ignore[arg-type]
+            )
+        if others:
+            self.parts.append(torch.optim.AdamW(others, fused=True, **options))  # type: ignore[arg-type]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        for part in self.parts:
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> None:
+        """A step of each."""
+        for part in self.parts:
+            part.step()
+
+
 def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter], config: TrainSection
+    parameters: Sequence[torch.nn.Parameter],
+    config: TrainSection,
+    is_inner: Callable[[int], bool] = lambda number: True,
 ) -> torch.optim.Optimizer:
     """AdamW with its two moments in float32, fused; or in 8 bits, by blocks (bitsandbytes), which
-    may also be paged to host memory when the GPU is full.
+    may also be paged to host memory when the GPU is full; Adafactor; or Muon.
 
     bitsandbytes keeps the moments of tensors below 4,096 elements in float32.
 
-    Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3.
+    Args:
+        is_inner: whether the parameter of that number is neither an embedding nor a head, so that
+            Muon takes it if it is a matrix.
+
+    Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
+    Adafactor, arXiv:1804.04235.
     """
     rate, decay = config.learning_rate, config.weight_decay
+    options = {"lr": rate, "weight_decay": decay}
     if config.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    if config.optimizer == "adafactor":  # foreach would hold temporaries of all parameters at once
+        return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay, foreach=False)
+    if config.optimizer == "muon":
+        chosen = {i for i, each in enumerate(parameters) if each.dim() == 2 and is_inner(i)}
+        others = [each for i, each in enumerate(parameters) if i not in chosen]
+        return MuonAndAdamW([parameters[i] for i in sorted(chosen)], others, options)
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
     kind = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
@@ -43,20 +90,79 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the moments now instead of in the first step, so that too little memory is noticed
     before anything is sampled.
 
-    The names and types are those of torch 2.13's fused AdamW and bitsandbytes 0.50.
+    The names and types are those of torch 2.13 and bitsandbytes 0.50.
     """
-    if not isinstance(optimizer, torch.optim.AdamW):
-        theirs: Any = optimizer
-        for number, group in enumerate(optimizer.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                theirs.init_state(group, parameter, number, index)
-        return
-    for parameter in _parameters(optimizer):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if (theirs := getattr(optimizer, "init_state", None)) is not None:
+                theirs(group, parameter, number, index)
+            else:
+                optimizer.state[parameter] = _zeros_for(parameter, group)
+
+
+def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    """The state of a parameter before its first step, by torch's optimizer whose group this is."""
+
+    def zeros(*shape: int, device: torch.device = parameter.device) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float32, device=device)
+
+    shape = parameter.shape
+    if "ns_steps" in group:  # Muon
+        return {"momentum_buffer": zeros(*shape)}
+    if "beta2_decay" not in group:  # AdamW
+        return {"step": zeros(), "exp_avg": zeros(*shape), "exp_avg_sq": zeros(*shape)}
+    step = {"step": zeros(device=torch.device("cpu"))}
+    if len(shape) < 2:
+        return step | {"variance": zeros(*shape)}
+    row, column = zeros(*shape[:-1], 1), zeros(*shape[:-2], 1, shape[-1])
+    return step | {"row_var": row, "col_var": column}
+
+
+def carriers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """What the optimizer is to move: float32 parameters themselves, and for others one in float32
+    of that shape, which has storage of its own within ``step`` alone."""
+    return [
+        each
+        if each.dtype == torch.float32
+        else torch.nn.Parameter(torch.zeros(1, device=each.device).expand(each.shape))
+        for each in parameters
+    ]
+
+
+@torch.no_grad()
+def step(
+    optimizer: torch.optim.Optimizer,
+    carried: Sequence[torch.nn.Parameter],
+    parameters: Sequence[torch.nn.Parameter],
+    seed: str,
+) -> None:
+    """The optimizer's step on parameters with gradients, whose ``carriers`` it has.
+
+    Args:
+        seed: of the rounding of those that are not float32; with the parameter's number.
+    """
+    optimizer.step()  # of those in float32: no other carrier has a gradient
+    for number, (carrier, parameter) in enumerate(zip(carried, parameters, strict=True)):
+        if carrier is parameter:
+            continue
+        assert parameter.grad is not None
+        empty, carrier.data = carrier.data, parameter.float()
+        carrier.grad = parameter.grad.float()
+        optimizer.step()
+        carrier.grad = None
+        round_into(parameter, carrier.data, random.Random(f"{seed}/{number}").getrandbits(63))
+        carrier.data = empty
+
+
+def round_into(parameter: Tensor, value: Tensor, seed: int) -> None:
+    """Write a float32 value, which is overwritten, into a bfloat16 parameter: up or down with
+    probabilities that make it right in the mean, by adding noise below its last bit."""
+    generator = torch.Generator(value.device).manual_seed(seed)
+    bits = value.view(torch.int32)
+    noise = torch.randint(
+        0, 1 << 16, bits.shape, dtype=torch.int32, device=value.device, generator=generator
+    )
+    parameter.copy_(bits.add_(noise).bitwise_and_(-1 << 16).view(torch.float32))
 
 
 def allocate_average(optimizer: torch.optim.Optimizer) -> None:
@@ -188,8 +294,10 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     Raises:
         ValueError: they are another optimizer's or another adapter's.
     """
+    if not optimizer.state:
+        allocate_state(optimizer)
     parameters = _parameters(optimizer)
-    counts_with_int = not isinstance(optimizer, torch.optim.AdamW)
+    counts_with_int = hasattr(optimizer, "init_state")
     for key, value in tensors.items():
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
@@ -197,17 +305,18 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         is_average = name in (AVERAGE, AVERAGED_STEPS)
         if is_average and name not in optimizer.state[parameters[int(index)]]:
             continue
-        shape = torch.Size() if name in ("step", AVERAGED_STEPS) else parameters[int(index)].shape
-        is_moment = is_average or name in ("step", "exp_avg", "exp_avg_sq")
-        if isinstance(optimizer, torch.optim.AdamW) and (not is_moment or value.shape != shape):
-            raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of AdamW")
         parameter = parameters[int(index)]
         state = optimizer.state[parameter]
+        held = state.get(name)
+        if held is None or torch.as_tensor(held).shape != value.shape:
+            kind = type(optimizer).__name__
+            raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of {kind}")
         if _is_paged(state.get(name)):  # an ordinary tensor in its place would not be paged
             state[name].copy_(value)
         else:
             is_count = counts_with_int and name == "step"
-            state[name] = int(value) if is_count else value.to(parameter.device)
+            device = held.device if isinstance(held, Tensor) else parameter.device
+            state[name] = int(value) if is_count else value.to(device)
 
 
 def _is_paged(value: Any) -> bool:

@@ -125,11 +125,11 @@ def _measured(run: Path, adapter: Path) -> dict[str, Any]:
         == run_folder.weights_digest(each["path"], adapter if each["adapter"] else None)
     }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
-    best = run_folder.best_record(run) if adapter == run / run_folder.BEST else None
+    best = run_folder.best_record(run) if adapter == run_folder.place_of(run, "best") else None
     return {
         "best": None if not best else Best(**best),
         "is_ema": adapter == run / run_folder.EMA,
-        "summary": _read(run / "summary.json") if adapter == run / "adapter" else {},
+        "summary": _read(run / "summary.json") if adapter == run_folder.place_of(run, "last") else {},
         "results": [
             (name, found["problems"], score, model, each)
             for model, sets in results.items()

@@ -45,8 +45,13 @@ KERNELS_BYTES = int(0.25 * GIB)
 stay for good: 0.24 GiB after 40 steps of the quick start."""
 NCCL_BYTES = int(0.5 * GIB)
 """Buffers of NCCL on each GPU of several that learn together. Read, not measured."""
-OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}
-"""Two moments of each trained parameter, with the scales of blocks of 256."""
+OPTIMIZER_BYTES = {
+    "adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "adafactor": 0.1, "muon": 4.0
+}  # fmt: skip
+"""Moments of each trained parameter, with the scales of blocks of 256; Adafactor's are a row and a
+column of each matrix. Muon's AdamW, for what is no inner matrix, has 4 more."""
+UPDATE_BYTES = {"adafactor": 8.0, "muon": 14.0}
+"""Temporaries of one parameter's step, by the others in none."""
 HOST_BYTES = 5 * GIB
 """Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
 ASSUMED_PROMPT_TOKENS = 1024
@@ -224,7 +229,7 @@ class _Draft:
     def learned(self) -> dict[str, int]:
         """Trained parameters by role: its adapter's and its head's."""
         has_score = self.config.of_stage.scores
-        counts = {"policy": self.shape.adapter + (self.shape.hidden if has_score else 0)}
+        counts = {"policy": self.shape.trained + (self.shape.hidden if has_score else 0)}
         if "critic" in self.config.roles:
             counts["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
         return counts
@@ -241,10 +246,32 @@ class _Draft:
 
     def _moments(self, role: str) -> int:
         """Bytes of a role's optimizer state: the moments, and the policy's average."""
-        kept = OPTIMIZER_BYTES[self.config.train.optimizer] if self.learns else 0.0
-        if self.learns and role == "policy" and self.config.train.ema is not None:
-            kept += 4.0
-        return int(self.learned[role] * kept)
+        if not self.learns:
+            return 0
+        train, count = self.config.train, self.learned[role]
+        size = count * OPTIMIZER_BYTES[train.optimizer]
+        if train.optimizer == "muon" and self.is_full:
+            size += 4 * min(count, self.shape.outer)
+        if role == "policy" and train.ema is not None:
+            size += 4 * count
+        return int(size)
+
+    @property
+    def is_full(self) -> bool:
+        return self.config.model.train == "full"
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of a trained parameter, and of its gradient."""
+        return self.element_bytes if self.is_full else 4
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of the largest parameter's step: of one in bfloat16 the copies of it and of its
+        gradient in float32, and the optimizer's temporaries."""
+        copies = 8 if self.trained_bytes < 4 else 0
+        more = UPDATE_BYTES.get(self.config.train.optimizer, 0)
+        return int(self.shape.largest * (copies + more))
 
     @property
     def optimizer_bytes(self) -> int:
@@ -294,7 +321,7 @@ class _Draft:
             shape.vocabulary,
             self.element_bytes,
             shape.has_softcap,
-            config.model.adapter.adapts_head,
+            config.model.adapter.adapts_head or self.is_full,
         )
 
     @property
@@ -328,13 +355,16 @@ class _Draft:
             f"adapter, rank {model.adapter.rank}": self.learned["policy"] * 4,
             "optimizer state": self.optimizer_bytes,
         }
+        if self.is_full:
+            del sizes[f"adapter, rank {model.adapter.rank}"]
         if self.learns:
             counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
             for name in self.config.roles:
                 sizes[f"adapter of the role {name}"] = counts[name] * 4
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
-            sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
+            if not self.is_full:
+                sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[self.machine.kind]
             if is_gpu:
                 runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
@@ -363,14 +393,22 @@ class _Draft:
             is_flash=is_packed and self.machine.kind == "cuda",
         )
         chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
+        gradients = max(self.learned.values()) * self.trained_bytes * self._gradients
+        chunks = self._chunk_bytes * chunk
+        if self.is_full:  # the head's gradient is made of those of chunks
+            chunks += 2 * shape.vocabulary * shape.hidden * size
+        step = self.update_bytes - activations - widest - chunks
+        host = self._held_bytes if self.machine.kind == "cpu" else 0
         is_scored = self.learns and bool(config.outside_reward_models)
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
             Line("prompts and logits in flight", sampling=passing + widest),
-            Line("gradients", learning=max(self.learned.values()) * 4 * self._gradients),
+            Line("gradients", learning=gradients),
             Line("activations", learning=activations + widest),
-            Line("log-prob chunk", learning=self._chunk_bytes * chunk),
+            Line("log-prob chunk", learning=chunks),
+            *([Line("more, for the largest weight's step", learning=step)] if step > 0 else []),
+            *([Line("host copies", host, host)] if host else []),
             *(self._outside_models(tokens) if is_scored else []),
         ]
         if not config.judges_answers:
@@ -420,7 +458,7 @@ class _Draft:
                 context_tokens=self.context,
                 kv_cache_bytes=cache_tokens * self.shape.kv_bytes_per_token(self.element_bytes),
                 max_sequences=self.sequences,
-                lora_rank=self.config.model.adapter.rank,
+                lora_rank=0 if self.is_full else self.config.model.adapter.rank,
                 lora_targets=self.shape.adapted,
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
@@ -445,13 +483,35 @@ class _Draft:
         return bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
 
     @property
-    def _checkpoint_bytes(self) -> int:
-        held = sum(4 * count + self._moments(role) for role, count in self.learned.items())
+    def _keeps_best(self) -> bool:
         config = self.config
         evaluates = bool(config.evaluation_sets) or config.eval.rows is not None
-        keeps_best = config.run.keep_best and config.learns and evaluates
-        adapters = keeps_best + config.run.max_staleness
-        return held + adapters * 4 * self.learned["policy"]
+        return config.run.keep_best and config.learns and evaluates
+
+    @property
+    def _model_bytes(self) -> int:
+        """Bytes of the policy's file: an adapter, or the whole model."""
+        whole = self.shape.weight_bytes(self.element_bytes, "none", self.under_vllm)
+        return whole if self.is_full else 4 * self.learned["policy"]
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        others = sum(4 * count for role, count in self.learned.items() if role != "policy")
+        held = others + sum(self._moments(role) for role in self.learned)
+        return held + (1 + self._keeps_best + self.config.run.max_staleness) * self._model_bytes
+
+    @property
+    def _held_bytes(self) -> int:
+        """Copies of all weights in host memory: of the best evaluation until a checkpoint has it;
+        and of the trained ones while the checkpoint on disk is in their place, for a reference."""
+        if not (self.is_full and self.learns):
+            return 0
+        config, row = self.config, self.config.algorithm.row()
+        refers = config.stage == "preference" and config.preference.row().needs_reference
+        refers = refers or (config.samples and (row.kl != "none" or row.teacher))
+        return self._keeps_best * self._model_bytes + refers * (
+            self.shape.trained * self.element_bytes
+        )
 
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":
@@ -464,6 +524,9 @@ class _Draft:
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
             parked += (1 + staleness) * 4 * self.learned["policy"]
         parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
+        parked += self._held_bytes
+        if self.is_full:  # what is written of a checkpoint at once
+            parked += max(self._model_bytes, self.optimizer_bytes)
         if offloads:
             tokens = max(micro_batch_tokens, self.unit_tokens)
             parked += self.shape.pinned_bytes(tokens, self.element_bytes)

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import DynamicCache
 
-from reason_llm.model import adapters, nf4
+from reason_llm.model import adapters, nf4, weights
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.vllm.shared_weights import attention_for
 
@@ -58,7 +57,13 @@ class Shape:
     dense: int
     """All other base parameters; tied ones count once."""
     adapter: int
-    """Trained parameters."""
+    """Parameters of the adapter; 0 without one."""
+    trained: int
+    """Trained parameters: the adapter's, or those of the base."""
+    largest: int
+    """The largest of them."""
+    outer: int
+    """All parameters that are no inner matrix."""
     adapter_lines: int
     """Inputs and outputs of all adapted layers: a rank more costs so many parameters."""
     adapted: tuple[str, ...]
@@ -70,19 +75,22 @@ class Shape:
     """The logits are soft-capped."""
 
     @classmethod
-    def of(cls, policy: PeftModel) -> "Shape":
-        """Shape of a model with its adapter, which may be on the meta device."""
-        base: Any = policy.get_base_model()
+    def of(cls, policy: Any) -> "Shape":
+        """Shape of a model with what is trained, which may be on the meta device."""
+        base: Any = weights.base_of(policy)
+        is_full = base is policy
         config = base.config.get_text_config(decoder=True)
         head = base.get_output_embeddings()
         lora = {n: m for n, m in base.named_modules() if isinstance(m, LoraLayer)}
         linear = {
             id(m.weight): m.weight.numel()
             for m in base.modules()
-            if nf4.can_pack(m) and m.weight is not head.weight and not m.weight.requires_grad
+            if nf4.can_pack(m)
+            and m.weight is not head.weight
+            and (is_full or not m.weight.requires_grad)
         }
-        frozen = {id(p): p.numel() for p in base.parameters() if not p.requires_grad}
         trained = [p for p in base.parameters() if p.requires_grad]
+        own = {id(p): p.numel() for p in base.parameters() if is_full or not p.requires_grad}
         heads = config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         key_heads = getattr(config, "num_key_value_heads", None)
@@ -99,8 +107,11 @@ class Shape:
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
-            dense=sum(frozen.values()) - sum(linear.values()),
-            adapter=sum(p.numel() for p in trained),
+            dense=sum(own.values()) - sum(linear.values()),
+            adapter=0 if is_full else sum(p.numel() for p in trained),
+            trained=sum(p.numel() for p in trained),
+            largest=max(p.numel() for p in trained),
+            outer=sum(own.values()) - sum(linear.values()),
             adapter_lines=sum(m.in_features + m.out_features for m in lora.values()),
             adapted=tuple(sorted({name.rpartition(".")[2] for name in lora})),
             adapter_outputs=rank // config.num_hidden_layers,

@@ -38,12 +38,32 @@ class AdapterSync:
         for a, b, ours_a, ours_b, scaling in self._pairs:
             a.copy_(ours_a)
             b.copy_(ours_b * scaling)
-        if not self.engine.llm.reset_prefix_cache():
-            raise ModelError("vLLM keeps cached prefixes of the old adapter: a request is running")
+        _forget_prefixes(self.engine)
 
     def close(self) -> None:
         """Free vLLM's slots."""
         self._pairs.clear()
+
+
+class InPlace:
+    """In the place of a copy where the learner trains vLLM's own weights: nothing moves."""
+
+    request = None
+
+    def __init__(self, engine: Engine, policy: Any) -> None:
+        self.engine = engine
+
+    def __call__(self) -> None:
+        """Drop cached prefixes of the old weights."""
+        _forget_prefixes(self.engine)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _forget_prefixes(engine: Engine) -> None:
+    if not engine.llm.reset_prefix_cache():
+        raise ModelError("vLLM keeps cached prefixes of the old policy: a request is running")
 
 
 def _register(manager: Any, policy: PeftModel) -> None:

@@ -44,6 +44,7 @@ class EngineSizes:
     max_sequences: int
     """Sequences decoded at once."""
     lora_rank: int
+    """0: without adapters."""
     lora_targets: tuple[str, ...] = ()
     """Last names of the adapted layers, such as q_proj; (): all that vLLM can adapt."""
     quantize: Literal["none", "nf4"] = "none"
@@ -200,6 +201,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
             "lower it, or set sample.engine to transformers"
         )
+    lora: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
+                            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
     preloaded = os.environ.get("LD_PRELOAD")
     free = 0 if on_cpu else free_gpu_bytes()
     try:
@@ -218,10 +221,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             compilation_config=None if on_cpu else _few_graphs(sizes.max_sequences),
             enable_prefix_caching=True,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
-            enable_lora=True,
-            max_loras=1,
-            max_lora_rank=rank,
-            lora_target_modules=list(sizes.lora_targets) or None,
+            **(lora if sizes.lora_rank else {}),
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # no sampling defaults of the model's own
             disable_log_stats=True,

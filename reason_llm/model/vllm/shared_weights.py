@@ -202,7 +202,8 @@ def checkpoint_files(path: str) -> list[Path]:
     folder = Path(path)
     if not folder.is_dir():
         folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
-    return sorted(folder.glob("*.safetensors"))
+    whole = sorted(folder.glob("model*.safetensors"))  # in a checkpoint there are others beside
+    return whole or sorted(folder.glob("*.safetensors"))
 
 
 def _without_lora(module: nn.Module) -> Any:

@@ -4,6 +4,9 @@ place and renames it; the last n are kept.
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,
     optimizer.safetensors, state.json, digests.json}
 
+With ``model.train: full`` there is a whole model in the adapter's place, and the run waits until it
+is written: so there is no copy of it in memory.
+
 With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are
 there, too, as ``version-00000011.safetensors``.
 
@@ -34,7 +37,7 @@ from torch import Tensor
 from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, WriteError, one_line
 from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
-from reason_llm.model import Model, Role, adapters, score_head
+from reason_llm.model import Model, Role, adapters, score_head, weights
 from reason_llm.rollout import Count, Number, Text, record_from_json
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.document import RunIdentity
@@ -122,7 +125,8 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
             "such as runs/quickstart/checkpoints/step-00000060"
         )
     source = _newest_whole(folders)
-    same = ("stage", "model.path", "model.weights_sha256", "model.adapter.", "train.optimizer")
+    same = ("stage", "model.path", "model.weights_sha256", "model.train", "model.adapter.",
+            "train.optimizer")  # fmt: skip
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused
@@ -158,12 +162,16 @@ def read(folder: Path) -> RunState:
     try:
         if folder.is_symlink():
             raise ValueError("it is a link")
-        if missing := {STATE, adapters.WEIGHTS, OPTIMIZER} - check_digests(folder).keys():
-            raise ValueError(f"{min(missing)} is missing")
+        noted = check_digests(folder).keys()
+        if STATE not in noted:
+            raise ValueError(f"{STATE} is missing")
         value = read_object(folder / STATE, MOST_STATE_BYTES)
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-        return record_from_json(RunState, value | {"folder": folder})
+        state = record_from_json(RunState, value | {"folder": folder})
+        if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - noted:
+            raise ValueError(f"{min(missing)} is missing")
+        return state
     except (OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{folder} is damaged ({error!s:.300}); remove it") from error
 
@@ -206,11 +214,13 @@ def save(
     then as they were.
     """
     target = run_folder / "checkpoints" / f"step-{state.step:08d}"
-    adapter = adapters.snapshot(model.policy)
+    policy = model.snapshot()
     files: dict[str, Mapping[str, Tensor] | Path] = {}
     for role, optimizer in optimizers.items():
         state_of = optim.state_tensors(optimizer)
-        files[_file(role, OPTIMIZER)] = {k: _copy(value) for k, value in state_of.items()}
+        if not model.is_full:
+            state_of = {key: _copy(value) for key, value in state_of.items()}
+        files[_file(role, OPTIMIZER)] = state_of
         if role != "policy":
             files[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
         if role in model.heads:
@@ -221,7 +231,7 @@ def save(
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
         with replacing_folder(target) as folder:
-            adapter.write(folder)
+            policy.write(folder)
             for name, content in files.items():
                 if isinstance(content, Path):
                     shutil.copyfile(regular(content), folder / name)
@@ -243,6 +253,8 @@ def save(
                 _remove(old)
 
     writer.submit(write)
+    if model.is_full:
+        writer.wait()
     return replace(state, folder=target)
 
 
@@ -265,7 +277,7 @@ def restore(
         )
     with _told_if_damaged(folder):
         for role, optimizer in optimizers.items():
-            model.load_adapter(role, load_file(regular(folder / _file(role, adapters.WEIGHTS))))
+            model.load_adapter(role, load_file(regular(folder / _file(role, model.weights_file))))
             if role in model.heads:
                 head = load_file(regular(folder / _file(role, score_head.FILE)))
                 model.heads[role].load_state_dict(head)

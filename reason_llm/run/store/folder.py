@@ -14,6 +14,7 @@ from reason_llm.run.store.best import Best, ends_early
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
+MODEL = "model.safetensors"
 SCORE_HEAD = "score.safetensors"
 ROWS = "rows.jsonl.gz"
 """Some rows that a stage learns from, as text."""
@@ -28,7 +29,8 @@ class KeptAdapter:
     """An adapter that a run keeps in a folder of its own."""
 
     folder: str
-    """Its name in the run's folder."""
+    """Its name in the run's folder; ``model`` in the place of ``adapter`` where it is a whole
+    one."""
     source: Literal["policy", "average", "checkpoint"]
     """policy, average: of the optimizer's state when the run ends. checkpoint: its files
     ``<name>.*`` in every one, as soon as the first with them is on disk; when it is taken is in
@@ -37,6 +39,10 @@ class KeptAdapter:
     """Reason why a run has no such adapter."""
     record: str | None = None
     """File with its step, in its folder; None: it belongs to the run's end."""
+
+    def name(self, train: str) -> str:
+        """Its name in the folder of a run with this ``model.train``."""
+        return self.folder.replace("adapter", "model") if train == "full" else self.folder
 
 
 KEPT: dict[Which, KeptAdapter] = {
@@ -64,6 +70,17 @@ def is_run(path: Path) -> bool:
 def is_adapter(path: Path) -> bool:
     """Whether a folder holds an adapter in PEFT's form."""
     return (path / ADAPTER_CONFIG).is_file()
+
+
+def holds_policy(path: Path) -> bool:
+    """Whether a folder holds what a run trained: an adapter, or a whole model."""
+    return is_adapter(path) or (path / MODEL).is_file()
+
+
+def place_of(run: Path, which: Which) -> Path:
+    """Folder of an adapter, or a whole model, that a run keeps."""
+    whole = run / KEPT[which].name("full")
+    return whole if whole.is_dir() else run / KEPT[which].folder
 
 
 def refuse_reward_model(adapter: Path) -> None:
@@ -156,17 +173,16 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
     Raises:
         CheckpointError: the run has none.
     """
-    kept = KEPT[which]
+    kept, final = KEPT[which], place_of(run, which)
     if which != "last":
-        if is_adapter(run / kept.folder):
-            return run / kept.folder
+        if holds_policy(final):
+            return final
         raise CheckpointError(
             f"{run} holds no {kept.folder}/: {kept.missing}; leave --which {which} out for its "
             "last adapter"
         )
     newest = _newest_checkpoint(run)
-    final = run / kept.folder
-    if is_adapter(final) and (newest is None or step_of(newest) <= (finished_steps(run) or 0)):
+    if holds_policy(final) and (newest is None or step_of(newest) <= (finished_steps(run) or 0)):
         return final
     if newest is None:
         raise CheckpointError(
@@ -188,9 +204,9 @@ def conditioning_of(adapter: Path) -> Conditioning | None:
 
 def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
-    for kept in KEPT.values():
-        if adapter == run / kept.folder:
-            return finished_steps(run) if kept.record is None else _step_in(_record_of(run, kept))
+    for which, kept in KEPT.items():
+        if adapter == place_of(run, which):
+            return finished_steps(run) if kept.record is None else _step_in(_record_of(run, which))
     return step_of(adapter)
 
 
@@ -201,12 +217,12 @@ def best_step(run: Path) -> int | None:
 
 def best_record(run: Path) -> dict[str, Any]:
     """Step, metric and value in ``adapter_best/best.json``; empty if it cannot be read."""
-    return _record_of(run, KEPT["best"])
+    return _record_of(run, "best")
 
 
-def _record_of(run: Path, kept: KeptAdapter) -> dict[str, Any]:
+def _record_of(run: Path, which: Which) -> dict[str, Any]:
     try:
-        return read_object(run / kept.folder / str(kept.record))
+        return read_object(place_of(run, which) / str(KEPT[which].record))
     except (OSError, ValueError):
         return {}
 
@@ -266,7 +282,7 @@ def listing(run: Path) -> list[Path]:
 
 def _newest_checkpoint(run: Path) -> Path | None:
     checkpoints = listing(run)
-    return checkpoints[-1] if checkpoints and is_adapter(checkpoints[-1]) else None
+    return checkpoints[-1] if checkpoints and holds_policy(checkpoints[-1]) else None
 
 
 def weights_digest(model: str, adapter: Path | None = None) -> str:

@@ -1,4 +1,5 @@
-"""The adapters that a run keeps in folders of its own, by the rows of ``store.folder.KEPT``.
+"""The adapters, or whole models, that a run keeps in folders of its own, by the rows of
+``store.folder.KEPT``.
 
 The weights of one that is taken on the way, such as the best one, are in every checkpoint
 (``best.adapter_model.safetensors``), so that a run that goes on from any of them has it again.
@@ -29,7 +30,7 @@ from reason_llm.files import (
     replacing_folder,
     sealed,
 )
-from reason_llm.model import Model, adapters, score_head
+from reason_llm.model import Model, adapters, score_head, weights
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.folder import KEPT, KeptAdapter, Which
 from reason_llm.run.store.metrics import MetricsLog, Record
@@ -106,12 +107,12 @@ class KeptAdapters:
             if not self.files[which]:
                 logger.warning(
                     "%s/ of step %d was not kept (%s): the next one is",
-                    KEPT[which].folder, moment.step, moment.told,
+                    self._folder_of(KEPT[which]).name, moment.step, moment.told,
                 )  # fmt: skip
                 state = replace(state, best=None) if which == "best" else state
                 continue
             try:
-                _check(self.run, which, checkpoint, moment)
+                _check(self._folder_of(KEPT[which]), which, checkpoint, moment)
             except (OSError, ValueError):
                 self._submit(which, checkpoint, moment)
         return state
@@ -120,7 +121,8 @@ class KeptAdapters:
         """Take the adapters that are due at this moment."""
         for which, moment in moments(self.config, state).items():
             if moment.step == state.step and self.config.learns:
-                self.files[which] = {f"{which}.{adapters.WEIGHTS}": self.model.adapter_of("policy")}
+                tensors = self.model.adapter_of("policy")
+                self.files[which] = {f"{which}.{self.model.weights_file}": tensors}
                 if (head := self.model.heads.get("policy")) is not None:
                     self.files[which][f"{which}.{score_head.FILE}"] = score_head.state(head)
 
@@ -148,12 +150,15 @@ class KeptAdapters:
                     records = [judge()] if self.config.of_stage.scores else []
                     self._write_end(kept, step, records, told)
 
+    def _folder_of(self, kept: KeptAdapter) -> Path:
+        return self.run / kept.name(self.config.model.train)
+
     def _write_end(
         self, kept: KeptAdapter, step: int, records: Sequence[Record], told: str = ""
     ) -> None:
         """Write the model's current adapter."""
-        with replacing_folder(self.run / kept.folder) as folder:
-            adapters.save(self.model.policy, folder)
+        with replacing_folder(self._folder_of(kept)) as folder:
+            self.model.save(folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
             self._describe(folder, step, records, told)
@@ -177,8 +182,11 @@ class KeptAdapters:
             WriteError: the disk is full or read-only; the old folder is as it was.
         """
         kept = KEPT[which]
-        with replacing_folder(self.run / kept.folder) as folder:
-            shutil.copyfile(regular(checkpoint / adapters.CONFIG), folder / adapters.CONFIG)
+        with replacing_folder(self._folder_of(kept)) as folder:
+            if self.model.is_full:
+                weights.copy_beside(str(checkpoint), folder)
+            config = "config.json" if self.model.is_full else adapters.CONFIG
+            shutil.copyfile(regular(checkpoint / config), folder / config)
             for name in names:
                 shutil.copyfile(regular(checkpoint / name), folder / name.removeprefix(f"{which}."))
             self._describe(folder, moment.step, records, moment.told)
@@ -208,32 +216,31 @@ def check_written(run: Path, config: Config, state: RunState) -> None:
         NotAsWritten: one is missing or is another. OSError: one cannot be read.
     """
     assert state.folder is not None
+    file = weights.FILES[config.model.train]
     for kept in KEPT.values():
-        folder = run / kept.folder
+        folder = run / kept.name(config.model.train)
         if kept.source == "checkpoint" or (kept.source == "average" and not folder.is_dir()):
             continue
         noted = check_digests(folder)
-        if adapters.WEIGHTS not in noted:
-            raise NotAsWritten(f"{kept.folder}/ or its {MANIFEST} is missing")
+        if file not in noted:
+            raise NotAsWritten(f"{folder.name}/ or its {MANIFEST} is missing")
         if kept.source == "policy":
-            expected = check_digests(state.folder)[adapters.WEIGHTS]
-            compare(f"{kept.folder}/{adapters.WEIGHTS}", noted[adapters.WEIGHTS], expected)
+            compare(f"{folder.name}/{file}", noted[file], check_digests(state.folder)[file])
     for which, moment in moments(config, state).items():
-        if (state.folder / f"{which}.{adapters.WEIGHTS}").is_file():
-            _check(run, which, state.folder, moment)
+        if (state.folder / f"{which}.{file}").is_file():
+            _check(run / KEPT[which].name(config.model.train), which, state.folder, moment)
 
 
-def _check(run: Path, which: Which, checkpoint: Path, moment: Moment) -> None:
-    kept = KEPT[which]
-    noted = check_digests(run / kept.folder)
+def _check(folder: Path, which: Which, checkpoint: Path, moment: Moment) -> None:
+    noted, kept = check_digests(folder), KEPT[which]
     for file, digest in check_digests(checkpoint).items():
         if file.startswith(f"{which}."):
             own = file.removeprefix(f"{which}.")
-            compare(f"{kept.folder}/{own}", noted.get(own, "missing"), digest)
-    record = read_object(run / kept.folder / str(kept.record), MIB)
+            compare(f"{folder.name}/{own}", noted.get(own, "missing"), digest)
+    record = read_object(folder / str(kept.record), MIB)
     if record != moment.record:
         raise NotAsWritten(
-            f"{kept.folder}/{kept.record} tells of {record!s:.200}, and not of {moment.record}"
+            f"{folder.name}/{kept.record} tells of {record!s:.200}, and not of {moment.record}"
         )
 
 
@@ -245,22 +252,27 @@ def readme(config: Config, step: int, told: str = "") -> bytes:
         told: a sentence on why it was kept.
     """
     method, run, base = config.method, str(config.run.name), config.model.path
-    kind = "reward model's adapter and head" if config.of_stage.scores else "LoRA adapter"
+    kind = "LoRA adapter over"
+    if config.of_stage.scores:
+        kind = "reward model's adapter and head over"
+    library, tag = "peft", "lora"
     load = (
         "    from peft import PeftModel\n"
         "    from transformers import AutoModelForCausalLM\n\n"
         f"    base = AutoModelForCausalLM.from_pretrained({base!r})\n"
-        "    model = PeftModel.from_pretrained(base, THIS_FOLDER)\n"
-    )
-    text = (
-        "---\nlibrary_name: peft\ntags: [reason_llm, lora]\n---\n\n"
-        f"# {run}\n\n"
-        f"A {kind} over `{base}`, made with reason_llm: {method.name} ({method.idea}), "
-        f"after step {step} of {config.run.steps}."
-        f"{' ' if told else ''}{told}\n\n"
-        f"{load}\n"
+        "    model = PeftModel.from_pretrained(base, THIS_FOLDER)\n\n"
         "It computes over the base as that was loaded in training. To have one model without an "
         "adapter, with a card that tells its data and its evaluation, export the run.\n"
+    )
+    if config.model.train == "full":
+        kind, library, tag = "model, all of it trained, from", "transformers", "full"
+        load = "    model = AutoModelForCausalLM.from_pretrained(THIS_FOLDER)\n"
+    text = (
+        f"---\nlibrary_name: {library}\ntags: [reason_llm, {tag}]\n---\n\n"
+        f"# {run}\n\n"
+        f"A {kind} `{base}`, made with reason_llm: {method.name} ({method.idea}), "
+        f"after step {step} of {config.run.steps}."
+        f"{' ' if told else ''}{told}\n\n{load}"
     )
     return text.encode()
 

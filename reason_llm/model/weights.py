@@ -1,0 +1,158 @@
+"""All weights of the model as what is trained (``model.train: full``), in an adapter's place.
+
+The trained parameters are the base's own, under vLLM its storage itself: a step changes them in
+place, so nothing is copied to the sampler. Their reference is the checkpoint on disk.
+
+What a run keeps is a folder as Transformers writes it. Beside an optimizer's state the index in it
+tells vLLM, which else reads every safetensors file, which one holds the model.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from reason_llm.config import matching
+from reason_llm.errors import CheckpointError, ModelError
+from reason_llm.files import cached, regular
+from reason_llm.model import adapters
+from reason_llm.model.vllm.shared_weights import checkpoint_files
+
+WEIGHTS = "model.safetensors"
+FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
+"""File with what a policy trains, by ``model.train``."""
+INDEX = f"{WEIGHTS}.index.json"
+BESIDE = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*",
+          "generation_config.json", "*.model")  # fmt: skip
+"""Files of a model that are copied as they are; its config is written."""
+
+
+def base_of(policy: Any) -> Any:
+    """The Transformers model of a policy, which has an adapter or is that model."""
+    return policy.get_base_model() if isinstance(policy, PeftModel) else policy
+
+
+def make_trainable(base: Any, pattern: str | None) -> Any:
+    """The base, whose parameters of these names have gradients; None: all.
+
+    Raises:
+        ModelError: the pattern is no regular expression, or no name matches it.
+    """
+    parameters = dict(base.named_parameters())
+    chosen = list(parameters)
+    if pattern is not None:
+        try:
+            chosen = matching(pattern, chosen)
+        except ValueError as error:
+            raise ModelError(
+                f"model.trainable={pattern!r} is no regular expression that can be searched for "
+                f"({error}); fix it"
+            ) from error
+    if not chosen:
+        raise ModelError(
+            f"model.trainable={pattern!r} is the whole name of no weight; they are such as "
+            f"{', '.join(list(parameters)[:3])}"
+        )
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in set(chosen))
+    return base
+
+
+def parameters(base: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters by name; tied ones once."""
+    return {name: each for name, each in base.named_parameters() if each.requires_grad}
+
+
+def state(base: nn.Module) -> dict[str, Tensor]:
+    """All that the model's file holds, trained or not, where it lies; tied tensors once."""
+    own = dict(base.named_parameters())
+    tied = dict(base.named_parameters(remove_duplicate=False)).keys() - own.keys()
+    return {name: each for name, each in base.state_dict().items() if name not in tied}
+
+
+@torch.no_grad()
+def load_tensors(base: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Write saved values into the model's own storage.
+
+    Raises:
+        CheckpointError: tensors are missing or of other shapes.
+    """
+    own = state(base)
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
+        raise CheckpointError(
+            f"the saved {WEIGHTS} does not fit the model; start with --run.resume never"
+        )
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The model as it is while this is written: its tensors are not copied."""
+
+    base: Any
+    path: str
+    """The model that training began from, a folder or a Hub id."""
+
+    def write(self, folder: Path) -> None:
+        """Write weights, config and tokenizer."""
+        tensors = {name: each.detach().contiguous() for name, each in state(self.base).items()}
+        save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
+        (folder / INDEX).write_bytes(orjson.dumps(index))
+        self.base.config.save_pretrained(str(folder))
+        copy_beside(self.path, folder)
+
+
+def copy_beside(path: str, folder: Path) -> None:
+    """Copy a model's tokenizer and its generation config."""
+    config = cached(path, "config.json")
+    source = Path(path) if config is None else config.parent
+    for file in sorted({file for pattern in BESIDE for file in source.glob(pattern)}):
+        shutil.copyfile(regular(file), folder / file.name)
+
+
+@contextmanager
+def reference(base: Any, path: str) -> Iterator[None]:
+    """Context in which the trained parameters hold the values of the checkpoint in ``path``,
+    without gradients; the trained values wait in host memory and come back bit by bit.
+
+    Raises:
+        ModelError: the checkpoint lacks one of them.
+    """
+    own = parameters(base)
+    held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
+    try:
+        with torch.no_grad():
+            _read(base, own, path)
+            yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(held[name])
+
+
+def _read(base: Any, own: dict[str, nn.Parameter], path: str) -> None:
+    left, prefix = dict(own), f"{base.base_model_prefix}."
+    for file in checkpoint_files(path):
+        with safe_open(regular(file), framework="pt") as opened:
+            stored = set(opened.keys())
+            for name in list(left):
+                # A checkpoint may leave the prefix out, such as ``transformer.`` in GPT-2's own.
+                key = name if name in stored else name.removeprefix(prefix)
+                if key in stored:
+                    left.pop(name).copy_(opened.get_tensor(key))
+    if left:
+        raise ModelError(
+            f"model.path={path}: {next(iter(left))} is not in its safetensors, so there is no "
+            "reference; save the model with Transformers, or leave the KL out"
+        )
