@@ -125,9 +125,11 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     run_folder.check_writes(config, "chat")
     sample = config.sample.model_dump()
     options = {name: sample[name] for name in Options.model_fields if name in sample}
-    data = config.data
+    data, model = config.data, config.model
+    if adapter is not None and not run_folder.is_adapter(adapter):  # a whole model
+        model, adapter = model.with_options({"path": str(adapter)}), None
     return Subject(
-        config.model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
+        model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
         data.template_arguments, tuple(config.sample.stop),
     )  # fmt: skip
 

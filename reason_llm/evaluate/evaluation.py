@@ -175,6 +175,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
         {
             "model.path": targets[0].path,
             "model.adapter": section or config.model.adapter,
+            "model.train": "adapter" if section else config.model.train,
             "sample.prompts_per_step": MOST_WAVE_PROMPTS,
             "sample.completions_per_prompt": num,
             "sample.max_new_tokens": config.eval_max_new_tokens,

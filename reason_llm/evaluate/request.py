@@ -110,7 +110,7 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
         config = run_folder.read_config(path, overrides)
         run_folder.check_writes(config, "evaluate")
         label = "adapter" if which == "last" else which
-        return config, Target(label, config.model.path, run_folder.find_adapter(path, which))
+        return config, _kept(label, config, run_folder.find_adapter(path, which))
     run_folder.refuse_which(which, what)
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path, overrides)
@@ -136,6 +136,13 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
     return config, Target("base", config.model.path, None)
 
 
+def _kept(label: str, config: Config, folder: Path) -> Target:
+    """What a run trained: an adapter over the model, or a model."""
+    if run_folder.is_adapter(folder):
+        return Target(label, config.model.path, folder)
+    return Target(label, str(folder), None)
+
+
 def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
     """Model that ``--model`` or ``--compare`` names; ``run`` is the folder of the run, if any."""
     if name == own.label:
@@ -144,12 +151,12 @@ def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
         return Target("base", config.model.path, None)
     if run is not None and name in OF_A_RUN:
         which = run_folder.which_adapter(None if name == "adapter" else name)
-        return Target(name, config.model.path, run_folder.find_adapter(run, which))
+        return _kept(name, config, run_folder.find_adapter(run, which))
     path = Path(name)
     run_folder.refuse_reward_model(path)
     if run_folder.is_run(path):
         run_folder.check_writes(run_folder.read_config(path), "evaluate")
-        return Target(name, config.model.path, run_folder.find_adapter(path))
+        return _kept(name, config, run_folder.find_adapter(path))
     if run_folder.is_adapter(path):
         return Target(name, config.model.path, path)
     if name in OF_A_RUN:

@@ -1,8 +1,9 @@
 """The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a
 forward pass.
 
-The base is never copied, and learns with ``model.train: full`` alone (``weights``). ``hidden_states`` runs the decoder, ``logits`` the head
-on as few positions as the caller needs, so that full (B, T, V) logits never exist.
+The base is never copied, and learns with ``model.train: full`` alone (``weights``).
+``hidden_states`` runs the decoder, ``logits`` the head on as few positions as the caller needs, so
+that full (B, T, V) logits never exist.
 
 Not here: vLLM's storage, several devices.
 """
@@ -107,7 +108,7 @@ class Model:
     ) -> None:
         self.path = config.path
         self.is_full = config.train == "full"
-        """Whether the policy is the base itself, all of it or a part trained, without an adapter."""
+        """Whether the base's own weights are trained, without an adapter."""
         self.weights_file = weights.FILES[config.train]
         """Name of the file with what the policy trains."""
         self.deterministic = config.deterministic

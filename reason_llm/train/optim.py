@@ -46,7 +46,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         for part in self.parts:
             part.state = self.state
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """A step of each."""
         for part in self.parts:
             part.step()

@@ -86,6 +86,7 @@ class _Job:
     """A checked request."""
 
     adapter: Path
+    """Or a whole model, of a run that trained all weights."""
     base: str
     base_folder: Path
     run: Path | None
@@ -94,6 +95,12 @@ class _Job:
     rollouts: list[Datum]
     """Rollouts for the parity check; empty if none were found."""
     converter: Path | None
+
+    @property
+    def merged(self) -> tuple[Path, Path | None]:
+        """The model that is written, and the adapter that is merged into it."""
+        is_adapter = run_folder.is_adapter(self.adapter)
+        return (self.base_folder, self.adapter) if is_adapter else (self.adapter, None)
 
 
 def export(request: Request, console: Console) -> Parity | ScoreParity | None:
@@ -149,12 +156,20 @@ def _prepare(request: Request) -> _Job:
     _check_out(request.out)
     if request.push is not None:
         _check_login(request.push)
-    if not (adapter / adapters.WEIGHTS).is_file():
-        raise ModelError(f"{adapter} holds no {adapters.WEIGHTS}; name another adapter")
-    adapters.read_config(adapter)
-    folder = merging.base_folder(name)
+    folder, whole = merging.base_folder(name), None
+    if run_folder.is_adapter(adapter):
+        if not (adapter / adapters.WEIGHTS).is_file():
+            raise ModelError(f"{adapter} holds no {adapters.WEIGHTS}; name another adapter")
+        adapters.read_config(adapter)
+    elif request.adapter_only:
+        raise ConfigError(
+            f"--adapter-only contradicts {source}, which trained all weights; leave it out"
+        )
+    else:
+        whole = adapter
     if not request.adapter_only:
-        _check_room(request, merging.merged_bytes(folder, adapter, DTYPES[request.dtype]))
+        of = (folder, adapter) if whole is None else (whole, None)
+        _check_room(request, merging.merged_bytes(*of, DTYPES[request.dtype]))
     tokenizer = base.load_tokenizer(str(folder))
     if config is not None:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
@@ -167,14 +182,14 @@ def _prepare(request: Request) -> _Job:
 
 def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
-    merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes)
+    merging.merge(*job.merged, beside, dtype, request.shard_bytes)
     _write_generation_config(job, beside)
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
     result = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
+    told = "base plus adapter" if job.merged[1] is not None else "the run's model"
     console.line(
-        f"parity with base plus adapter in {request.dtype}: {result.gap}; the adapter's own "
-        f"effect: {result.learned}"
+        f"parity with {told} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
     )
     result.check(dtype)
     if result.tells_a_wrong_merge:

@@ -148,7 +148,7 @@ def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
     return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}, kept
 
 
-def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
+def merged_bytes(base: Path, adapter: Path | None, dtype: torch.dtype) -> int:
     """Size of the merged weights in bytes. Checks that every update has its weight.
 
     Raises:
@@ -159,7 +159,7 @@ def merged_bytes(base: Path, adapter: Path, dtype: torch.dtype) -> int:
 
 def merge(
     base: Path,
-    adapter: Path,
+    adapter: Path | None,
     out: Path,
     dtype: torch.dtype,
     shard_bytes: int,
@@ -169,6 +169,7 @@ def merge(
 
     Args:
         base: a folder with an unquantised checkpoint.
+        adapter: None where nothing is added to it.
         dtype: of the result; the sum is made in float32.
         shard_bytes: largest file, unless one tensor is larger.
         score: weight (1, D) of a reward model's head, in the place of the language model's.
@@ -221,7 +222,7 @@ def _merged(
 
 
 def _plan(
-    base: Path, adapter: Path, dtype: torch.dtype
+    base: Path, adapter: Path | None, dtype: torch.dtype
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
     """The updates, and every tensor of the result in the checkpoint's order, by their names
     there."""
@@ -243,7 +244,7 @@ def _plan(
         short = name.removeprefix(prefix)
         return short if name not in sources and short in sources else name
 
-    added, kept = _adapted(adapter)
+    added, kept = _adapted(adapter) if adapter is not None else ({}, {})
     embedding = model.get_input_embeddings()
     is_tied = model.config.get_text_config(decoder=True).tie_word_embeddings
     for name, module in model.named_modules():
@@ -268,7 +269,7 @@ def _plan(
         source = sources.get(stored(name))
         if source is None or not torch.equal(source.read().to(tensor.dtype), tensor):
             raise ModelError(
-                f"{adapter / adapters.WEIGHTS}: {name} is not that of {base}: it was trained or "
+                f"{adapter}/{adapters.WEIGHTS}: {name} is not that of {base}: it was trained or "
                 "resized beside the adapter; merge it with the library that made it"
             )
     return to_add, sources

@@ -129,7 +129,9 @@ def _measured(run: Path, adapter: Path) -> dict[str, Any]:
     return {
         "best": None if not best else Best(**best),
         "is_ema": adapter == run / run_folder.EMA,
-        "summary": _read(run / "summary.json") if adapter == run_folder.place_of(run, "last") else {},
+        "summary": _read(run / "summary.json")
+        if adapter == run_folder.place_of(run, "last")
+        else {},
         "results": [
             (name, found["problems"], score, model, each)
             for model, sets in results.items()

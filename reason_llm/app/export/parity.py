@@ -130,7 +130,7 @@ def check_parity(
     """
     model = load(base, dtype)
     base_N = logprobs(model, rollouts, temperature)
-    policy = adapters.over(model, adapter)
+    policy = policy_over(model, adapter, dtype)
     policy_N = logprobs(policy, rollouts, temperature)
     del policy, model  # one model at a time
     exported_N = logprobs(load(exported, dtype), rollouts, temperature)
@@ -146,6 +146,13 @@ def check_parity(
         lost_error=error,
         strayed=float((recorded_N - exported_N).mean()) if len(recorded_N) else None,
     )
+
+
+def policy_over(model: Any, adapter: Path, dtype: torch.dtype) -> Any:
+    """The base with the adapter, or the whole model that is in its folder."""
+    if (adapter / adapters.CONFIG).is_file():
+        return adapters.over(model, adapter)
+    return load(adapter, dtype)
 
 
 def load(path: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM) -> Any:
@@ -208,7 +215,7 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
 @fitting()
 def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> list[Datum]:
     """Rollouts for a run that kept none: continuations sampled from base plus adapter."""
-    model = adapters.over(load(base, dtype), adapter)
+    model = policy_over(load(base, dtype), adapter, dtype)
     torch.manual_seed(0)
     rollouts = []
     for text in ("What is 3 + 4?", "Let us think step by step.", "The answer is", "def add(a, b):"):

@@ -1,0 +1,165 @@
+"""All weights trained in the place of an adapter (model.train: full).
+
+1. The log-probs' gradient reaches the head, and the head that is the embedding: autograd's own.
+2. Its reference is the checkpoint on disk; afterwards every bit is back, where it was.
+3. A pattern says which weights; one that matches nothing is told.
+4. A run keeps a whole model, which is loaded as any other, and goes on from the archive.
+5. In bfloat16 steps too small for a weight's last bit still add up.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from conftest import TINY
+from learners import ROW, groups
+from reason_llm.app import training
+from reason_llm.app.chat import Chat, Options, find_subject
+from reason_llm.app.console import Console
+from reason_llm.config import Config, ModelSection, TrainSection
+from reason_llm.errors import CheckpointError, ModelError
+from reason_llm.model import collate, policy_logprobs, to_data
+from reason_llm.model.base import Model
+from reason_llm.run.store import checkpoint, metrics
+from reason_llm.run.store.folder import find_adapter, learned_steps
+from reason_llm.train.learner import Learner, LearningSettings, learning
+from reason_llm.train.objectives import PolicyGradient
+
+
+def full(tokenizer: Any, dtype: str = "float32", **options: Any) -> Model:
+    section = ModelSection(path=str(TINY), dtype=dtype, train="full", **options)
+    return Model(section, tokenizer, seed=0)
+
+
+def learner(model: Model, **train: Any) -> Learner:
+    section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False} | train)
+    return Learner(model, LearningSettings(PolicyGradient(ROW, 32), section, 1.0, 4096, 0, 8))
+
+
+def learn(made: Learner) -> None:
+    with learning(made):
+        rows = to_data(groups())
+        made.update(0, made.prepared(rows), lambda count: None)
+
+
+def test_gradients_are_autograd_s_own(tokenizer: Any) -> None:
+    data = to_data(groups())
+    with full(tokenizer) as model:
+        ids_BT, mask_BT = collate(data, model.device)
+        policy_logprobs(model, ids_BT, mask_BT, 0.7, chunk_tokens=5)[0].sum().backward()
+        names = dict(model.policy.named_parameters())
+        found = {name: each.grad for name, each in names.items()}
+        model.policy.zero_grad()
+        logits_BTV = model.policy(input_ids=ids_BT, use_cache=False).logits[:, :-1] / 0.7
+        logprobs_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+        (logprobs_BT * mask_BT[:, 1:]).sum().backward()
+        assert model.head.weight is names["model.embed_tokens.weight"]  # tied: one parameter
+        for name, parameter in names.items():
+            assert torch.allclose(found[name], parameter.grad, atol=1e-3, rtol=1e-3), name
+
+
+def test_the_reference_is_the_checkpoint_on_disk(tokenizer: Any) -> None:
+    data = to_data(groups())
+    with full(tokenizer) as model:
+        made = learner(model, optimizer="muon")
+        base, _ = made.measure(data, "policy")
+        places = [each.data_ptr() for each in made.parameters]
+        learn(made)
+        after = [each.detach().clone() for each in made.parameters]
+        policy, _ = made.measure(data, "policy")
+        reference, _ = made.measure(data, "reference")
+        assert all(torch.equal(a, b) for a, b in zip(reference, base, strict=True))
+        assert not torch.allclose(torch.cat(policy), torch.cat(base), atol=1e-3)
+        now = made.parameters
+        assert all(torch.equal(a, b) for a, b in zip(after, now, strict=True))
+        assert [each.data_ptr() for each in now] == places
+        with pytest.raises(RuntimeError, match="stop"), model.using("reference"):
+            raise RuntimeError("stop")
+        assert all(torch.equal(a, b) for a, b in zip(after, now, strict=True))
+        with pytest.raises(CheckpointError, match=r"the saved model\.safetensors does not fit"):
+            model.load_adapter("policy", {})
+
+
+def test_a_pattern_says_what_is_trained(tokenizer: Any) -> None:
+    with full(tokenizer, trainable=r".*layers\.3\..*norm.*") as model:
+        made = learner(model)
+        before = {name: each.clone() for name, each in model.policy.state_dict().items()}
+        learn(made)
+        moved = {n for n, each in model.policy.state_dict().items() if not each.equal(before[n])}
+    assert moved == {
+        f"model.layers.3.{name}_layernorm.weight" for name in ("input", "post_attention")
+    }
+    with pytest.raises(ModelError, match=r"model\.trainable='norm' is the whole name of no weight"):
+        full(tokenizer, trainable="norm")
+    with pytest.raises(ModelError, match=r"model\.trainable='\(' is no regular expression"):
+        full(tokenizer, trainable="(")
+
+
+def test_small_steps_add_up_in_bfloat16(tokenizer: Any) -> None:
+    """A step of 1e-5 is a hundredth of the last bit of most weights."""
+    with full(tokenizer, "bfloat16") as rounded, full(tokenizer) as exact:
+        start = torch.cat([each.detach().flatten() for each in exact.parameters_of("policy")])
+        for model in (rounded, exact):
+            made = learner(model, learning_rate=1e-5, epochs=8)
+            learn(made)
+        way, own = (
+            torch.cat([each.detach().float().flatten() for each in model.parameters_of("policy")])
+            - start
+            for model in (exact, rounded)
+        )
+        nearest = (start + way).bfloat16().float() - start.bfloat16().float()
+    along = {
+        name: float((each @ way) / (way @ way)) for name, each in (("own", own), ("near", nearest))
+    }
+    assert 0.8 < along["own"] < 1.2, along
+
+
+def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
+    small_run: Callable[..., Config], tmp_path: Path
+) -> None:
+    def options(name: str) -> dict[str, Any]:
+        return {
+            "model": {"path": str(TINY), "dtype": "bfloat16", "train": "full"},
+            "run__name": name,
+            "run__buffer": str(tmp_path / f"{name}.json"),
+            "run__save_every": 2,
+            "train__learning_rate": 2e-4,
+            "algorithm": {"name": "grpo"},  # with its KL
+            "eval__every": 1,
+            "eval__max_new_tokens": 8,
+            "data__eval": str(TINY.parent.parent / "data" / "arithmetic_test.jsonl"),
+            "data__limit": 16,
+        }
+
+    console = Console("quiet")
+    training.run_training(small_run(**options("whole")), console)
+    run = tmp_path / "runs" / "whole"
+    assert find_adapter(run) == run / "model" and learned_steps(run, run / "model") == 3
+    loaded = AutoModelForCausalLM.from_pretrained(run / "model", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    assert not torch.equal(
+        loaded.model.embed_tokens.weight,
+        AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16).model.embed_tokens.weight,
+    )
+    chat = Chat(find_subject(str(run), None), Options(max_new_tokens=4, temperature=0.0))
+    assert chat.model.path == str(run / "model") and "".join(chat.answer("What is 3 + 4?"))
+    records = metrics.read(run / "metrics.jsonl")
+    assert records[1]["train/kl"] < 1e-9 < records[3]["train/kl"]
+
+    other = tmp_path / "runs" / "again"
+    training.run_training(small_run(run__steps=3, **options("again")), console)
+    newest = checkpoint.listing(other)[-1]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()  # as if it had been killed before the last save: step 2 is in the archive
+    (other / "summary.json").unlink()
+    training.run_training(small_run(**options("again")), console)
+    for name in ("model/model.safetensors", f"checkpoints/{newest.name}/optimizer.safetensors"):
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+    begun = small_run(**options("next") | {"model__path": str(run / "model"), "run__steps": 1})
+    training.run_training(begun, console)
+    assert (tmp_path / "runs" / "next" / "model" / "tokenizer.json").is_file()
