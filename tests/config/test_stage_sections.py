@@ -1,5 +1,6 @@
 """Options of the stages that contradict each other, or would be ignored, are refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,49 @@ from stages import OF_FORM
 
 PREFERENCE = OF_FORM["preferences"]
 LABELS = {"stage": "preference", "preference": {"name": "kto"}}
+
+
+FULL = {"train": "full"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"model": {"quantize": "nf4"}}, "model.quantize=nf4"),
+        ({"model": {"backend": "unsloth"}}, "model.backend=unsloth"),
+        ({"model": {"allow_pickle": True}}, "model.trust_remote_code or model.allow_pickle"),
+        ({"model": {"adapter": {"rank": 4}}}, "the model.adapter section"),
+        ({"model": {"start": "x"}}, "model.start=x"),
+        ({"run": {"shards": 2}}, "run.replicas, run.shards, run.samplers or run.max_staleness"),
+        ({"run": {"max_staleness": 1}}, "run.samplers or run.max_staleness"),
+        ({"algorithm": {"name": "ppo"}}, "algorithm.name=ppo"),
+        ({"algorithm": {"name": "opd"}, "teacher": {"adapter": "x"}}, "teacher.adapter=x"),
+        ({"stage": "reward"}, "stage=reward"),
+        ({"stage": "sample"}, "stage=sample"),
+        ({"stage": "sft", "sft": {"condition": "reward"}}, "sft.condition=reward"),
+        ({"train": {"ema": 0.9}}, "train.ema=0.9"),
+    ],
+)
+def test_what_needs_a_base_that_stays_is_refused(options: dict[str, Any], problem: str) -> None:
+    options = options | {"model": options.get("model", {}) | FULL, "data": {"train": "x"}}
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate(options)
+    assert f"{problem} contradicts model.train=full: " in str(caught.value)
+    assert "or set model.train to adapter" in str(caught.value)
+
+
+def test_a_reward_model_that_is_an_adapter_needs_a_base_that_stays(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    rewards = ["boxed_math", {"name": "reward_model", "options": {"path": str(tmp_path)}}]
+    with pytest.raises(ValidationError, match=r"is an adapter contradicts model\.train=full: "):
+        Config.model_validate(
+            {"model": FULL, "data": {"train": "x"}, "score": {"rewards": rewards}}
+        )
+
+
+def test_a_part_of_the_weights_is_of_all_weights() -> None:
+    with pytest.raises(ValidationError, match=r"model\.trainable=x contradicts model\.train="):
+        Config.model_validate({"model": {"trainable": "x"}, "data": {"train": "x"}})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reason_llm.config import TrainSection
+from reason_llm.model.plan import memory
 from reason_llm.train import optim
 
 
@@ -22,8 +23,13 @@ def test_schedules_by_hand() -> None:
     assert rates(4, schedule="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
 
 
+BYTES = {"adamw": 80_000, "adamw_8bit": 20_000, "paged_adamw_8bit": 20_000, "adafactor": 800,
+         "muon": 40_000}  # fmt: skip
+"""Of the moments of 100 x 100 parameters."""
+
+
 @pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
-@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize("name", BYTES)
 def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     def step(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         for parameter in parameters:
@@ -41,15 +47,78 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     save_file(optim.state_tensors(before), str(tmp_path / "state.safetensors"))
     optim.load_state_tensors(after, load_file(str(tmp_path / "state.safetensors")))
     for made, parameters in ((before, first), (after, second)):
-        count = made.state[parameters[0]]["step"]
-        assert (float(count), isinstance(count, int)) == (1, name != "adamw")
+        if name != "muon":  # which counts none
+            count = made.state[parameters[0]]["step"]
+            assert (float(count), isinstance(count, int)) == (1, "8bit" in name)
     step(first, before)
     step(second, after)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[1], start)
-    large = [t for t in optim.state_tensors(before).values() if t.numel() == 10_000]
-    assert {t.dtype for t in large} == {torch.float32 if name == "adamw" else torch.uint8}
-    assert len(large) == 4
+    moments = [t.nbytes for t in optim.state_tensors(before).values() if t.shape[:1] == (100,)]
+    moments += [t.nbytes for key, t in optim.state_tensors(before).items() if "col_var" in key]
+    assert sum(moments) == 2 * BYTES[name]
+    planned = 10_000 * memory.OPTIMIZER_BYTES[name]
+    assert BYTES[name] <= planned <= 1.03 * BYTES[name] + 200
+    fresh = optim.make_optimizer(first, config)
+    optim.allocate_state(fresh)
+    shapes = {key: (t.shape, t.dtype) for key, t in optim.state_tensors(fresh).items()}
+    assert shapes == {k: (t.shape, t.dtype) for k, t in optim.state_tensors(before).items()}
+
+
+def test_muon_leaves_vectors_and_what_is_outside_to_adamw() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((4, 3), (3,), (6, 4))]
+    config = TrainSection(learning_rate=0.1, optimizer="muon")
+    optimizer = optim.make_optimizer(parameters, config, lambda number: number != 2)
+    optim.allocate_state(optimizer)
+    assert [sorted(optimizer.state[each]) for each in parameters] == [
+        ["momentum_buffer"], *[["exp_avg", "exp_avg_sq", "step"]] * 2,
+    ]  # fmt: skip
+    before = [each.detach().clone() for each in parameters]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    moved = [was - each.detach() for was, each in zip(before, parameters, strict=True)]
+    assert torch.allclose(moved[1], torch.full((3,), 0.05), atol=1e-5)  # AdamW's first step
+    # One direction of size 1 over 12 elements, times 0.2 sqrt(4): arXiv:2502.16982 eq. 4.
+    assert moved[0].mean() == pytest.approx(0.05 * 0.4 / 12**0.5, rel=0.3)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", BYTES)
+def test_bfloat16_is_stepped_in_float32_and_rounded_right_in_the_mean(name: str) -> None:
+    config = TrainSection(learning_rate=1e-3, optimizer=name)
+    start = torch.linspace(-1, 1, 20_000).view(100, 200).bfloat16()
+
+    def stepped(dtype: torch.dtype, seed: str) -> torch.Tensor:
+        parameter = torch.nn.Parameter(start.to(dtype, copy=True))
+        carried = optim.carriers([parameter])
+        optimizer = optim.make_optimizer(carried, config)
+        optim.allocate_state(optimizer)
+        place = parameter.data_ptr()
+        for number in range(3):
+            parameter.grad = torch.cos(torch.arange(20_000.0)).view(100, 200).to(dtype)
+            optim.step(optimizer, carried, [parameter], f"{seed}/{number}")
+        assert parameter.data_ptr() == place
+        assert dtype == torch.float32 or carried[0].untyped_storage().nbytes() == 4
+        return parameter.detach().clone()
+
+    rounded, exact = stepped(torch.bfloat16, "a"), stepped(torch.float32, "a")
+    assert torch.equal(rounded, stepped(torch.bfloat16, "a"))
+    assert not torch.equal(rounded, stepped(torch.bfloat16, "b"))
+    assert (rounded.float() - exact).abs().max() < 3 * 2**-7
+    way = exact - start.float()  # less than half of a weight's last bit
+    along = float(((rounded.float() - start.float()) * way).sum() / way.square().sum())
+    assert along == pytest.approx(1, abs=0.15)
+
+
+def test_each_value_is_rounded_up_as_often_as_it_lies_above() -> None:
+    value = torch.full((40_000,), -(1 + 2**-7 * 0.25))  # a quarter of the way to the next number
+    found = torch.empty(40_000, dtype=torch.bfloat16)
+    optim.round_into(found, value, seed=1)
+    assert set(found.tolist()) == {-1.0, -(1 + 2**-7)}
+    assert float((found != -1).float().mean()) == pytest.approx(0.25, abs=0.01)
 
 
 def test_paged_moments_stay_the_driver_s() -> None:

@@ -120,7 +120,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
 
 def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     """The passes before the first update, and forward and backward passes of every epoch. The base
-    has gradients in its inputs alone."""
+    has gradients in its inputs alone, or with ``model.train: full`` in its weights, too."""
     rows = config.units_per_step * (2 if config.learns_pairs else 1)
     new = min(config.sample.max_new_tokens, sizes.context) if config.samples else sizes.context
     prompt, group = sizes.context - new, config.sample.completions_per_prompt
@@ -135,10 +135,11 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
         return measured + epochs * (1 + again + backward)
 
     base, head = sum(shape.packable), shape.vocabulary * shape.hidden
-    total = 2 * base * tokens * flops(1) + 2 * shape.adapter * tokens * flops(2)
+    is_full = config.model.train == "full"
+    total = 2 * base * tokens * flops(1 + is_full) + 2 * shape.adapter * tokens * flops(2)
     total += 4 * shape.query * shape.layers * pairs * flops(BACKWARD_OF_ATTENTION)
     if not config.of_stage.scores:
-        total += 2 * head * rows * new * (measured + 2 * epochs)
+        total += 2 * head * rows * new * (measured + (2 + 2 * is_full) * epochs)
     batches = max(1.0, tokens / sizes.micro_batch)
     read = batches * flops(1) * _weight_bytes(config, shape, unpacked=True)
     return Phase("learning", total, read, tokens)
