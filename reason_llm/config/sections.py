@@ -218,7 +218,7 @@ class ModelSection(Section):
     """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
     train: Literal["adapter", "full"] = "adapter"
     """adapter: LoRA over weights that stay. full: the weights themselves; the run keeps whole
-    models in the place of adapters (docs/memory.md)."""
+    models in the place of adapters (docs/configs.md)."""
     trainable: str | None = None
     """With train: full, a regular expression of the names of the weights that are trained, such as
     .*mlp.*; the others stay. null: all."""
