@@ -649,14 +649,13 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
      "processes; leave them out"),
     (lambda c, row: c.samples and row.critic,
-     "algorithm.name={c.algorithm.name}: its critic is an adapter over a base that stays; set it to "
+     "algorithm.name={c.algorithm.name}: its critic is an adapter over a base that stays; take "
      "grpo"),
     (lambda c, row: c.teacher.adapter is not None,
      "teacher.adapter={c.teacher.adapter}: it was trained over a base that stays; set "
      "teacher.prompt"),
     (lambda c, row: bool(c.reward_adapters),
-     "a reward model in score.rewards that is an adapter: its base must stay; name one of "
-     "its own"),
+     "a reward model in score.rewards that is an adapter: its base must stay; name a model"),
     (lambda c, row: c.of_stage.scores or not c.learns,
      "stage={c.stage}: it trains an adapter and a head, or nothing; take another stage"),
     (lambda c, row: c.sft.condition != "none",

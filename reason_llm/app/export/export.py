@@ -89,18 +89,14 @@ class _Job:
     """Or a whole model, of a run that trained all weights."""
     base: str
     base_folder: Path
+    merged: tuple[Path, Path | None]
+    """The model that is written, and the adapter that is merged into it."""
     run: Path | None
     config: Config | None
     tokenizer: Any
     rollouts: list[Datum]
     """Rollouts for the parity check; empty if none were found."""
     converter: Path | None
-
-    @property
-    def merged(self) -> tuple[Path, Path | None]:
-        """The model that is written, and the adapter that is merged into it."""
-        is_adapter = run_folder.is_adapter(self.adapter)
-        return (self.base_folder, self.adapter) if is_adapter else (self.adapter, None)
 
 
 def export(request: Request, console: Console) -> Parity | ScoreParity | None:
@@ -156,7 +152,8 @@ def _prepare(request: Request) -> _Job:
     _check_out(request.out)
     if request.push is not None:
         _check_login(request.push)
-    folder, whole = merging.base_folder(name), None
+    folder = merging.base_folder(name)
+    merged: tuple[Path, Path | None] = (folder, adapter)
     if run_folder.is_adapter(adapter):
         if not (adapter / adapters.WEIGHTS).is_file():
             raise ModelError(f"{adapter} holds no {adapters.WEIGHTS}; name another adapter")
@@ -166,10 +163,9 @@ def _prepare(request: Request) -> _Job:
             f"--adapter-only contradicts {source}, which trained all weights; leave it out"
         )
     else:
-        whole = adapter
+        merged = (adapter, None)
     if not request.adapter_only:
-        of = (folder, adapter) if whole is None else (whole, None)
-        _check_room(request, merging.merged_bytes(*of, DTYPES[request.dtype]))
+        _check_room(request, merging.merged_bytes(*merged, DTYPES[request.dtype]))
     tokenizer = base.load_tokenizer(str(folder))
     if config is not None:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
@@ -177,7 +173,7 @@ def _prepare(request: Request) -> _Job:
             tokenizer.chat_template = template.jinja
     samples = not request.adapter_only and not reward_model.is_one(adapter)
     rollouts = _rollouts(request, run, config, folder) if samples else []
-    return _Job(adapter, name, folder, run, config, tokenizer, rollouts, converter)
+    return _Job(adapter, name, folder, merged, run, config, tokenizer, rollouts, converter)
 
 
 def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parity:
