@@ -35,6 +35,7 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
                 run.end(step, {})
                 continue
             data = to_data(groups) if config.samples else run.batch(step)
+            data = run.taught(data)  # GPU: weights + a teacher that is another model
             with run.learning(step, data) as learn:  # GPU: weights + activations + optimizer
                 metrics = learn()
             run.end(step, metrics)  # archive, evaluate, log, save

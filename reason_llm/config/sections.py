@@ -531,6 +531,20 @@ class Config(Section):
         return [*roles, *self.reward_adapters]
 
     @property
+    def teacher_model(self) -> ModelSection | None:
+        """The teacher that is a model of its own; None without one. Its adapter is off."""
+        path, row = self.teacher.model, self.algorithm.row()
+        if path is None or not self.samples or not row.teacher:
+            return None
+        return ModelSection(
+            path=path,
+            dtype=self.model.dtype,
+            quantize=self.teacher.quantize,
+            context_tokens=self.model.context_tokens,
+            adapter=AdapterSection(rank=1),
+        )
+
+    @property
     def reward_models(self) -> dict[str, RewardModelOptions]:
         """Reward models that the run uses, by reward; none if saved rollouts have all rewards."""
         asks = self.samples and self.run.from_buffer is None
@@ -655,9 +669,21 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
      "begins from; set model.start to one, or leave the option out for the base"),
-    (lambda c, row: row.teacher and c.teacher.adapter is None and c.teacher.prompt is None,
-     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, or "
-     "teacher.prompt to a prompt that tells the base more than the student"),
+    (lambda c, row: row.teacher and not (
+        c.teacher.adapter or c.teacher.model or c.teacher.prompt
+     ),
+     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, "
+     "teacher.model to another model, or teacher.prompt to a prompt that tells the base more than "
+     "the student"),
+    (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
+     "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
+     "is over the model that learns; leave one of them out, or merge an adapter of that model"),
+    (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
+     "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: a teacher over the "
+     "same base is as model.quantize says; leave it out"),
+    (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
+     "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which changes how every "
+     "model of the process computes; set model.backend to native"),
     (lambda c, row: row.critic and c.has_steps and c.critic.warmup_steps >= c.run.steps,
      "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
      "would never learn; set it below"),

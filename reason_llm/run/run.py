@@ -29,6 +29,7 @@ from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.teacher import Teacher
 from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
@@ -180,6 +181,8 @@ class Run:
         self._meter = meter
         self._archived = _archive_of(job)
         self._reward_models = RewardModels()
+        section = job.config.teacher_model
+        self._teacher = None if section is None else Teacher(section)
         self._held_out = HeldOut(job, made.policy, self.rows, team)
         self._kept = KeptAdapters(
             job.config,
@@ -250,19 +253,32 @@ class Run:
     def model_scores(self, model: RewardModelFolder, groups: Sequence[Group]) -> Sequence[float]:
         """Score of each completion by a reward model, in a phase of its own."""
         count = sum(len(group.completions) for group in groups)
+        with self._reading("scoring with reward models", count) as told:
+            return self._reward_models.scores(model, groups, self.learners.policy, told)
+
+    def taught(self, data: list[Datum]) -> list[Datum]:
+        """The step's rows as a teacher that is a model of its own has read them, in a phase of its
+        own; without one as they are."""
+        if self._teacher is None:
+            return data
+        with self._reading("the teacher reads", len(data)) as told:
+            return self._teacher.read(data, self.learners.policy, told)
+
+    @contextmanager
+    def _reading(self, what: str, count: int) -> Iterator[Callable[[int], None]]:
+        """Phase in which a model beside the policy reads the step's rollouts; it yields whom to
+        tell how many."""
         with self._saved_if_stopped():
             self._stop.check()
             with (
                 timed(self.record, "scoring"),
                 learning(self.learners.policy),
                 self._meter.phase() as peak,
-                self._watch.phase("scoring with reward models", count) as progress,
+                self._watch.phase(what, count) as progress,
             ):
-                scores = self._reward_models.scores(
-                    model, groups, self.learners.policy, lambda rows: progress(0, rows)
-                )
-        self.record["memory/scoring_peak_gib"] = peak.gib
-        return scores
+                yield lambda rows: progress(0, rows)
+        name = "memory/scoring_peak_gib"
+        self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
