@@ -652,6 +652,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
+    (lambda c, row: c.data.order == "informative" and (
+        not (c.samples and c.learns) or c.sample.completions_per_prompt < 2
+     ),
+     "data.order=informative contradicts stage={c.stage} or sample.completions_per_prompt="
+     "{c.sample.completions_per_prompt}: it asks how the rewards of a prompt's completions vary; "
+     "leave it out, or take stage rl with 2 completions or more"),
+    (lambda c, row: c.data.order == "informative" and c.is_off_policy,
+     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
+     "{c.run.max_staleness}: the step before is to be known when prompts are drawn; leave one of "
+     "the two out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),

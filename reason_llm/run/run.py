@@ -213,6 +213,7 @@ class Run:
         return Step(
             number,
             self.state.drawn,
+            self.state.deviations,
             self._team.version_of(number),
             None if self._saved is None else self._saved.folder,
             self.job,
@@ -310,17 +311,20 @@ class Run:
         """
         self.record |= learned
         drawn, last = self.config.train.rows_per_step, None
+        deviations = self.state.deviations
         if self.config.samples:
             document = self._buffer.find(step)
             assert document is not None
             self._archive(document)
             drawn, last = document.drawn, document.groups[-1]
+            deviations = self.step(step).deviations_after(document)
             self.record |= self._of_rollouts(document)
         self.state = replace(
             self.state,
             step=step + 1,
             drawn=self.state.drawn + drawn,
             kl_coefficient=self._next_kl_coefficient(learned),
+            deviations=deviations,
         )
         if not self.config.samples:
             self.record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)

@@ -10,6 +10,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from conftest import TINY
+from conftest import ROOT, TINY
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.loop import train
@@ -215,3 +217,37 @@ def test_on_the_device_it_is_other_tensors(
                 raise ZeroDivisionError
         assert places() == before
         assert torch.equal(model.hidden_states(ids), wanted)
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_to_the_same_adapter(tmp_path: Path) -> None:
+    """Killed as the teacher reads and as the policy learns; of weights that have changed it is
+    told."""
+    folder = teacher(tmp_path / "teacher")
+    options = ["--run.steps", "3", "--sample.prompts_per_step", "4", "--run.keep_buffers", "none",
+               "--sample.completions_per_prompt", "2", "--sample.max_new_tokens", "12",
+               "--run.directory", str(tmp_path / "runs"), "--model.adapter.dropout", "0.1",
+               "--algorithm.name", "opd", "--teacher.model", str(folder), "--eval.every", "0",
+               "--teacher.quantize", "nf4", "--log.console", "plain"]  # fmt: skip
+
+    def call(name: str, *before: str, status: int = 0) -> tuple[bytes, str]:
+        buffer = ("--run.name", name, "--run.buffer", str(tmp_path / f"{name}.json"))
+        script = before or (str(ROOT / "scripts" / "train.py"),)
+        command = [sys.executable, *script, str(ROOT / "configs" / "quickstart.yaml")]
+        ended = subprocess.run([*command, *options, *buffer], capture_output=True, text=True)
+        assert ended.returncode == status, ended.stderr
+        adapter = tmp_path / "runs" / name / "adapter" / "adapter_model.safetensors"
+        return adapter.read_bytes() if adapter.exists() else b"", ended.stderr
+
+    whole, _ = call("whole")
+    die_at = str(ROOT / "tests" / "fixtures" / "die_at.py")
+    for place, count in (
+        ("reason_llm.run.teacher:policy_logprobs", "2"),
+        ("reason_llm.train.learner:Learner._update", "2"),
+    ):
+        call("killed", die_at, place, count, status=-9)
+    assert call("killed")[0] == whole
+    path = folder / "model.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
+    options[1] = "4"
+    assert "teacher.model_sha256" in call("killed", status=2)[1]
