@@ -168,6 +168,9 @@ class AdapterSection(Section):
     """Rank r of the two factors."""
     alpha: Positive = 64
     """The update is scaled by alpha / rank."""
+    rslora: bool = False
+    """true: rank-stabilised LoRA, scaled by alpha / sqrt(rank) instead, so that a high rank learns
+    as fast as a low one. Source: arXiv:2312.03732 section 3."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor while learning."""
     targets: str | list[str] = "all-linear"

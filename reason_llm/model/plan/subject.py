@@ -125,7 +125,7 @@ def with_start(config: Config, start: Path) -> Config:
     """
     asked = config.model.adapter
     section = adapters.section_of(start).with_options({"dropout": asked.dropout})
-    for name in ("rank", "alpha", "targets"):
+    for name in ("rank", "alpha", "rslora", "targets"):
         here, there = getattr(asked, name), getattr(section, name)
         if name in asked.model_fields_set and here not in (there, "all-linear"):
             raise ConfigError(
