@@ -312,6 +312,10 @@ class TrainSection(Section):
     """Passes over each step's rollouts or rows."""
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
+    replay: Whole = 0
+    """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
+    many steps whose are not, the newest first, with importance weights (algorithm.correction).
+    0: none."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -445,7 +449,8 @@ class Config(Section):
     @property
     def is_off_policy(self) -> bool:
         """Whether another policy samples than the one that learns from it."""
-        return self.run.from_buffer is not None or self.run.max_staleness > 0
+        run = self.run
+        return run.from_buffer is not None or run.max_staleness > 0 or self.train.replay > 0
 
     @property
     def learned_row(self) -> Algorithm:
@@ -661,7 +666,22 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "data.order=informative contradicts stage={c.stage} or sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}: it asks how the rewards of a prompt's completions vary; "
      "leave it out, or take stage rl with 2 completions or more"),
-    (lambda c, row: c.data.order == "informative" and c.is_off_policy,
+    (lambda c, row: c.train.replay > 0 and (c.stage != "rl" or row.needs_whole_step),
+     "train.replay={c.train.replay} contradicts stage={c.stage} or algorithm.name="
+     "{c.algorithm.name}: it learns again from groups with the advantages that they had; leave it "
+     "out, or take rl with an algorithm whose advantages are of the rewards alone, such as grpo"),
+    (lambda c, row: c.train.replay > 0 and row.correction == "none",
+     "train.replay={c.train.replay} contradicts algorithm.correction=none: an earlier policy wrote "
+     "those groups; set correction to auto"),
+    (lambda c, row: c.train.replay > 0 and (
+        c.run.keep_buffers not in ("all", 1) or c.run.from_buffer is not None
+     ),
+     "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
+     "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
+     "keep_buffers to all and leave from_buffer out"),
+    (lambda c, row: c.data.order == "informative" and bool(
+        c.run.from_buffer or c.run.max_staleness
+     ),
      "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
      "{c.run.max_staleness}: the step before is to be known when prompts are drawn; leave one of "
      "the two out"),

@@ -23,7 +23,7 @@ from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, metrics
-from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.kept_adapters import KeptAdapters
@@ -180,6 +180,7 @@ class Run:
         self._stop = stop
         self._meter = meter
         self._archived = _archive_of(job)
+        self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
         self._reward_models = RewardModels()
         section = job.config.teacher_model
         self._teacher = None if section is None else Teacher(section)
@@ -256,6 +257,13 @@ class Run:
         count = sum(len(group.completions) for group in groups)
         with self._reading("scoring with reward models", count) as told:
             return self._reward_models.scores(model, groups, self.learners.policy, told)
+
+    def replayed(self, step: int, groups: list[Group]) -> list[Group]:
+        """Groups of earlier steps to learn beside those of this one, with ``train.replay``."""
+        found = self._replay.beside(step, groups)
+        if self.config.train.replay:
+            self.record["train/replayed_groups"] = float(len(found))
+        return found
 
     def taught(self, data: list[Datum]) -> list[Datum]:
         """The step's rows as a teacher that is a model of its own has read them, in a phase of its
@@ -375,14 +383,14 @@ class Run:
         if not self._archived.wants(document.step):
             return
         logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
-        learns = self.config.learns
+        learns, replay = self.config.learns, self.config.train.replay
 
         def write() -> None:
             groups = document.groups
             if learns:
                 groups = with_learner_logprobs(groups, logprobs)
             archived = replace(document, groups=groups)
-            self._archived.add(archived, checkpoint.needed_from(folder))
+            self._archived.add(archived, max(0, checkpoint.needed_from(folder) - replay))
 
         self._writer.submit(write)
 
