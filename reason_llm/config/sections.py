@@ -169,6 +169,9 @@ class AdapterSection(Section):
     """Rank r of the two factors."""
     alpha: Positive = 64
     """The update is scaled by alpha / rank."""
+    rslora: bool = False
+    """true: rank-stabilised LoRA, scaled by alpha / sqrt(rank) instead, so that a high rank learns
+    as fast as a low one. Source: arXiv:2312.03732 section 3."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the first factor while learning."""
     targets: str | list[str] = "all-linear"
@@ -319,6 +322,10 @@ class TrainSection(Section):
     """Passes over each step's rollouts or rows."""
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
+    replay: Whole = 0
+    """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
+    many steps whose are not, the newest first, with importance weights (algorithm.correction).
+    0: none."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -452,7 +459,8 @@ class Config(Section):
     @property
     def is_off_policy(self) -> bool:
         """Whether another policy samples than the one that learns from it."""
-        return self.run.from_buffer is not None or self.run.max_staleness > 0
+        run = self.run
+        return run.from_buffer is not None or run.max_staleness > 0 or self.train.replay > 0
 
     @property
     def learned_row(self) -> Algorithm:
@@ -539,6 +547,20 @@ class Config(Section):
         if self.samples and row.teacher and self.teacher.adapter is not None:
             roles.append("teacher")
         return [*roles, *self.reward_adapters]
+
+    @property
+    def teacher_model(self) -> ModelSection | None:
+        """The teacher that is a model of its own; None without one. Its adapter is off."""
+        path, row = self.teacher.model, self.algorithm.row()
+        if path is None or not self.samples or not row.teacher:
+            return None
+        return ModelSection(
+            path=path,
+            dtype=self.model.dtype,
+            quantize=self.teacher.quantize,
+            context_tokens=self.model.context_tokens,
+            adapter=AdapterSection(rank=1),
+        )
 
     @property
     def reward_models(self) -> dict[str, RewardModelOptions]:
@@ -683,6 +705,31 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
+    (lambda c, row: c.data.order == "informative" and (
+        not (c.samples and c.learns) or c.sample.completions_per_prompt < 2
+     ),
+     "data.order=informative contradicts stage={c.stage} or sample.completions_per_prompt="
+     "{c.sample.completions_per_prompt}: it asks how the rewards of a prompt's completions vary; "
+     "leave it out, or take stage rl with 2 completions or more"),
+    (lambda c, row: c.train.replay > 0 and (c.stage != "rl" or row.needs_whole_step),
+     "train.replay={c.train.replay} contradicts stage={c.stage} or algorithm.name="
+     "{c.algorithm.name}: it learns again from groups with the advantages that they had; leave it "
+     "out, or take rl with an algorithm whose advantages are of the rewards alone, such as grpo"),
+    (lambda c, row: c.train.replay > 0 and row.correction == "none",
+     "train.replay={c.train.replay} contradicts algorithm.correction=none: an earlier policy wrote "
+     "those groups; set correction to auto"),
+    (lambda c, row: c.train.replay > 0 and (
+        c.run.keep_buffers not in ("all", 1) or c.run.from_buffer is not None
+     ),
+     "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
+     "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
+     "keep_buffers to all and leave from_buffer out"),
+    (lambda c, row: c.data.order == "informative" and bool(
+        c.run.from_buffer or c.run.max_staleness
+     ),
+     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
+     "{c.run.max_staleness}: the step before is to be known when prompts are drawn; leave one of "
+     "the two out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),
@@ -700,9 +747,21 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
      "begins from; set model.start to one, or leave the option out for the base"),
-    (lambda c, row: row.teacher and c.teacher.adapter is None and c.teacher.prompt is None,
-     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, or "
-     "teacher.prompt to a prompt that tells the base more than the student"),
+    (lambda c, row: row.teacher and not (
+        c.teacher.adapter or c.teacher.model or c.teacher.prompt
+     ),
+     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, "
+     "teacher.model to another model, or teacher.prompt to a prompt that tells the base more than "
+     "the student"),
+    (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
+     "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
+     "is over the model that learns; leave one of them out, or merge an adapter of that model"),
+    (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
+     "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: a teacher over the "
+     "same base is as model.quantize says; leave it out"),
+    (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
+     "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which changes how every "
+     "model of the process computes; set model.backend to native"),
     (lambda c, row: row.critic and c.has_steps and c.critic.warmup_steps >= c.run.steps,
      "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
      "would never learn; set it below"),

@@ -203,8 +203,14 @@ class TeacherSection(Section):
     """The teacher of algorithm.name opd."""
 
     adapter: Path | None = None
-    """Folder of the teacher's adapter over the same base. null: the base itself, which then needs
-    teacher.prompt."""
+    """Folder of the teacher's adapter over the same base. null: teacher.model, or the base itself,
+    which then needs teacher.prompt."""
+    model: str | None = None
+    """A teacher that is a model of its own, a folder or a Hub id, with the tokenizer of the model
+    that learns. It reads a step's rollouts before they are learned, on the GPU in that phase alone.
+    null: the teacher is over the same base."""
+    quantize: Literal["none", "nf4"] = "none"
+    """For teacher.model, as model.quantize."""
     prompt: str | None = None
     """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
     student does not have. null: the student's own prompt."""

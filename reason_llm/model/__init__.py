@@ -1,5 +1,6 @@
 """The one copy of the base and the adapters over it."""
 
+from reason_llm.model import offload
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, SharedPrompts
 from reason_llm.model.base import (
     Model,
@@ -34,6 +35,7 @@ __all__ = [
     "lay_out",
     "load_tokenizer",
     "meta_model",
+    "offload",
     "policy_logprobs",
     "prove_logprobs",
     "prove_packing",

@@ -71,6 +71,7 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
+        use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=find_targets(base, config.targets),
         task_type="CAUSAL_LM",
@@ -477,14 +478,14 @@ def num_parameters(folder: Path) -> int:
 def section_of(folder: Path) -> AdapterSection:
     """Config section that describes the adapter in ``folder``.
 
-    With rank-stabilised LoRA the scale is alpha / sqrt(r): arXiv:2312.03732.
-
     Raises:
         ModelError: as ``read_config``.
     """
     config = read_config(folder)
-    alpha = config.lora_alpha * (config.r**0.5 if config.use_rslora else 1)
     targets = config.target_modules
     return AdapterSection(
-        rank=config.r, alpha=alpha, targets=targets if isinstance(targets, str) else sorted(targets)
+        rank=config.r,
+        alpha=config.lora_alpha,
+        rslora=config.use_rslora,
+        targets=targets if isinstance(targets, str) else sorted(targets),
     )

@@ -22,10 +22,9 @@ from transformers import (
 )
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError, OutOfMemory, RewardError, one_line
-from reason_llm.model import folder
+from reason_llm.errors import ModelError, RewardError, one_line
+from reason_llm.model import folder, offload
 from reason_llm.model.base import load_tokenizer
-from reason_llm.model.vllm import is_out_of_memory
 
 _BAD_FILES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
               ImportError, SafetensorError)  # fmt: skip
@@ -113,27 +112,8 @@ class SequenceClassifier:
         Raises:
             OutOfMemory: they do not fit.
         """
-        held = [(tensor, tensor.data) for tensor in self._tensors()]
-        try:
-            for tensor, weights in held:
-                tensor.data = weights.to(self.device)
+        with offload.on_device(self._model, self.device, f"the reward model {self.path}"):
             yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"out of memory with the reward model {self.path} ({one_line(error)[:200]}); lower "
-                "memory.budget_gib or train.micro_batch_tokens; what was sampled is saved"
-            ) from None
-        finally:
-            for tensor, weights in held:  # never changed, so nothing is copied back
-                tensor.data = weights
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        yield from self._model.parameters()
-        yield from self._model.buffers()
 
     @torch.no_grad()
     def scores(

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import pstdev
 from threading import Lock
 from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config
-from reason_llm.data import order
+from reason_llm.data import informative_order, order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.start.prepare import Job
@@ -51,6 +52,8 @@ class Step:
     number: int
     drawn: int
     """Prompts that earlier steps took from the order."""
+    deviations: Mapping[str, float]
+    """As ``RunState.deviations`` at the start of the step."""
     version: int
     """The version of the policy that samples it, in learned steps."""
     checkpoint: Path | None
@@ -74,6 +77,32 @@ class Step:
     @property
     def _checkpoint(self) -> str | None:
         return None if self.checkpoint is None else str(self.checkpoint)
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """The first prompts of the step."""
+        prompts = self.job.data.prompts
+        return [prompts[index] for index in self._indices(count)]
+
+    def deviations_after(self, document: Document) -> Mapping[str, float]:
+        """``RunState.deviations`` after the step with these rollouts; of a prompt whose group was
+        dropped 0."""
+        if self.config.data.order != "informative":
+            return self.deviations
+        found = {
+            group.prompt.id: pstdev(c.reward or 0.0 for c in group.completions if c.has_reward)
+            for group in document.groups
+            if any(c.has_reward for c in group.completions)
+        }
+        prompts = self.job.data.prompts
+        drawn = self._indices(document.drawn)
+        return {**self.deviations} | {str(i): found.get(prompts[i].id, 0.0) for i in drawn}
+
+    def _indices(self, count: int) -> list[int]:
+        data, config = self.job.data, self.config
+        place = data.sizes, data.weights, config.run.seed, self.drawn, count
+        if config.data.order == "informative":
+            return informative_order(*place, self.deviations)
+        return order(*place)
 
     def saved(self) -> Document | None:
         """The step's rollouts so far."""
@@ -110,7 +139,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     job, record, sample = step.job, step.record, step.config.sample
     params = sampling_params(step.config)
     num_prompts = sample.prompts_per_step * step.config.algorithm.row().dynamic_sampling
-    prompts = _prompts(job, step.drawn, num_prompts)
+    prompts = step.prompts(num_prompts)
     wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
@@ -202,13 +231,6 @@ def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
             collected.settle()
             step.save(*collected.together())
             step.stop.check()
-
-
-def _prompts(job: Job, start: int, count: int) -> list[Prompt]:
-    data = job.data
-    indices = order(data.sizes, data.weights, job.config.run.seed, start, count)
-    all_prompts = data.prompts
-    return [all_prompts[index] for index in indices]
 
 
 def _is_scored(group: Group) -> bool:

@@ -53,7 +53,7 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     if row.teacher:
         if config.teacher.adapter is not None:
             model.add_role("teacher", config.teacher.adapter)
-        else:
+        elif config.teacher_model is None:
             settings = replace(settings, teacher="reference")
     policy = _learner(config, model, settings)
     if not row.critic:

@@ -23,13 +23,14 @@ from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, metrics
-from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.folder import KEPT
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.teacher import Teacher
 from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
@@ -180,7 +181,10 @@ class Run:
         self._stop = stop
         self._meter = meter
         self._archived = _archive_of(job)
+        self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
         self._reward_models = RewardModels()
+        section = job.config.teacher_model
+        self._teacher = None if section is None else Teacher(section)
         self._held_out = HeldOut(job, made.policy, self.rows, team)
         self._kept = KeptAdapters(
             job.config,
@@ -211,6 +215,7 @@ class Run:
         return Step(
             number,
             self.state.drawn,
+            self.state.deviations,
             self._team.version_of(number),
             None if self._saved is None else self._saved.folder,
             self.job,
@@ -251,19 +256,39 @@ class Run:
     def model_scores(self, model: RewardModelFolder, groups: Sequence[Group]) -> Sequence[float]:
         """Score of each completion by a reward model, in a phase of its own."""
         count = sum(len(group.completions) for group in groups)
+        with self._reading("scoring with reward models", count) as told:
+            return self._reward_models.scores(model, groups, self.learners.policy, told)
+
+    def replayed(self, step: int, groups: list[Group]) -> list[Group]:
+        """Groups of earlier steps to learn beside those of this one, with ``train.replay``."""
+        found = self._replay.beside(step, groups)
+        if self.config.train.replay:
+            self.record["train/replayed_groups"] = float(len(found))
+        return found
+
+    def taught(self, data: list[Datum]) -> list[Datum]:
+        """The step's rows as a teacher that is a model of its own has read them, in a phase of its
+        own; without one as they are."""
+        if self._teacher is None:
+            return data
+        with self._reading("the teacher reads", len(data)) as told:
+            return self._teacher.read(data, self.learners.policy, told)
+
+    @contextmanager
+    def _reading(self, what: str, count: int) -> Iterator[Callable[[int], None]]:
+        """Phase in which a model beside the policy reads the step's rollouts; it yields whom to
+        tell how many."""
         with self._saved_if_stopped():
             self._stop.check()
             with (
                 timed(self.record, "scoring"),
                 learning(self.learners.policy),
                 self._meter.phase() as peak,
-                self._watch.phase("scoring with reward models", count) as progress,
+                self._watch.phase(what, count) as progress,
             ):
-                scores = self._reward_models.scores(
-                    model, groups, self.learners.policy, lambda rows: progress(0, rows)
-                )
-        self.record["memory/scoring_peak_gib"] = peak.gib
-        return scores
+                yield lambda rows: progress(0, rows)
+        name = "memory/scoring_peak_gib"
+        self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
@@ -295,17 +320,20 @@ class Run:
         """
         self.record |= learned
         drawn, last = self.config.train.rows_per_step, None
+        deviations = self.state.deviations
         if self.config.samples:
             document = self._buffer.find(step)
             assert document is not None
             self._archive(document)
             drawn, last = document.drawn, document.groups[-1]
+            deviations = self.step(step).deviations_after(document)
             self.record |= self._of_rollouts(document)
         self.state = replace(
             self.state,
             step=step + 1,
             drawn=self.state.drawn + drawn,
             kl_coefficient=self._next_kl_coefficient(learned),
+            deviations=deviations,
         )
         if not self.config.samples:
             self.record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
@@ -357,14 +385,14 @@ class Run:
         if not self._archived.wants(document.step):
             return
         logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
-        learns = self.config.learns
+        learns, replay = self.config.learns, self.config.train.replay
 
         def write() -> None:
             groups = document.groups
             if learns:
                 groups = with_learner_logprobs(groups, logprobs)
             archived = replace(document, groups=groups)
-            self._archived.add(archived, checkpoint.needed_from(folder))
+            self._archived.add(archived, max(0, checkpoint.needed_from(folder) - replay))
 
         self._writer.submit(write)
 

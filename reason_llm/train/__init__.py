@@ -2,6 +2,7 @@
 
 from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
+from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import Objective, PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
@@ -22,6 +23,7 @@ __all__ = [
     "Learners",
     "LearningSettings",
     "LengthBias",
+    "MicroBatches",
     "Objective",
     "PairLoss",
     "Peers",
@@ -33,6 +35,7 @@ __all__ = [
     "Values",
     "check_schedule",
     "deal",
+    "ending_out_of_memory",
     "kto_desirable_weights",
     "learning",
     "length_bias",

@@ -118,6 +118,7 @@ class Learner:
         updates = settings.train.epochs * settings.train.optimizer_steps
         chosen, names = settings.objective.measured(data, updates)
         chosen = [i for i in chosen if not all(name in data[i].columns for name in names)]
+        names = tuple(n for n in names if not all(n in data[i].columns for i in chosen))
         rows = [data[i] for i in chosen]
         columns: dict[str, list[Tensor]] = {}
         if "old_logprobs" in names:
@@ -126,7 +127,7 @@ class Learner:
         if "ref_logprobs" in names:
             columns["ref_logprobs"], _ = self.measure_step(rows, settings.reference)
         if "teacher_logprobs" in names:
-            asked = [self._as_told_to_the_teacher(row) for row in rows]
+            asked = [self.as_told_to_the_teacher(row) for row in rows]
             columns["teacher_logprobs"], _ = self.measure_step(asked, settings.teacher)
         for name, column in columns.items():
             for i, value in zip(chosen, column, strict=True):
@@ -289,7 +290,7 @@ class Learner:
         """The tallies of each optimizer step, and how often work began again, by all who learn."""
         return tallies, self.micro_batches.take_replays()
 
-    def _as_told_to_the_teacher(self, datum: Datum) -> Datum:
+    def as_told_to_the_teacher(self, datum: Datum) -> Datum:
         """The row with the teacher's prompt in its prompt's place, where it has one of its own."""
         if not self.teacher_prompts:
             return datum

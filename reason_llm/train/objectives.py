@@ -310,7 +310,8 @@ def mean_advantage(datum: Datum) -> float:
 
 def _log_ratio(datum: Datum, name: str) -> Tensor:
     """log pi_old less another's log-probs, of the trained tokens."""
-    return datum.on_trained("old_logprobs") - datum.on_trained(name)
+    ours = datum.on_trained("old_logprobs")
+    return ours - datum.on_trained(name).to(ours.device)  # a teacher's wait in host memory
 
 
 def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) -> list[Datum]:

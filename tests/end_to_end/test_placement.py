@@ -41,6 +41,7 @@ ROLLOUTS: dict[str, str] = {
     " --train.gradient_checkpointing offload",
     "shards": "--run.shards 2 --run.max_staleness 1",
     "opd": "--algorithm.name opd --teacher.adapter {made}/runs/reward/adapter",
+    "taught": "--algorithm.name opd --teacher.model model/tiny --teacher.quantize nf4",
     "paid": f"{PPO} --train.ema 0.9 --critic.start {{made}}/runs/reward/adapter"
     " --score.rewards {rewards}",
 }

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, Qwen2Config
 from conftest import ROOT, TINY
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.model import SequenceClassifier, meta_model
+from reason_llm.model import SequenceClassifier, meta_model, offload
 from reason_llm.model.plan import GIB, Machine, memory
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.sequence_classifier import ClassifierShape, look_at
@@ -121,8 +121,11 @@ def test_nothing_is_copied_back_from_the_device(
     """Whatever happens there: the weights in host memory are the ones that were loaded."""
     classifier = SequenceClassifier(make(tmp_path / "model"), torch.device("cpu"))
     expected = scores(classifier, 1000, TEXTS)
-    tensors = list(classifier._tensors())
-    held = [each.data_ptr() for each in tensors]
+
+    def tensors() -> list[int]:
+        return [tensor.data_ptr() for _, _, tensor in offload._places(classifier._model)]
+
+    held = tensors()
     copied = []
 
     def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -132,9 +135,8 @@ def test_nothing_is_copied_back_from_the_device(
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "to", to)
         with pytest.raises(ZeroDivisionError), classifier.on_device():
-            there = [each.data_ptr() for each in classifier._tensors()]
-            assert not set(there) & set(held)
+            assert not set(tensors()) & set(held)
             raise ZeroDivisionError
     assert len(copied) == len(held) > 10
-    assert [each.data_ptr() for each in classifier._tensors()] == held
+    assert tensors() == held
     assert scores(classifier, 1000, TEXTS) == expected

@@ -326,12 +326,12 @@ def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
         )
         begin += "from the one that sampled them"
     else:
-        begin = "The rollouts are of an earlier policy (run.max_staleness): this is how far it has "
-        begin += "moved since"
+        begin = "Rollouts are of an earlier policy (run.max_staleness, train.replay): this is how "
+        begin += "far it has moved since"
     if correction == "none":
         rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
     else:
-        fix = "run.max_staleness" if stale else "sample anew"
+        fix = "what makes them old" if stale else "sample anew"
         rest = (
             f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the "
             f"less they teach. Lower the learning rate, or {fix}."

@@ -4,7 +4,7 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import READ_TOKENS, Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_start
+from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_start, with_teacher
 
 __all__ = [
     "GIB",
@@ -18,4 +18,5 @@ __all__ = [
     "peak_rss_mib",
     "plan_only",
     "with_start",
+    "with_teacher",
 ]

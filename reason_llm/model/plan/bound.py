@@ -91,11 +91,17 @@ def line(phases: Sequence[Phase], card: Card) -> str:
     )
 
 
-def phases(config: Config, shape: Shape, sizes: Sizes) -> list[Phase]:
-    """The phases of a step in which the card works."""
+def phases(config: Config, shape: Shape, sizes: Sizes, teacher: Shape | None = None) -> list[Phase]:
+    """The phases of a step in which the card works.
+
+    Args:
+        teacher: of a teacher that is a model of its own.
+    """
     made = []
     if config.samples:
         made.append(_sampling(config, shape, sizes))
+    if config.learns and teacher is not None:
+        made.append(_teaching(config, teacher, sizes))
     if config.learns:
         made.append(_learning(config, shape, sizes))
     return made
@@ -112,10 +118,21 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     base, head = sum(shape.packable), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (sample.prompts_per_step * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
-    weights = _weight_bytes(config, shape) + 2 * head
+    weights = _weight_bytes(config.model.quantize, shape) + 2 * head
     cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
     read = new * rollouts / at_once * weights + cached
     return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
+
+
+def _teaching(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+    """One pass of the teacher over padded rows. Its way to the card and back is not counted."""
+    rows, context = config.units_per_step, sizes.context
+    new, tokens = min(config.sample.max_new_tokens, context), rows * context
+    total = 2.0 * sum(shape.packable) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
+    total += 4 * shape.query * shape.layers * rows * context**2 / 2
+    batches = max(1.0, tokens / sizes.micro_batch)
+    read = batches * _weight_bytes(config.teacher.quantize, shape, unpacked=True)
+    return Phase("the teacher", total, read, tokens)
 
 
 def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
@@ -141,7 +158,7 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     if not config.of_stage.scores:
         total += 2 * head * rows * new * (measured + (2 + 2 * is_full) * epochs)
     batches = max(1.0, tokens / sizes.micro_batch)
-    read = batches * flops(1) * _weight_bytes(config, shape, unpacked=True)
+    read = batches * flops(1) * _weight_bytes(config.model.quantize, shape, unpacked=True)
     return Phase("learning", total, read, tokens)
 
 
@@ -153,16 +170,16 @@ def _passes(config: Config) -> tuple[float, float]:
         return float(compares), float(train.epochs)
     row = config.algorithm.row()
     old = row.needs_whole_step or train.epochs * train.optimizer_steps > 1
-    measured = float(old) + (row.kl != "none") + row.teacher
+    measured = float(old) + (row.kl != "none") + (row.teacher and config.teacher_model is None)
     epochs = float(train.epochs)
     if row.critic:  # its values, and its own updates
         measured, epochs = measured + 1, epochs + config.critic.updates
     return measured, epochs
 
 
-def _weight_bytes(config: Config, shape: Shape, *, unpacked: bool = False) -> float:
+def _weight_bytes(quantize: str, shape: Shape, *, unpacked: bool = False) -> float:
     """Bytes of the linear layers that one pass reads, and writes where it unpacks them first."""
     weights = sum(shape.packable)
-    if config.model.quantize == "none":
+    if quantize == "none":
         return 2.0 * weights
     return weights * (0.5 + (UNPACKED_BYTES if unpacked else 0))

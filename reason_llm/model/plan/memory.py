@@ -75,7 +75,7 @@ class Line:
     sampling: int = 0
     learning: int = 0
     scoring: int = 0
-    """Bytes while a separate reward model scores; 0 without one."""
+    """Bytes while a separate reward model or teacher reads the rollouts; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def scoring_bytes(self) -> int:
-        """Planned peak of the scoring phase, where a reward model of its own is asked."""
+        """Planned peak of the scoring phase, where a model of its own reads the rollouts."""
         return _total(self.lines).scoring
 
     def table(self) -> list[str]:
@@ -159,6 +159,7 @@ def plan(
     longest_prompt: int | None = None,
     learns: bool = True,
     longest_row: int = 0,
+    teacher: Shape | None = None,
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -169,12 +170,13 @@ def plan(
         longest_prompt: tokens of the longest prompt of all; None if the data was not read.
         longest_row: tokens of the longest row, of a stage that learns from a set of rows.
         learns: False: there is no learning phase, nor an optimizer.
+        teacher: shape of a teacher that is a model of its own.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
-    draft = _Draft(config, shape, machine, context, learns)
+    draft = _Draft(config, shape, machine, context, learns, teacher)
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -213,6 +215,7 @@ class _Draft:
     machine: Machine
     context: int
     learns: bool
+    teacher: Shape | None = None
 
     @property
     def usable(self) -> int:
@@ -220,9 +223,12 @@ class _Draft:
 
     @property
     def element_bytes(self) -> int:
-        model = self.config.model
-        small = self.machine.kind == "cuda" or model.quantize == "nf4"
-        name = model.dtype if model.dtype != "auto" else "bfloat16" if small else "float32"
+        return self._element_bytes(self.config.model.quantize)
+
+    def _element_bytes(self, quantize: str) -> int:
+        small = self.machine.kind == "cuda" or quantize == "nf4"
+        dtype = self.config.model.dtype
+        name = dtype if dtype != "auto" else "bfloat16" if small else "float32"
         return 2 if name == "bfloat16" else 4
 
     @property
@@ -399,7 +405,7 @@ class _Draft:
             chunks += shape.vocabulary * shape.hidden * size
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
-        is_scored = self.learns and bool(config.outside_reward_models)
+        is_scored = self.learns and bool(config.outside_reward_models or self.teacher)
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
@@ -416,22 +422,47 @@ class _Draft:
         return lines if self.learns else [replace(line, learning=0) for line in lines]
 
     def _outside_models(self, tokens: int) -> list[Line]:
-        """Reward models of their own: on a GPU one at a time, in the scoring phase alone; without
-        one all of them stay in host memory.
+        """Reward models and a teacher of their own: on a GPU one at a time, in the scoring phase
+        alone; without one all of them stay in host memory.
 
         Args:
             tokens: of a batch.
         """
-        folders = self.config.outside_reward_models
-        shapes = {key: sequence_classifier.look_at(path) for key, path in folders.items()}
-        passing = max(shape.passing_bytes_per_token for shape in shapes.values()) * tokens
-        sizes = {f"reward model {key}": shape.weight_bytes for key, shape in shapes.items()}
+        passing, sizes = 0, self._outside_bytes
+        for path in self.config.outside_reward_models.values():
+            each = sequence_classifier.look_at(path)
+            passing = max(passing, each.passing_bytes_per_token * tokens)
+        if self.teacher is not None:
+            passing = max(passing, self._teacher_passing(self.teacher, tokens))
         if self.machine.kind == "cuda":
             largest = max(sizes, key=lambda name: sizes[name])
             found = [Line(largest, scoring=sizes[largest])]
         else:
             found = [Line(name, size, size, size) for name, size in sizes.items()]
-        return [*found, Line("the reward model's activations", scoring=passing)]
+        return [*found, Line("activations while it reads", scoring=passing)]
+
+    @property
+    def _outside_bytes(self) -> dict[str, int]:
+        """Bytes of the weights of each model of its own."""
+        folders = self.config.outside_reward_models
+        sizes = {
+            f"reward model {key}": sequence_classifier.look_at(path).weight_bytes
+            for key, path in folders.items()
+        }
+        if (shape := self.teacher) is not None:
+            kind = self.config.teacher.quantize
+            name = f"teacher{' (NF4)' if kind == 'nf4' else ''}"
+            sizes[name] = shape.weight_bytes(self._element_bytes(kind), kind, under_vllm=False)
+        return sizes
+
+    def _teacher_passing(self, shape: Shape, tokens: int) -> int:
+        """Bytes of the teacher's pass over so many tokens without gradients: a few of a layer's
+        widest vectors, the log-prob chunk, and an unpacked weight."""
+        kind = self.config.teacher.quantize
+        size = self._element_bytes(kind)
+        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * self.chunk_tokens
+        widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
+        return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
 
     def total(self, cache_tokens: int, micro_batch_tokens: int) -> Line:
         """Bytes of each phase."""
@@ -475,7 +506,12 @@ class _Draft:
             self.host_bytes(micro_batch_tokens),
             self._checkpoint_bytes,
             tuple(
-                bound.phases(self.config, self.shape, self._sizes(cache_tokens, micro_batch_tokens))
+                bound.phases(
+                    self.config,
+                    self.shape,
+                    self._sizes(cache_tokens, micro_batch_tokens),
+                    self.teacher,
+                )
             ),
         )
 
@@ -518,12 +554,11 @@ class _Draft:
             return 0
         offloads = self.config.train.gradient_checkpointing == "offload"
         parked = self.optimizer_bytes if "critic" in self.learned else 0
-        paths = self.config.outside_reward_models.values() if self.learns else ()
         if self.config.run.replicas != 1:  # the state before a step, to learn it again
             parked += self._checkpoint_bytes
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
             parked += (1 + staleness) * 4 * self.learned["policy"]
-        parked += sum(sequence_classifier.look_at(path).weight_bytes for path in paths)
+        parked += sum(self._outside_bytes.values()) if self.learns else 0
         parked += self._held_bytes
         if self.is_full:  # what is written of a checkpoint at once
             parked += max(self._model_bytes, self.optimizer_bytes)

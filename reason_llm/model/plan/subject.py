@@ -1,6 +1,8 @@
 """A model before a weight is read: tokenizer, engine, shapes, context, memory."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, ReasonError
+from reason_llm.errors import ConfigError, ModelError, ReasonError
 from reason_llm.files import cached, reach_hub
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
@@ -35,6 +37,8 @@ class Subject:
     vocabulary: int
     """Number of token ids in the model."""
     device: torch.device
+    teacher: Shape | None = None
+    """Of a teacher that is a model of its own."""
 
     def plan(self, longest_prompt: int, learns: bool = True, longest_row: int = 0) -> Plan:
         """The memory plan on this machine.
@@ -54,6 +58,7 @@ class Subject:
             longest_prompt,
             learns=learns,
             longest_row=longest_row,
+            teacher=self.teacher,
         )
 
 
@@ -75,6 +80,42 @@ def look_at(config: Config) -> Subject:
     return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
 
 
+def with_teacher(subject: Subject) -> Subject:
+    """The subject with its teacher, if that is a model of its own; its weights unread.
+
+    Raises:
+        ModelError: its files cannot be used, or it has another tokenizer or fewer token ids.
+    """
+    if (section := subject.config.teacher_model) is None:
+        return subject
+    with _naming_the_teacher():
+        tokenizer, policy = base.load_tokenizer(section.path), base.check_model(section)
+        context = min(subject.context_tokens, base.context_limit(section))
+    shape = Shape.of(policy)
+    if tokenizer.get_vocab() != subject.tokenizer.get_vocab():
+        raise ModelError(
+            f"teacher.model={section.path} has another tokenizer than model.path="
+            f"{subject.config.model.path}, so it cannot read the same token ids; name a model of "
+            "the same family"
+        )
+    if shape.vocabulary < subject.vocabulary:
+        raise ModelError(
+            f"teacher.model={section.path} has {shape.vocabulary} token ids and model.path="
+            f"{subject.config.model.path} may write {subject.vocabulary}; name another teacher"
+        )
+    return replace(subject, teacher=shape, context_tokens=context)
+
+
+@contextmanager
+def _naming_the_teacher() -> Iterator[None]:
+    """Tell what is wrong with the teacher by its own options."""
+    try:
+        yield
+    except ModelError as error:
+        told = str(error).replace("model.path=", "teacher.model=")
+        raise ModelError(told.replace("model.quantize", "teacher.quantize")) from error
+
+
 def with_start(config: Config, start: Path) -> Config:
     """The config with the adapter section of the adapter in ``start``, which the run begins from.
 
@@ -84,7 +125,7 @@ def with_start(config: Config, start: Path) -> Config:
     """
     asked = config.model.adapter
     section = adapters.section_of(start).with_options({"dropout": asked.dropout})
-    for name in ("rank", "alpha", "targets"):
+    for name in ("rank", "alpha", "rslora", "targets"):
         here, there = getattr(asked, name), getattr(section, name)
         if name in asked.model_fields_set and here not in (there, "all-linear"):
             raise ConfigError(
@@ -101,16 +142,23 @@ def plan_only(config: Config) -> Plan:
     adapter that the config names and an earlier run has yet to write counts as the policy's kind. A
     model of ``SHAPES`` is planned without the Hub, too.
     """
-    path = config.model.path
-    is_there = Path(path).is_dir() or cached(path, "config.json") or reach_hub()
-    if is_there or path not in SHAPES:
-        return _plan_only(config)
-    with TemporaryDirectory() as folder:
-        write_config(path, Path(folder))
+    options = {"model.path": config.model.path, "teacher.model": config.teacher.model}
+    made: dict[str, str] = {}
+    with ExitStack() as folders:
+        for option, path in options.items():
+            if path is None or path not in SHAPES or Path(path).is_dir():
+                continue
+            if cached(path, "config.json") or reach_hub():
+                continue
+            made[option] = folders.enter_context(TemporaryDirectory())
+            write_config(path, Path(made[option]))
         try:
-            return _plan_only(config.with_options({"model.path": folder}))
+            return _plan_only(config.with_options(made))
         except ReasonError as error:
-            raise type(error)(str(error).replace(folder, path)) from error
+            told = str(error)
+            for option, folder in made.items():
+                told = told.replace(folder, str(options[option]))
+            raise type(error)(told) from error
 
 
 def _plan_only(config: Config) -> Plan:
@@ -129,4 +177,8 @@ def _plan_only(config: Config) -> Plan:
         config = config.with_options({"sample.engine": engine})
     shape = Shape.of(base.meta_model(config.model))
     limit = base.context_limit(config.model)
-    return memory.plan(config, shape, machine, limit, learns=config.learns)
+    teacher = None
+    if (section := config.teacher_model) is not None:
+        with _naming_the_teacher():
+            teacher = Shape.of(base.meta_model(section))
+    return memory.plan(config, shape, machine, limit, learns=config.learns, teacher=teacher)

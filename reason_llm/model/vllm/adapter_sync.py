@@ -76,6 +76,7 @@ def _register(manager: Any, policy: PeftModel) -> None:
         {
             "r": config.r,
             "lora_alpha": config.lora_alpha,
+            "use_rslora": config.use_rslora,
             "target_modules": sorted(config.target_modules),
             "bias": config.bias,
         }

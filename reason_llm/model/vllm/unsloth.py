@@ -153,6 +153,7 @@ def _adapted(
         r=config.adapter.rank,
         target_modules=adapters.find_targets(model, config.adapter.targets),
         lora_alpha=config.adapter.alpha,
+        use_rslora=config.adapter.rslora,
         lora_dropout=config.adapter.dropout,
         use_gradient_checkpointing=mode,
         random_state=seed % 2**32,  # numpy's limit

@@ -26,7 +26,7 @@ from reason_llm.errors import (
 )
 from reason_llm.files import MIB, check_writable, sha256
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
-from reason_llm.model.plan import Subject, look_at, with_start
+from reason_llm.model.plan import Subject, look_at, with_start, with_teacher
 from reason_llm.run import reward_models
 from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.start import saved_rollouts
@@ -89,7 +89,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     if start is not None:
         with _reading_start(start, folder):
             config = with_start(config, start)
-    subject = look_at(config)
+    subject = with_teacher(look_at(config))
     config = subject.config
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     renderer = renderer_of(config, subject.tokenizer)
@@ -306,6 +306,8 @@ def _identity(
         if adapter is not None:
             weights = adapter / adapters.WEIGHTS
             digests[f"{name}_sha256"] = sha256(weights, adapters.MOST_BYTES)
+    if (teacher := config.teacher_model) is not None:
+        digests["teacher.model_sha256"] = run_folder.weights_digest(teacher.path)
     if any(prompt.extra for prompt in data.prompts):
         columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
         digests["data.columns_sha256"] = _sha256(columns)

@@ -5,6 +5,7 @@ together are more than the bound, but for those that a checkpoint may need.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -82,6 +83,47 @@ class Archive:
                 break
             file.unlink(missing_ok=True)
             total -= size
+
+
+class Replay:
+    """Groups with signal of a run's last steps, to be learned once more; those from before the run
+    went on are read from its archive.
+
+    Args:
+        most: how many steps back.
+    """
+
+    def __init__(self, archive: Archive, run: RunIdentity, most: int) -> None:
+        self._archive = archive
+        self._run = run
+        self._most = most
+        self._groups: dict[int, list[Group]] = {}
+        """By step, the newest last."""
+
+    def beside(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """Groups for those of this step without signal, as many and the newest first."""
+        if self._most == 0:
+            return []
+        found: list[Group] = []
+        for before in range(step - 1, max(-1, step - 1 - self._most), -1):
+            if before not in self._groups:
+                document = self._archive.read(before, self._run)
+                if document is None:
+                    logger.warning(
+                        "train.replay: the rollouts of step %d are not in %s as this config "
+                        "sampled them; nothing of them is learned again",
+                        before + 1, self._archive.folder,
+                    )  # fmt: skip
+                self._groups[before] = with_signal(document.groups if document else [])
+            found += self._groups[before]
+        self._groups[step] = with_signal(groups)
+        self._groups.pop(step - self._most, None)
+        return found[: len(groups) - len(self._groups[step])]
+
+
+def with_signal(groups: Sequence[Group]) -> list[Group]:
+    """The groups of which a completion has an advantage."""
+    return [group for group in groups if any(c.advantage for c in group.completions)]
 
 
 def is_archived(document: Document) -> bool:

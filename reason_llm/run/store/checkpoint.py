@@ -23,7 +23,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +71,9 @@ class RunState:
     """The best evaluation so far; None before any."""
     metrics_sha256: Text | None = None
     """SHA-256 of metrics.jsonl; None for a run that has not begun."""
+    deviations: Mapping[Text, Number] = field(default_factory=dict)
+    """With data.order=informative: of the rewards of each prompt's group when it was last drawn,
+    by its index."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -144,7 +147,9 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     origin = f"{source.run.id}/{source.step}/{name}".encode()
     run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
-    return replace(source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None)
+    return replace(
+        source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None, deviations={}
+    )
 
 
 def needed_from(run_folder: Path) -> int:
@@ -245,6 +250,7 @@ def save(
                 "kl_coefficient": state.kl_coefficient,
                 "best": None if state.best is None else asdict(state.best),
                 "metrics_sha256": state.metrics_sha256,
+                "deviations": state.deviations,
                 "run": asdict(state.run),
             }
             (folder / STATE).write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from reason_llm.app.export import merging
-from reason_llm.config import AdapterSection
-from reason_llm.errors import ModelError
+from reason_llm.config import AdapterSection, Config
+from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import adapters
+from reason_llm.model.plan import with_start
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -88,6 +89,30 @@ def test_it_is_peft_s_merge(
     adapted_head = "lm_head" in options.get("target_modules", ())
     assert found.config.tie_word_embeddings == (tied and not adapted_head)
     assert merging.merged_bytes(base, adapter, torch.float32) == index["metadata"]["total_size"]
+
+
+def test_rank_stabilised_lora_is_scaled_by_the_root_of_the_rank(tmp_path: Path) -> None:
+    """As a run makes it, writes it, merges it and begins from it."""
+    base, folder = make_base(tmp_path / "base", "qwen2", False), tmp_path / "adapter"
+    section = AdapterSection(rank=4, alpha=6, rslora=True, targets=["q_proj"])
+    policy = adapters.attach(AutoModelForCausalLM.from_pretrained(base), section)
+    layer: Any = next(m for n, m in policy.named_modules() if n.endswith("q_proj"))
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    inputs = torch.randn(3, 32)
+    with torch.no_grad():
+        added = layer(inputs) - layer.base_layer(inputs)
+        torch.testing.assert_close(added, 6 / 4**0.5 * inputs @ a.T @ b.T, atol=1e-5, rtol=1e-5)
+    adapters.save(policy, folder)
+    assert {each.scale for each in merging.updates(folder).values()} == {3.0}
+    assert adapters.section_of(folder) == section
+    tree = {"model": {"start": str(folder)}, "data": {"train": "x.jsonl"}}
+    assert with_start(Config.model_validate(tree), folder).model.adapter == section
+    tree["model"]["adapter"] = {"rslora": False}
+    with pytest.raises(ConfigError, match=r"model\.adapter\.rslora=False contradicts"):
+        with_start(Config.model_validate(tree), folder)
 
 
 def test_bfloat16_is_the_rounded_sum(tmp_path: Path) -> None:

@@ -267,14 +267,14 @@ def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
 
 @pytest.mark.parametrize(
     ("correction", "told"),
-    [("token_truncate", "or run.max_staleness."), ("none", "set that to token_truncate")],
+    [("token_truncate", "or what makes them old."), ("none", "set that to token_truncate")],
 )
 def test_a_mismatch_of_stale_rollouts_is_said_to_be_one(correction: str, told: str) -> None:
     records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
     records[11]["train/sampler_kl"] = 0.5
     found = alarms.jump(replace(seen(records), stale=correction))
     assert raised(found)
-    assert "an earlier policy (run.max_staleness)" in found.advice
+    assert "an earlier policy (run.max_staleness, train.replay)" in found.advice
     assert "no fault of the sampler" in found.advice
     assert told in found.advice
 

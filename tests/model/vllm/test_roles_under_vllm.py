@@ -1,7 +1,8 @@
 """Roles over the weights that the real vLLM holds, on the CPU.
 
 1. The policy, its start, a critic and a teacher: one copy of the base, vLLM's.
-2. vLLM samples with the policy's adapter, whatever the others hold.
+2. vLLM samples with the policy's adapter, whatever the others hold, and with its scale: here that
+   of rank-stabilised LoRA.
 3. PPO learns from what vLLM samples.
 """
 
@@ -39,7 +40,7 @@ def randomize(model: Model, role: str, seed: int) -> None:
 
 def test_one_base_copy_and_the_policy_s_adapter_alone(tokenizer: Any, tmp_path: Path) -> None:
     section = ModelSection(
-        path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=16)
+        path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=6, rslora=True)
     )
     prompts = prompts_of(tokenizer, *(f"What is {a} + 8?" for a in (3, 57, 91)))
     greedy = SamplingParams(1, 24, temperature=0.0)
