@@ -535,7 +535,11 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     with _reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
         # A layer of size 0 is told by the shapes of the weights.
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-        return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            described,
+            trust_remote_code=trust_remote_code,
+            experts_implementation="batched_mm",  # torch's grouped_mm has no float32 there
+        )
 
 
 def _check_quantized(config: ModelSection, model: Any) -> None:
@@ -590,7 +594,7 @@ def _check_pass(path: str, policy: PeftModel) -> None:
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
     for given in (None, mask):
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), policy.disable_adapter():
                 policy(input_ids=ids_BT, attention_mask=given, use_cache=False)
         except NotImplementedError:
             continue
