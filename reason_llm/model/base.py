@@ -303,10 +303,10 @@ class Model:
     @property
     def takes_shared_prompts(self) -> bool:
         """Whether ``hidden_states`` takes ``shared``: on a CPU, where the attention hands it on, as
-        that of Transformers' own classes does. Mistral and Phi-3 take a window from the config,
-        whatever the types of the layers are."""
+        that of Transformers' own classes does. Some
+        families take a window from the config, whatever the types of the layers are."""
         text = self.text_config
-        is_windowed = text.model_type in ("mistral", "phi3") and text.sliding_window is not None
+        is_windowed = getattr(text, "sliding_window", None) is not None
         return (
             self.device.type == "cpu"
             and text.model_type in FAMILIES
@@ -463,6 +463,11 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     allowed = folder.code_allowed(path, trust_remote_code)
     with _reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
+    if "vision_config" in found.sub_configs:
+        raise ModelError(
+            f"model.path={path}: {found.model_type} reads images, too, which is not supported; take "
+            "a model of text alone, or save its text part as a model"
+        )
     if not found.return_dict:
         raise ModelError(
             f"model.path={path}: its config.json has return_dict=false, which is not supported; "

