@@ -40,12 +40,16 @@ MAY_VARY = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    "target_parameters",
     *("init_lora_weights", "megatron_core", "ensure_weight_tying", "fan_in_fan_out"),
 }
 """What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places. Whether a
 weight is transposed (fan_in_fan_out) follows from its layer, in PEFT, too."""
 LINEAR = (torch.nn.Linear, Conv1D)
 """Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
+TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Names in mixtures that PEFT 0.21 takes for parts of the experts' fused weights, as they were
+before Transformers 5, even where they are those of a shared expert."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
@@ -74,15 +78,18 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=find_targets(base, config.targets),
+        target_parameters=_find_parameters(base, config) or None,
         task_type="CAUSAL_LM",
     )
     with _quiet_peft():
         policy = get_peft_model(base, lora)
+    asked = {target.rpartition(".")[2] for target in config.target_parameters}
     for module in policy.modules():
-        if isinstance(module, ParamWrapper):
+        if isinstance(module, ParamWrapper) and module.parameter_name not in asked:
             raise ModelError(
-                f"{base.config.model_type} is a mixture of experts, whose weights are no linear "
-                "layers; take a dense model"
+                f"model.adapter.targets={config.targets!r}: in {base.config.model_type} PEFT takes "
+                f"such names for the experts' {module.parameter_name}; name attention layers, and "
+                "the experts in model.adapter.target_parameters"
             )
     _keep_input_types(policy)
     return policy
@@ -156,12 +163,17 @@ def _quiet_peft() -> Iterator[None]:
 
 def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     """Targets for PEFT: ``all-linear`` or a list of names, each of a linear layer. A regular
-    expression is replaced by the names that it matches, so PEFT gets none.
+    expression is replaced by the names that it matches, so PEFT gets none; ``all-linear`` of a
+    mixture of experts by those that PEFT 0.21 does not take for the experts' weights.
 
     Raises:
         ModelError: one is no layer, or a regular expression matches none.
     """
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
+    if targets == "all-linear" and expert_weights(base):
+        head = base.get_output_embeddings()
+        ends = {name.rpartition(".")[2] for name in linear if base.get_submodule(name) is not head}
+        return sorted(ends - TAKEN_FOR_EXPERTS)
     if targets == "all-linear":
         return targets
     if isinstance(targets, str):
@@ -182,6 +194,37 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
             f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
     return names
+
+
+def expert_weights(base: Any) -> dict[str, torch.nn.Parameter]:
+    """The fused weights (experts, ., .) of a mixture's experts, by name; none of a dense model."""
+    return {
+        name: parameter
+        for name, parameter in base.named_parameters()
+        if ".experts." in name and parameter.dim() == 3
+    }
+
+
+def _find_parameters(base: Any, config: AdapterSection) -> list[str]:
+    """``target_parameters``, each the end of the name of some expert's weights.
+
+    Raises:
+        ModelError: one is none, or there is dropout, which PEFT cannot put before them.
+    """
+    found = expert_weights(base)
+    for target in config.target_parameters:
+        if not any(f".{name}".endswith(f".{target}") for name in found):
+            ends = sorted({".".join(name.split(".")[-2:]) for name in found})
+            raise ModelError(
+                f"model.adapter.target_parameters: {target!r} is no weight of experts of "
+                f"{base.config.model_type}, whose are {', '.join(ends) or 'none: it is dense'}"
+            )
+    if config.target_parameters and config.dropout:
+        raise ModelError(
+            f"model.adapter.dropout={config.dropout} contradicts model.adapter.target_parameters: "
+            "PEFT has no dropout before experts' weights; set it to 0"
+        )
+    return config.target_parameters
 
 
 @contextmanager
@@ -488,4 +531,5 @@ def section_of(folder: Path) -> AdapterSection:
         alpha=config.lora_alpha,
         rslora=config.use_rslora,
         targets=targets if isinstance(targets, str) else sorted(targets),
+        target_parameters=sorted(config.target_parameters or ()),
     )

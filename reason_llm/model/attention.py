@@ -29,7 +29,11 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "reason_llm_sdpa"
 
-FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+FAMILIES = (
+    *("cohere2", "gemma3_text", "gemma4_text", "glm4", "gpt_neox", "granite", "llama", "mistral"),
+    *("mixtral", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("smollm3", "starcoder2"),
+)
 """Whose attention hands segments on and takes nothing but causality and a window from its mask;
 others may, and were not tried."""
 

@@ -339,10 +339,10 @@ class Model:
     @property
     def takes_shared_prompts(self) -> bool:
         """Whether ``hidden_states`` takes ``shared``: on a CPU, where the attention hands it on, as
-        that of Transformers' own classes does. Mistral and Phi-3 take a window from the config,
-        whatever the types of the layers are."""
+        that of Transformers' own classes does. Some
+        families take a window from the config, whatever the types of the layers are."""
         text = self.text_config
-        is_windowed = text.model_type in ("mistral", "phi3") and text.sliding_window is not None
+        is_windowed = getattr(text, "sliding_window", None) is not None
         return (
             self.device.type == "cpu"
             and text.model_type in FAMILIES
@@ -506,6 +506,11 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     allowed = folder.code_allowed(path, trust_remote_code)
     with _reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
+    if "vision_config" in found.sub_configs:
+        raise ModelError(
+            f"model.path={path}: {found.model_type} reads images, too, which is not supported; take "
+            "a model of text alone, or save its text part as a model"
+        )
     if not found.return_dict:
         raise ModelError(
             f"model.path={path}: its config.json has return_dict=false, which is not supported; "
@@ -578,7 +583,11 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     with _reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
         # A layer of size 0 is told by the shapes of the weights.
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-        return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            described,
+            trust_remote_code=trust_remote_code,
+            experts_implementation="batched_mm",  # torch's grouped_mm has no float32 there
+        )
 
 
 def _check_quantized(config: ModelSection, model: Any) -> None:
@@ -633,7 +642,7 @@ def _check_pass(path: str, policy: Any) -> None:
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
     for given in (None, mask):
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), policy.disable_adapter():
                 policy(input_ids=ids_BT, attention_mask=given, use_cache=False)
         except NotImplementedError:
             continue

@@ -214,7 +214,7 @@ def check_json(file: Path) -> None:
                     "or download the model again"
                 )
     if file.name == "config.json":
-        if value.get("vision_config"):
+        if value.get("vision_config") and not str(value.get("model_type")).endswith("_text"):
             raise ModelError(
                 f"{file}: {value.get('model_type')!s:.40} reads images, too, which is not "
                 "supported; take a model of text alone, or save its text part as a model"

@@ -29,6 +29,7 @@ from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from reason_llm.errors import ModelError
+from reason_llm.model import adapters
 
 BLOCK_ELEMENTS = 64
 """Number of weights that share one scale."""
@@ -95,6 +96,12 @@ def check(model: Any, path: str) -> None:
         ModelError: it has none, so it would stay as it is.
     """
     head = model.get_output_embeddings()
+    if adapters.expert_weights(model):
+        raise ModelError(
+            f"model.quantize=nf4: {path} ({model.config.model_type}) is a mixture, and the weights "
+            "of its experts are no linear layers, which would stay as they are; set model.quantize "
+            "to none"
+        )
     if not any(can_pack(module) and module is not head for module in model.modules()):
         raise ModelError(
             f"model.quantize=nf4: {path} ({model.config.model_type}) has linear layers of its own "

@@ -45,7 +45,7 @@ class ReservedCache(DynamicCache):
             if isinstance(layer, _ReservedLayer):
                 layer.reserve(index_B, new_tokens)
             else:
-                layer.batch_select_indices(index_B)
+                layer.reorder_cache(index_B)
 
     def share(self, index_B: Tensor, lengths: Sequence[int], new_tokens: int) -> None:
         """Keep the rows so far as prompts, and make row b a continuation of prompt ``index_B[b]``
@@ -70,7 +70,7 @@ class ReservedCache(DynamicCache):
             if isinstance(layer, _ReservedLayer):
                 layer.keep(moved_B, index_B[moved_B], len(index_B))
             else:
-                layer.batch_select_indices(index_B)
+                layer.reorder_cache(index_B)
 
 
 def filling(keep_B: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from conftest import TINY
+from families import TODAY
 from equivalence.test_micro_batches import gradient, groups
 from learners import OF_REWARDS, SHORT
 from marks import most_are_long
@@ -103,11 +104,17 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vo
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
          "max_position_embeddings": 512}  # fmt: skip
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 WINDOWS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2
                     + ["full_attention"]},
     "mistral": {"sliding_window": 6},
     "phi3": {"sliding_window": 6},
+    "cohere2": WINDOW,
+    "gemma4_text": WINDOW,
+    "mixtral": {"sliding_window": 6},
+    "olmo3": WINDOW,
+    "starcoder2": {"sliding_window": 6},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
 }  # fmt: skip
@@ -116,8 +123,9 @@ CASES = [(family, {}) for family in FAMILIES] + list(WINDOWS.items())
 
 def make_model(folder: Path, family: str, options: dict[str, Any]) -> ModelSection:
     torch.manual_seed(0)
-    plain = {"mistral": {"sliding_window": None}}.get(family, {})
-    config = CONFIG_MAPPING[family](**SIZES, **ENDS, **(plain | options))
+    plain = TODAY.get(family, SIZES) | {"vocab_size": SIZES["vocab_size"]}
+    plain |= {"mistral": {"sliding_window": None}}.get(family, {})
+    config = CONFIG_MAPPING[family](**ENDS, **(plain | options))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15)

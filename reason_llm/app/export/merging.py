@@ -128,6 +128,11 @@ def updates(adapter: Path) -> dict[str, Update]:
 def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
     """The changes, and the weights that the adapter holds whole, by the weight's name."""
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
+    if config.target_parameters:
+        raise ModelError(
+            f"{adapter} adapts experts ({', '.join(sorted(config.target_parameters))}), which is "
+            "not merged here; export it with --adapter-only, or merge it with PEFT"
+        )
     try:
         tensors = load_file(regular(file))
     except (OSError, SafetensorError) as error:

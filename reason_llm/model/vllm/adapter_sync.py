@@ -14,8 +14,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from reason_llm.errors import ModelError
-from reason_llm.model import adapters
 from reason_llm.model.vllm.engine import Engine
+from reason_llm.model.vllm.shared_weights import names_in_vllm
 
 LORA_ID = 1
 
@@ -29,15 +29,15 @@ class AdapterSync:
         self.engine = engine
         self.request = LoRARequest("policy", LORA_ID, "mem://policy")
         manager = engine.llm.collective_rpc(lambda worker: worker.model_runner.lora_manager)[0]
-        _register(manager, policy)
+        _register(manager, policy.peft_config["default"].r)
         self._pairs = _pair_up(manager._adapter_manager, policy)
 
     @torch.no_grad()
     def __call__(self) -> None:
         """Copy the policy's adapter into vLLM and drop cached prefixes of the old one."""
-        for a, b, ours_a, ours_b, scaling in self._pairs:
+        for a, b, ours_a, ours_b, rows, scaling in self._pairs:
             a.copy_(ours_a)
-            b.copy_(ours_b * scaling)
+            b.copy_(ours_b[rows] * scaling)
         _forget_prefixes(self.engine)
 
     def close(self) -> None:
@@ -66,38 +66,21 @@ def _forget_prefixes(engine: Engine) -> None:
         raise ModelError("vLLM keeps cached prefixes of the old policy: a request is running")
 
 
-def _register(manager: Any, policy: PeftModel) -> None:
-    """Register the adapter with vLLM once, from memory, so that it has a slot."""
+def _register(manager: Any, rank: int) -> None:
+    """Register an adapter with vLLM once, from memory, so that it has a slot: of zeros so far."""
     from vllm.lora.lora_model import LoRAModel
-    from vllm.lora.peft_helper import PEFTHelper
+    from vllm.lora.lora_weights import LoRALayerWeights
 
-    config = policy.peft_config["default"]
-    helper = PEFTHelper.from_dict(
-        {
-            "r": config.r,
-            "lora_alpha": config.lora_alpha,
-            "use_rslora": config.use_rslora,
-            "target_modules": sorted(config.target_modules),
-            "bias": config.bias,
-        }
-    )
-    helper.validate_legal(manager.lora_config)
-    dtype = manager.lora_config.lora_dtype
-    # A copy: vLLM scales lora_b in place.
-    tensors = {
-        name: tensor.detach().to(dtype, copy=True)
-        for name, tensor in adapters.state(policy).items()
-    }
-    lora = LoRAModel.from_lora_tensors(
-        LORA_ID, tensors, helper, device=str(manager.device), dtype=dtype
-    )
-    manager._adapter_manager.add_adapter(lora)
+    empty = LoRALayerWeights("no layer", rank, rank, torch.zeros(rank, 1), torch.zeros(1, rank))
+    manager._adapter_manager.add_adapter(LoRAModel(LORA_ID, rank, {empty.module_name: empty}))
     manager._adapter_manager.activate_adapter(LORA_ID)
-    lora.loras.clear()  # the slot holds the values now; a request asks only for the id
 
 
-def _pair_up(theirs: Any, policy: PeftModel) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
-    """(their A, their B, our A, our B, scaling) for every adapted layer.
+def _pair_up(
+    theirs: Any, policy: PeftModel
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor, slice, float]]:
+    """(their A, their B, our A, our B, rows of our B, scaling) for every adapted layer. What is one
+    layer here may be several there, such as GLM 4's gate and up.
 
     Raises:
         ModelError: a layer of ours that vLLM does not adapt.
@@ -108,9 +91,16 @@ def _pair_up(theirs: Any, policy: PeftModel) -> list[tuple[Tensor, Tensor, Tenso
         for name, module in policy.named_modules()
         if isinstance(module, LoraLayer)
     }
+    renamed = {other: name for name in ours for other in names_in_vllm(name)}
     pairs, left = [], set(ours)
     for name, module in theirs.modules.items():
+        end = 0
         for index, part in enumerate(theirs.packed_modules.get(name, [name])):
+            part = renamed.get(part, part)
+            rows = slice(None)
+            if part not in ours and name in ours:
+                start, end = end, end + module.output_slices[index]
+                part, rows = name, slice(start, end)
             if part in ours:
                 layer = ours[part]
                 a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -121,6 +111,7 @@ def _pair_up(theirs: Any, policy: PeftModel) -> list[tuple[Tensor, Tensor, Tenso
                         module.lora_b_stacked[index][slot, 0, :, :rank],
                         a,
                         b,
+                        rows,
                         float(layer.scaling["default"]),
                     )
                 )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reason_llm.errors import ModelError, OutOfMemory, one_line
 
@@ -195,6 +195,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         _keep_linear_weights()
+        _keep_expert_weights()
     rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
     if rank is None:
         raise ModelError(
@@ -317,6 +318,37 @@ def on_default_stream() -> Iterator[None]:
             yield
     finally:
         theirs.wait_stream(default)
+
+
+def _keep_expert_weights() -> None:
+    """Compute experts in torch on a CPU, over the weights as a GPU has them.
+
+    With adapters vLLM 0.31 takes its Triton kernel for experts on every machine, which leaves the
+    weights as they were stored; a CPU has no Triton. Ends when vLLM has experts beside adapters
+    there.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+    def apply(
+        self: Any, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
+        topk_weights: Tensor, topk_ids: Tensor, activation: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        total = torch.zeros_like(output)
+        for expert in topk_ids.unique().tolist():
+            rows, places = (topk_ids == expert).nonzero(as_tuple=True)
+            biases = [b if b is None else b[expert] for b in (self.w1_bias, self.w2_bias)]
+            inner = nn.functional.linear(hidden_states[rows], w1[expert], biases[0])
+            gated = inner.new_empty(len(rows), w2.shape[2])
+            if activation.value == "swigluoai":  # which vLLM has not built for CPUs
+                gate, up = inner[:, ::2].clamp(max=7), inner[:, 1::2].clamp(-7, 7)
+                gated = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            else:
+                self.activation(activation, gated, inner)
+            outer = nn.functional.linear(gated, w2[expert], biases[1])
+            total.index_add_(0, rows, outer * topk_weights[rows, places, None].to(outer.dtype))
+        output.copy_(total)
+
+    TritonExperts.apply = apply
 
 
 def _keep_linear_weights() -> None:

@@ -4,11 +4,14 @@ them.
 vLLM keeps q, k and v (gate and up) of a layer in one fused tensor. A Transformers model is built
 without storage, and each of its parameters becomes a view of the right rows; 4-bit layers are
 shared the same way, through ``nf4``. Nothing is copied: a layer that cannot be shared is refused by
-name.
 
-Not here: mixtures of experts.
+name. The experts of a mixture are one tensor (experts, rows, columns) on both sides.
 """
 
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,14 @@ from reason_llm.files import regular
 from reason_llm.model import attention, nf4
 from reason_llm.model.vllm.engine import Engine, on_default_stream
 
+EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight",
+           "gate_up_proj_bias": "w13_bias", "down_proj_bias": "w2_bias"}  # fmt: skip
+"""vLLM's names of the experts' fused weights, by Transformers'."""
+RENAMED = [(".mlp", ".block_sparse_moe"), (".self_attn", ".attn"),
+           (".embed_tokens", ".embedding")]  # fmt: skip
+"""Parts of names that are others in vLLM: Mixtral's from before Transformers 5, and gpt-oss's."""
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
+"""A weight of one expert in a checkpoint; Mixtral's names are of its paper."""
 VERIFIED_ROWS = 8192
 """Rows of a checkpoint tensor that are compared at once."""
 
@@ -40,7 +51,7 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
         ModelError: a layer that cannot be shared, with its name and why.
     """
     config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _uncompiled(engine):
         model = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
@@ -57,9 +68,11 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
         if attribute == "weight" and nf4.is_packed(module.weight):
             _replace_linear(model, owner, module.weight, part or 0, dtype)
         else:
-            view = shared_view(module, part, name, parameter.shape)
+            place = model.get_submodule(owner)
+            is_transposed = parameter.dim() == 3 and getattr(place, "is_transposed", False)
+            view = shared_view(module, part, name, parameter.shape, is_transposed)
             own = nn.Parameter(view, requires_grad=False)
-            setattr(model.get_submodule(owner), attribute, own)
+            setattr(place, attribute, own)
     model.tie_weights()
     if any(isinstance(module, nf4.Linear4bit) for module in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for it
@@ -72,19 +85,38 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
+@contextmanager
+def _uncompiled(engine: Engine) -> Iterator[None]:
+    """Context for making a model of a class that vLLM compiles, which it changes in place where
+    Transformers' own class is the one that it samples with; ours is not compiled."""
+    from vllm.config import CompilationMode, set_current_vllm_config
+
+    config = copy.copy(engine.llm.llm_engine.vllm_config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.mode = CompilationMode.NONE
+    with set_current_vllm_config(config):
+        yield
+
+
 def attention_for(config: PretrainedConfig) -> str:
     """Attention implementation for Transformers: its SDPA with our additions, or eager.
 
-    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with. Falcon,
-    Bloom and GPT-J have an attention of their own, the latter two without SDPA.
+    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with, and the
+    sinks of gpt-oss. Falcon, Bloom and GPT-J have an attention of their own, the latter two without
+    SDPA.
     """
     text = config.get_text_config(decoder=True)
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    if known is None or known._supports_attention_backend:
+    if known is None or (known._supports_attention_backend and known._supports_sdpa):
         return attention.register()
     return "sdpa" if known._supports_sdpa else "eager"
+
+
+def names_in_vllm(name: str) -> list[str]:
+    """Names that vLLM may have for a module: Transformers' own first."""
+    return [name, *(name.replace(*pair) for pair in RENAMED if pair[0] in name)]
 
 
 def find_owner(
@@ -102,29 +134,35 @@ def find_owner(
     Raises:
         ModelError: there is none.
     """
-    owner = name.rpartition(".")[0]
-    if (module := theirs.get(owner)) is not None:
-        return _without_lora(module), None
-    parent, _, leaf = owner.rpartition(".")
-    for fused, parts in packed.items():
-        if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
-            return _without_lora(module), parts.index(leaf)
+    for owner in names_in_vllm(name.rpartition(".")[0]):
+        if (module := theirs.get(owner)) is not None:
+            holder = _without_lora(module)
+            return getattr(holder, "routed_experts", holder), None
+        parent, _, leaf = owner.rpartition(".")
+        for fused, parts in packed.items():
+            if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
+                return _without_lora(module), parts.index(leaf)
     raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
 
 
-def shared_view(module: Any, part: int | None, name: str, shape: torch.Size) -> Tensor:
+def shared_view(
+    module: Any, part: int | None, name: str, shape: torch.Size, is_transposed: bool = False
+) -> Tensor:
     """The view of vLLM's storage that is parameter ``name`` of the Transformers model.
+
+    Args:
+        is_transposed: experts (E, in, out), as gpt-oss has them; vLLM's are (E, out, in).
 
     Raises:
         ModelError: vLLM's module has no such tensor, or it has another shape.
     """
     attribute = name.rpartition(".")[2]
-    tensor = getattr(module, attribute, None)
+    tensor = getattr(module, EXPERTS.get(attribute, attribute), None)
     if tensor is None:
         raise ModelError(
             f"{name} cannot be shared: vLLM's {type(module).__name__} has no {attribute}"
         )
-    view: Tensor = tensor.data
+    view: Tensor = tensor.data.transpose(-1, -2) if is_transposed else tensor.data
     if part is not None:
         sizes = list(module.output_sizes)
         view = view.narrow(0, sum(sizes[:part]), sizes[part])
@@ -160,38 +198,57 @@ def verify(model: nn.Module, path: str) -> int:
             checkpoint does not hold.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    left = {id(parameter): name for name, parameter in parameters.items()}
+    left = {id(parameter): [name, parameter.numel()] for name, parameter in parameters.items()}
     compared = 0
     with on_default_stream():
         for file in checkpoint_files(path):
             with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
-                    if name in parameters:
-                        if not _is_stored(model, name, parameters[name], opened):
+                    own, expert = _own_name(name)
+                    if own in parameters:
+                        found = parameters[own].data
+                        found = found if expert is None else _of_expert(found, *expert)
+                        if not _is_stored(model, own, found, opened, name):
                             raise ModelError(f"{name} differs from {file}: it cannot be shared")
-                        left.pop(id(parameters[name]), None)
+                        left[id(parameters[own])][1] -= found.numel()
                         compared += 1
-    if left:
+    if missing := [name for name, numel in left.values() if numel > 0]:
         raise ModelError(
-            f"model.path={path}: {next(iter(left.values()))} is not in its checkpoint, so sharing "
+            f"model.path={path}: {missing[0]} is not in its checkpoint, so sharing "
             "it cannot be verified; set sample.engine to transformers"
         )
     return compared
 
 
-def _is_stored(model: nn.Module, name: str, found: nn.Parameter, opened: Any) -> bool:
+def _own_name(stored: str) -> tuple[str, tuple[int, str] | None]:
+    """Transformers' name of a tensor in a checkpoint; of an expert's, with its number and name."""
+    name = stored.replace(".block_sparse_moe.", ".mlp.")
+    if (match := EXPERT.fullmatch(name)) is None:
+        return name, None
+    fused = "down_proj" if match[3] in ("w2", "down_proj") else "gate_up_proj"
+    return f"{match[1]}.{fused}", (int(match[2]), match[3])
+
+
+def _of_expert(fused: Tensor, expert: int, part: str) -> Tensor:
+    """One expert's weight within (E, rows, columns), of which the gate's rows come first."""
+    if part in ("w2", "down_proj"):
+        return fused[expert]
+    return fused[expert].chunk(2)[0 if part in ("w1", "gate_proj") else 1]
+
+
+def _is_stored(model: nn.Module, name: str, found: Tensor, opened: Any, key: str) -> bool:
     layer = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(layer, nf4.Linear4bit) and found is layer.weight:
-        parts = {key: opened.get_tensor(key) for key in opened.keys()  # noqa: SIM118
-                 if key.startswith(f"{name}.")}  # fmt: skip
-        return nf4.matches(layer, opened.get_tensor(name), parts)
-    stored = opened.get_slice(name)
+    if isinstance(layer, nf4.Linear4bit) and name.endswith(".weight"):
+        parts = {each: opened.get_tensor(each) for each in opened.keys()  # noqa: SIM118
+                 if each.startswith(f"{key}.")}  # fmt: skip
+        return nf4.matches(layer, opened.get_tensor(key), parts)
+    stored = opened.get_slice(key)
     if tuple(stored.get_shape()) != tuple(found.shape):
         return False
     return all(
         torch.equal(
             stored[row : row + VERIFIED_ROWS].to(found.device, found.dtype),
-            found.data[row : row + VERIFIED_ROWS],
+            found[row : row + VERIFIED_ROWS],
         )
         for row in range(0, len(found), VERIFIED_ROWS)
     )

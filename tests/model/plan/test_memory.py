@@ -73,7 +73,14 @@ OLDER = {
 """Which name their sizes in their own ways."""
 
 
+MIXTURE = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 384,
+           "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+           "num_hidden_layers": 2, "max_position_embeddings": 8192}  # fmt: skip
+
+
 def make(folder: Path, family: str, dtype: torch.dtype) -> str:
+    if family in families.MIXTURES:
+        return families.make(folder, family, dtype, vocab_size=4096, **MIXTURE)
     if family in OLDER:
         return families.make(folder, family, dtype, vocab_size=4096, **OLDER[family])
     tied = family in ("qwen2", "gemma2")
@@ -174,10 +181,13 @@ FAMILIES = ["qwen2", "llama", "gemma2", "phi3", *OLDER]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
 @pytest.mark.parametrize(
     ("family", "dtype", "checkpointing"),
     most_are_long(
-        product(FAMILIES, DTYPES, [False, True]),
+        product([*FAMILIES, "qwen3_moe", "qwen3_moe experts", "gpt_oss"], DTYPES, [False, True]),
         [("qwen2", torch.bfloat16, True), ("gpt2", torch.float32, False)],
     ),
 )
@@ -185,10 +195,11 @@ def test_activations_are_planned_for_and_not_far_beyond(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:
     name = str(dtype).removeprefix("torch.")
+    family, _, experts = family.partition(" ")
     section = ModelSection(
         path=make(tmp_path, family, dtype),
-        dtype=name,
-        adapter=AdapterSection(rank=16),  # type: ignore[arg-type]
+        dtype=name,  # type: ignore[arg-type]
+        adapter=AdapterSection(rank=16, target_parameters=EXPERTS if experts else []),
     )
     shape = Shape.of(meta_model(section))
     row = ALGORITHMS["dapo"]

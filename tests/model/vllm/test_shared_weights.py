@@ -21,14 +21,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from families import FAMILIES, SIZES, make_model, prompts_of, quiet, randomize
+from families import FAMILIES, SIZES, TODAY, make, make_model, prompts_of, quiet, randomize
 from learners import ROW, scored
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.errors import ModelError, TrainingError
-from reason_llm.model import adapters
-from reason_llm.model.base import Model, decode, load_tokenizer
+from reason_llm.model import adapters, layout as layouts
+from reason_llm.model.base import Model, check_model, decode, load_tokenizer
 from reason_llm.model.datum import to_data
+from reason_llm.model.logprobs import policy_logprobs
+from reason_llm.model.plan.backends import WITHOUT_VLLM
+from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import (
@@ -106,6 +109,37 @@ def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Pat
             with pytest.raises(TrainingError, match="not the policy"):
                 prove_sampler_is_policy(sampler, model, prompts)
         del sampler
+    gc.collect()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in TODAY if name not in WITHOUT_VLLM])
+def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> None:
+    """Every weight is vLLM's own and the checkpoint's, bitwise; the sampler's log-probs are the
+    learner's, with an adapter that changes them."""
+    path = make(tmp_path / name, name)
+    section = ModelSection(path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16))
+    sizes = replace(SIZES, lora_targets=Shape.of(check_model(section)).adapted)
+    tokenizer = load_tokenizer(path)
+    with Model(section, tokenizer, 0, sizes) as model:
+        assert model.engine is not None
+        storages = {p.untyped_storage().data_ptr() for p in model.engine.module.parameters()}
+        base = [p for p in model.policy.parameters() if not p.requires_grad]
+        assert all(p.untyped_storage().data_ptr() in storages for p in base)
+        randomize(model, seed=1)
+        with sampling(model, 0) as sampler:
+            prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
+            rollouts = to_data(sampler.sample(prompts, SamplingParams(4, 24, 0.9), 3, quiet))
+        ids, mask = layouts.collate(rollouts, model.device)
+        model.policy.eval()
+        reported = torch.cat([r.on_trained("sampler_logprobs") for r in rollouts])
+        with torch.no_grad():
+            found, _ = policy_logprobs(model, ids, mask, 0.9)
+            with adapters.reference(model.policy):
+                plain, _ = policy_logprobs(model, ids, mask, 0.9)
+        assert (found[mask] - reported).abs().max() < 5e-5
+        assert (plain[mask] - reported).abs().max() > 1e-2
+        del sampler, base
     gc.collect()
 
 
