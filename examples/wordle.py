@@ -84,8 +84,8 @@ class WordleTool:
         self._game.reset(answer)
 
     def guess(self, word: str) -> str:
-        """Guess the secret word. The reply has G after a letter in its place, Y after one that stands
-        elsewhere, and - after one that does not occur again.
+        """Guess the secret word. The reply has G after a letter in its place, Y after one that
+        stands elsewhere, and - after one that does not occur again.
 
         Args:
             word: Three letters of abcdefgh.

@@ -29,6 +29,9 @@ sys.path.append(str(ROOT / "examples"))
 from wordle import GUESSES, LENGTH, LETTERS, WORDS, feedback
 
 NUM_TEST = 128
+CARELESS, CAREFUL = 0.3, 0.9
+"""The part of the guesses that are drawn from the words that agree: in the games, and of the player
+whose guesses are learned on them."""
 ROLES = ["<|user|>", "<|assistant|>"]
 QUESTION = "WORDLE"
 PAIRS = [letter + mark for letter in LETTERS for mark in "-YG"]
@@ -40,14 +43,10 @@ A = len(LETTERS)
 
 
 class Games:
-    """The player's games, as tables over all pairs of words.
+    """The player's games, as tables over all pairs of words."""
 
-    Args:
-        share: of the guesses that are drawn from those that agree.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, share: float, seed: int) -> None:
-        self.share, self.rng = share, np.random.default_rng(seed)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
         marks = [[feedback(guess, word) for word in WORDS] for guess in WORDS]
         kinds = sorted({each for row in marks for each in row})
         self.reply_WW = np.array([[kinds.index(each) for each in row] for row in marks])
@@ -76,7 +75,7 @@ class Games:
         for turn in range(GUESSES):
             agreed.append(agrees_NW / agrees_NW.sum(-1, keepdims=True))
             played.append(goes_N)
-            is_free_N = self.rng.random(N) >= self.share
+            is_free_N = self.rng.random(N) >= CARELESS
             guess_N = (self.rng.random((N, len(WORDS))) * (agrees_NW | is_free_N[:, None])).argmax(
                 -1
             )
@@ -90,7 +89,7 @@ class Games:
             ids[goes_N, at : at + stride] = row[goes_N]
             agrees_NW = agrees_NW & (self.reply_WW[guess_N] == reply_N[:, None])
             goes_N = goes_N & (guess_N != words)
-        chances_NTW = self.share * np.stack(agreed, 1) + (1 - self.share) / len(WORDS)
+        chances_NTW = CAREFUL * np.stack(agreed, 1) + (1 - CAREFUL) / len(WORDS)
         return (
             torch.tensor(ids),
             torch.tensor(np.stack(played, 1)),
@@ -114,7 +113,6 @@ def main() -> None:
     """Make the data, the tokenizer and the model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--share", type=float, default=0.3, help="of the guesses that agree")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--out", type=Path, default=ROOT)
@@ -147,7 +145,7 @@ def main() -> None:
             [p for p, is_matrix in named if not is_matrix], weight_decay=0.0, betas=(0.9, 0.95)
         ): 3e-3,
     }  # fmt: skip
-    games = Games(tokenizer, args.share, args.seed)
+    games = Games(tokenizer, args.seed)
     train, began = np.array(order[NUM_TEST:]), time.process_time()
     at_TL = (
         torch.arange(GUESSES)[:, None] * (2 * LENGTH + 4) + torch.arange(LENGTH) + len(games.begin)
@@ -161,7 +159,7 @@ def main() -> None:
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        pace = min(1.0, step / 30, 2.05 - 2 * step / args.steps)
+        pace = min(1.0, step / 30, 3.05 - 3 * step / args.steps)
         for optimizer, peak in optimizers.items():
             optimizer.param_groups[0]["lr"] = peak * pace
             optimizer.step()

@@ -27,6 +27,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, SupportsFloat
@@ -173,7 +174,7 @@ class _Rollout:
 
     def begin(self) -> str:
         """Make the environment and reset it; what it says."""
-        row = dict(self.prompt.extra[ROW]["columns"])
+        row = deepcopy(self.prompt.extra[ROW]["columns"])
         if self.kind.name:
             row.pop(ENVIRONMENT)
 
