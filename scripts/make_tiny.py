@@ -9,7 +9,7 @@ It overwrites model/tiny and data/arithmetic_*.jsonl. The recipe, whole: draw ev
 plain next-token training on the answers, stopped early: the format is known and the sums are not.
 What it leaves to learn is what the quick start's reinforcement learning learns.
 
-Nothing else imports this file; it needs only torch, transformers and tokenizers.
+It needs only torch, transformers and tokenizers.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,9 +67,11 @@ def write_rows(path: Path, pairs: list[Pair]) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that can spell any text, digits one by one, with the chat and reasoning tags
-    as single tokens."""
+def make_tokenizer(
+    corpus: list[str], tags: list[str], template: str = CHAT_TEMPLATE, roles: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that can spell any text, digits one by one, with the chat's tokens, among them
+    ``roles``, and the tags as single tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,13 +83,12 @@ def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=320,
         min_frequency=2,
-        special_tokens=SPECIALS,
+        special_tokens=[*SPECIALS, *roles],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pairs[:500]]
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=None,
@@ -94,25 +97,28 @@ def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
-    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.chat_template = template
     return wrapped
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """4 layers of width 128, tied embeddings, float32."""
+def make_model(tokenizer: PreTrainedTokenizerFast, **sizes: float) -> Qwen2ForCausalLM:
+    """4 layers of width 128, tied embeddings, float32, where ``sizes`` say nothing else."""
+    usual: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
+        **usual | sizes,
     )
     return Qwen2ForCausalLM(config)
 
@@ -202,7 +208,8 @@ def main() -> None:
     write_rows(args.out / "data" / "arithmetic_train.jsonl", train)
     write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
 
-    tokenizer = make_tokenizer(pretraining)
+    corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pretraining[:500]]
+    tokenizer = make_tokenizer(corpus, TAGS)
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     pretrain(model, tokenizer, pretraining, args)

@@ -262,10 +262,11 @@ class SampleSection(Section):
     ] = []  # noqa: RUF012
     """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
     list, such as [</answer>]. They hold in evaluation and in the chat, too."""
-    environment: str | None = None
+    environment: str | dict[str, str] | None = None
     """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
     are tools that the model may call (docs/environments.md). It runs in this process: it is your
-    own code. null: one answer and no more."""
+    own code. {name: path/to/file.py:Class}: the column environment of each row names its own.
+    null: one answer and no more."""
     turns: Count = 8
     """Most turns of the model in an environment. All of them and the replies to them have at most
     sample.max_new_tokens together."""

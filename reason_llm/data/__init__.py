@@ -10,9 +10,17 @@ from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
-from reason_llm.data.tools import calls_of, environment_class, tool_methods
+from reason_llm.data.tools import (
+    ENVIRONMENT,
+    calls_of,
+    environment_class,
+    environment_name,
+    environments_by_name,
+    tool_methods,
+)
 
 __all__ = [
+    "ENVIRONMENT",
     "GYM",
     "SIDES",
     "Conditioning",
@@ -25,6 +33,8 @@ __all__ = [
     "check_ends",
     "check_files",
     "environment_class",
+    "environment_name",
+    "environments_by_name",
     "gym_tasks",
     "informative_order",
     "load_data",

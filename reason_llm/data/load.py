@@ -46,7 +46,7 @@ from reason_llm.data.sets import (
 )
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
-from reason_llm.data.tools import tool_schemas
+from reason_llm.data.tools import environment_name, environments_by_name, tool_schemas
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Prompt
 
@@ -160,8 +160,9 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         ModelError: the model has no chat template, and prompts need one.
     """
     section, has_one = config.data, tokenizer.chat_template is not None
-    where = config.sample.environment
-    tools = tool_schemas(where) if where is not None and config.judges_answers else ()
+    given = config.sample.environment if config.judges_answers else None
+    tools_of = {name: tool_schemas(path) for name, path in environments_by_name(given).items()}
+    tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
     if takes_texts and not has_one:
         if section.system_prompt not in ("auto", "none"):
@@ -176,6 +177,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         chat_template(section.template, config.model.path, has_one, section.template_arguments),
         system_prompt(section.system_prompt, config.prompting_reward),
         tools,
+        tools_of,
     )
 
 
@@ -264,10 +266,15 @@ class _Reader:
 
     def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
-        examples, ready = list(examples), {}
+        examples, ready = list(examples), dict[str, Prompt]()
         if self.conditioning is None:
-            asked = [each for each in examples if isinstance(each, Problem)]
-            ready = self.renderer.prompts([(p.where, p.messages, p.answer) for p in asked])
+            asked: dict[str, list[tuple[str, Messages, str]]] = {}
+            for each in examples:
+                if isinstance(each, Problem):
+                    part = asked.setdefault(self._environment(each), [])
+                    part.append((each.where, each.messages, each.answer))
+            for name, part in asked.items():
+                ready |= self.renderer.of(name).prompts(part)
         for example in examples:
             try:
                 if isinstance(example, Problem):
@@ -286,6 +293,10 @@ class _Reader:
                     f"{data_set.source}: no row is left; {data_set.left_out}; ask for less{first}"
                 )
             )
+
+    def _environment(self, problem: Problem) -> str:
+        row = problem.extra[ROW]["columns"] if ROW in problem.extra else {}
+        return environment_name(self.config.sample.environment, problem.where, row)
 
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if data_set.is_training and self.config.data.on_bad_row == "skip":
@@ -371,7 +382,9 @@ class _Reader:
                     f"{problem.where}: column {name!r}, which a custom reward asks for, holds "
                     f"{value!r:.60}, which the rollout buffer, JSON, cannot keep; write it as text"
                 )
-        return replace(problem, extra=extra)
+        problem = replace(problem, extra=extra)
+        self._environment(problem)  # a wrong name is this row's fault
+        return problem
 
     def _warn_of_left_out(self, where: str, row: Row, kept: Collection[str]) -> None:
         """Warn once of each column that a reward in TRL's form is not given."""
@@ -396,7 +409,8 @@ class _Reader:
             messages = problem.messages
             if self.conditioning is not None:
                 messages = self.conditioning.asking(problem.where, messages)
-            prompt = self.renderer.prompt(problem.where, messages, problem.answer)
+            renderer = self.renderer.of(self._environment(problem))
+            prompt = renderer.prompt(problem.where, messages, problem.answer)
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
@@ -428,7 +442,8 @@ class _Reader:
     def _ask_teacher(self, problem: Problem, prompt: Prompt, text: str, room: int) -> None:
         """Note what the teacher is asked in this prompt's place."""
         told = _told_to_teacher(problem, text)
-        asked = self.renderer.prompt(problem.where, told, problem.answer).token_ids
+        renderer = self.renderer.of(self._environment(problem))
+        asked = renderer.prompt(problem.where, told, problem.answer).token_ids
         if len(asked) > room:
             raise DataError(
                 f"{problem.where}: with teacher.prompt the prompt has {len(asked)} tokens and "

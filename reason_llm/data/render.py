@@ -12,7 +12,7 @@ time are limited.
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import cycle
@@ -56,6 +56,12 @@ class Renderer:
     """Text put before each conversation that has no system message of its own; None for none."""
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that the model is told of."""
+    tools_of: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+    """Where each row names its environment: the schemas by that name."""
+
+    def of(self, environment: str) -> "Renderer":
+        """The renderer of rows that name this environment; itself where none does."""
+        return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
         """The Prompt of these messages.
@@ -92,8 +98,8 @@ class Renderer:
         content = f"{jinja}\0{self.system_prompt}"
         if self.template.arguments:
             content += f"\0{self.template.arguments}"
-        if self.tools:
-            content += f"\0{self.tools}"
+        if self.tools or self.tools_of:
+            content += f"\0{self.tools or self.tools_of}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property

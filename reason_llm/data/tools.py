@@ -1,19 +1,49 @@
 """Tools that a model may call: their schemas, and the calls in what it wrote."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
 import orjson
 
 from reason_llm.data.own_code import load_function
-from reason_llm.errors import ConfigError, one_line
+from reason_llm.errors import ConfigError, DataError, one_line
 
 NO_TOOLS = {"reset", "step", "get_reward", "close"}
 """Public methods of an environment that the model does not call."""
+ENVIRONMENT = "environment"
+"""The column that names a row's environment."""
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 Call = tuple[str, dict[str, Any]]
+
+
+def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The classes of ``sample.environment`` by the name that a row's column ``environment`` has; a
+    single one, for all rows, by no name."""
+    return {"": given} if isinstance(given, str) else dict(given or {})
+
+
+def environment_name(
+    given: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
+) -> str:
+    """The name of a row's environment in ``environments_by_name``.
+
+    Args:
+        where: the row's place, for the error.
+
+    Raises:
+        DataError: there is none of this name.
+    """
+    if not isinstance(given, Mapping):
+        return ""
+    name = row.get(ENVIRONMENT)
+    if name not in given:
+        raise DataError(
+            f"{where}: column environment={name!r:.80} is no name of sample.environment, which has "
+            f"{', '.join(given)}; write one of these"
+        )
+    return str(name)
 
 
 def environment_class(where: str) -> type[Any]:

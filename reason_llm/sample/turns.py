@@ -4,6 +4,7 @@
         def reset(self, **row) -> str | None: ...           # ends the prompt's last message
         def step(self, text: str) -> tuple[str, bool]: ...  # a turn -> the reply, is it over
         def get_reward(self) -> float: ...                  # optional: the reward ``environment``
+        notes: dict[str, Any]                               # optional: what it tells at the end
 
 In the place of ``step`` there may be other public methods, with types and docstrings: they are
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
@@ -26,30 +27,36 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, SupportsFloat
 
+import orjson
+
 from reason_llm.config import Config
 from reason_llm.data import (
+    ENVIRONMENT,
     Messages,
     Renderer,
     calls_of,
     environment_class,
+    environment_name,
+    environments_by_name,
     tool_methods,
     within,
 )
 from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 
-ENVIRONMENT = "environment"
-"""The reward that an environment gives."""
 AT_A_TIME = 32
 """Environments that step at the same time."""
 MOST_CHARACTERS = 1 << 16
 """Of a reply."""
+MOST_NOTES_BYTES = 1 << 16
 
 
 def environments_of(
@@ -66,6 +73,23 @@ def in_environment(sampler: Sampler, environments: "Environments | None") -> Sam
     return sampler if environments is None else _Playing(environments, sampler)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One environment of ``sample.environment``."""
+
+    name: str
+    """In the rows; empty where none is named."""
+    make: Callable[[], Any]
+    tools: Mapping[str, Any]
+    renderer: Renderer
+
+    def reply(self, text: str, name: str = "tool") -> Messages:
+        """An environment's or a tool's reply as messages."""
+        if not self.tools:
+            return [{"role": "user", "content": text}]
+        return [{"role": "tool", "name": name, "content": text}]
+
+
 class Environments:
     """What a run needs to play rollouts in environments.
 
@@ -79,42 +103,48 @@ class Environments:
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         self.section = config.sample
-        self.renderer = renderer
         self.context_tokens = context_tokens
-        where = str(self.section.environment)
-        self.make = environment_class(where)
-        self.tools = tool_methods(self.make)
         needed = ["reset"]
-        if any(spec.kind == ENVIRONMENT for spec in config.score.rewards):
+        if any(spec.kind == ENVIRONMENT and not spec.options for spec in config.score.rewards):
             needed.append("get_reward")
-        for name in needed:
-            if not callable(getattr(self.make, name, None)):
-                raise ConfigError(
-                    f"sample.environment={where} has no method {name}; add it: reset(**row) gives "
-                    "a text or None, get_reward() a number"
-                )
-        renderer.replies([self.reply(".")], self.section.reply_tokens)
+        self.kinds: dict[str, _Kind] = {}
+        for name, where in environments_by_name(self.section.environment).items():
+            make = environment_class(where)
+            for method in needed:
+                if not callable(getattr(make, method, None)):
+                    raise ConfigError(
+                        f"sample.environment={where} has no method {method}; add it: reset(**row) "
+                        "gives a text or None, get_reward() a number"
+                    )
+            kind = self.kinds[name] = _Kind(name, make, tool_methods(make), renderer.of(name))
+            kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
 
-    def reply(self, text: str, name: str = "tool") -> Messages:
-        """An environment's or a tool's reply as messages."""
-        if not self.tools:
-            return [{"role": "user", "content": text}]
-        return [{"role": "tool", "name": name, "content": text}]
+    def kind(self, prompt: Prompt) -> _Kind:
+        """The environment that the prompt's row names."""
+        row = prompt.extra[ROW]["columns"]
+        return self.kinds[environment_name(self.section.environment, prompt.id, row)]
 
-    def call(self, what: str, function: Callable[[], Any]) -> Any:
+    def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         """What the user's code gives.
 
+        Args:
+            read: takes from it what is used; raises ``_WrongError``.
+
         Raises:
-            ValueError: it raised, or took too long; in one line.
+            ValueError: it raised, took too long or gave the wrong thing; in one line.
         """
 
         def guarded() -> Any:
             try:
                 result = function()
-                return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+                return read(
+                    asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+                )
+            except _WrongError as error:
+                raise ValueError(f"{what} gave {error}") from error
             except BaseException as error:  # an exit of its own would end the run without a word
                 raise ValueError(
-                    f"{what} raised {type(error).__name__}: {one_line(error)}"
+                    f"{what} raised {type(error).__name__}: {_message(error)}"
                 ) from error
 
         try:
@@ -129,28 +159,30 @@ class _Rollout:
 
     environments: Environments
     prompt: Prompt
+    kind: _Kind
     environment: Any = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     text: str = ""
     """Of the model's last turn."""
-    notes: dict[str, Any] = field(default_factory=lambda: {"turns": 0})
+    notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.notes = {"turns": 0} | ({"calls": 0} if self.kind.tools else {})
 
     def begin(self) -> str:
         """Make the environment and reset it; what it says."""
-        row = self.prompt.extra[ROW]["columns"]
+        row = deepcopy(self.prompt.extra[ROW]["columns"])
+        if self.kind.name:
+            row.pop(ENVIRONMENT)
 
         def reset() -> Any:
-            self.environment = self.environments.make()
+            self.environment = self.kind.make()
             return self.environment.reset(**_taken(self.environment.reset, row))
 
-        text = self._call("reset", reset)
-        if not isinstance(text, str | None):
-            self.fail(f"reset gave {text!r:.60}, and not a text or None")
-            return ""
-        return (text or "")[:MOST_CHARACTERS]
+        return self._call("reset", reset, _begin) or ""
 
     def take(self, completion: Completion, most: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
@@ -159,7 +191,7 @@ class _Rollout:
         self.logprobs += completion.logprobs[:room]
         self.text = completion.text
         if len(completion.token_ids) > room:
-            tokenizer = self.environments.renderer.tokenizer
+            tokenizer = self.kind.renderer.tokenizer
             (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
         self.notes["turns"] += 1
         if self.finish is None and (
@@ -171,18 +203,16 @@ class _Rollout:
         """What the environment, or the tools that are called, reply to the last turn."""
         if self.finish is not None:
             return []
-        return self._use_tools() if self.environments.tools else self._step()
+        return self._use_tools() if self.kind.tools else self._step()
 
     def _step(self) -> Messages:
-        given = self._call("step", lambda: self.environment.step(self.text))
-        match given:
-            case (str(text), bool(is_over)):
-                if is_over:
-                    self.finish = "environment"
-                return self.environments.reply(text[:MOST_CHARACTERS])
-        if self.finish is None:
-            self.fail(f"step gave {given!r:.60}, and not (text, whether it is over)")
-        return []
+        given = self._call("step", lambda: self.environment.step(self.text), _reply)
+        if given is None:
+            return []
+        text, is_over = given
+        if is_over:
+            self.finish = "environment"
+        return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
         calls, most = calls_of(self.text), self.environments.section.tool_calls_per_turn
@@ -191,20 +221,20 @@ class _Rollout:
         replies: Messages = []
         for number, call in enumerate(calls[: most + 1]):
             name, arguments = call or ("unknown", {})
-            self.notes["calls"] = self.notes.get("calls", 0) + 1
+            self.notes["calls"] += 1
             try:
                 if number == most:
                     raise ValueError(f"only {most} calls of a turn are made")
                 if call is None:
                     raise ValueError("this call is no JSON object with a name and arguments")
-                if name not in self.environments.tools:
+                if name not in self.kind.tools:
                     raise ValueError(f"Tool {name} not found.")
                 method = getattr(self.environment, name)
-                text = str(self.environments.call(name, partial(method, **arguments)))
+                text = self.environments.call(name, partial(method, **arguments), _text)
             except ValueError as error:
                 self.notes["failed_calls"] = self.notes.get("failed_calls", 0) + 1
                 text = str({"error": str(error)})
-            replies += self.environments.reply(text[:MOST_CHARACTERS], name)
+            replies += self.kind.reply(text, name)
         return replies
 
     def reply(self, ids: list[int], most: int) -> None:
@@ -219,24 +249,28 @@ class _Rollout:
         self.logprobs += [0.0] * len(ids)
 
     def end(self) -> None:
-        """Ask for the reward."""
-        if self.finish == "error" or not hasattr(self.environment, "get_reward"):
+        """Ask for the reward and the notes."""
+        if self.finish == "error":
             return
-        value = self._call("get_reward", self.environment.get_reward)
-        if value is None:
+        environment = self.environment
+        value = self._call(
+            "get_reward", lambda: getattr(environment, "get_reward", _nothing)(), _number
+        )
+        notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
+        if "problem" in self.notes:
             return
-        if isinstance(value, SupportsFloat) and math.isfinite(float(value)):
-            self.notes["reward"] = float(value)
-        else:
-            self.fail(f"get_reward gave {value!r:.60}, and not a finite number")
+        if value is not None:
+            self.notes["reward"] = value
+        if notes:
+            self.notes["notes"] = notes
 
     def fail(self, problem: str) -> None:
         """End it by a fault of the environment."""
-        self.finish, self.notes["problem"] = "error", problem[:1000]
+        self.finish, self.notes["problem"] = "error", _text(problem)[:1000]
 
-    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+    def _call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         try:
-            return self.environments.call(what, function)
+            return self.environments.call(what, function, read)
         except ValueError as error:
             self.fail(str(error))
             return None
@@ -244,7 +278,7 @@ class _Rollout:
     def completion(self) -> Completion:
         """The whole of it."""
         assert self.finish is not None
-        (text,) = decode(self.environments.renderer.tokenizer, [self.ids])
+        (text,) = decode(self.kind.renderer.tokenizer, [self.ids])
         return Completion(
             tuple(self.ids), text, tuple(self.logprobs), self.finish,
             spans=tuple(self.spans), environment=self.notes, last_turn=self.text,
@@ -267,7 +301,7 @@ class _Playing:
     ) -> list[Group]:
         """See ``Sampler.sample``: the same tokens where the environments do the same."""
         rollouts = [
-            _Rollout(self._environments, prompt)
+            _Rollout(self._environments, prompt, self._environments.kind(prompt))
             for prompt in prompts
             for _ in range(params.num_completions)
         ]
@@ -306,8 +340,8 @@ class _Playing:
             return
         talk = [dict(message) for message in prompt.extra[CHAT]]
         talk[-1]["content"] = f"{talk[-1]['content']}{texts.pop()}"
-        renderer = self._environments.renderer
-        told = replace(renderer.prompt(prompt.id, talk, prompt.answer), extra=prompt.extra)
+        told = group[0].kind.renderer.prompt(prompt.id, talk, prompt.answer)
+        told = replace(told, extra=prompt.extra)
         if len(told.token_ids) + new_tokens > self._environments.context_tokens:
             raise DataError(
                 f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
@@ -350,12 +384,11 @@ class _Playing:
         if is_last:
             for each, _ in going:
                 each.finish = "turns"
-        elif going:
-            section = self._environments.section
-            replies = self._environments.renderer.replies(
-                [m for _, m in going], section.reply_tokens
-            )
-            for (each, _), ids in zip(going, replies, strict=True):
+        for kind in self._environments.kinds.values():
+            told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
+            most_tokens = self._environments.section.reply_tokens
+            replies = kind.renderer.replies([m for _, m in told], most_tokens) if told else []
+            for (each, _), ids in zip(told, replies, strict=True):
                 each.reply(ids, most)
         progress(0, sum(each.finish is not None for each in live))
 
@@ -366,6 +399,56 @@ def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, An
     if any(each.kind == each.VAR_KEYWORD for each in parameters):
         return dict(row)
     return {each.name: row[each.name] for each in parameters if each.name in row}
+
+
+class _WrongError(ValueError):
+    """What the user's code gave, and what it should have given."""
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return one_line(error)
+    except BaseException:  # noqa: BLE001  (of the error's own class)
+        return "without a message that can be read"
+
+
+def _text(value: Any) -> str:
+    """As a tool's result is told, of characters that a tokenizer and JSON take."""
+    return str(value)[:MOST_CHARACTERS].encode(errors="replace").decode()
+
+
+def _begin(value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise _WrongError(f"{value!r:.60}, and not a text or None")
+    return _text(value or "")
+
+
+def _reply(value: Any) -> tuple[str, bool]:
+    match value:
+        case (str(text), bool(is_over)):
+            return _text(text), is_over
+    raise _WrongError(f"{value!r:.60}, and not (text, whether it is over)")
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
+        raise _WrongError(f"{value!r:.60}, and not a finite number")
+    return float(value)
+
+
+def _json(value: Any) -> dict[str, Any]:
+    text = orjson.dumps(value)
+    check_nesting([[orjson.loads(text)]])  # as deep as it stands in a completion
+    if not isinstance(value, dict) or len(text) > MOST_NOTES_BYTES:
+        raise _WrongError(f"{value!r:.60}, and not a dict of at most 64 KiB")
+    found: dict[str, Any] = orjson.loads(text)
+    return found
+
+
+def _nothing() -> None:
+    """In the place of a method that is not there."""
 
 
 async def _awaited(result: Any) -> Any:

@@ -185,6 +185,13 @@ class StepsOptions(Section):
     """Steps for the full reward."""
 
 
+class EnvironmentOptions(Section):
+    """What an environment says of its rollout."""
+
+    note: str | None = None
+    """Key of a number in the environment's ``notes``, in the place of its reward."""
+
+
 class RegexOptions(Section):
     """The regular expression reward."""
 
@@ -379,6 +386,17 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
     return Reward(judge.score, columns=(CHAT,))
 
 
+def _environment(options: EnvironmentOptions, context: Context) -> Reward:
+    def value(prompt: Prompt, completion: Completion) -> float:
+        told = completion.environment
+        if options.note is None:
+            return float(told.get("reward", math.nan))
+        note = told.get("notes", {}).get(options.note)
+        return float(note) if isinstance(note, int | float) else math.nan
+
+    return Reward(value, columns=(ROW,))
+
+
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
     function = CustomReward(str(spec.custom), seconds, spec.function)
@@ -404,12 +422,7 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
         lambda o, c: _of_tokens(repetition_penalty, o.ngram, o.penalty),
     ),
     "gym": (NoOptions, _gym),
-    "environment": (
-        NoOptions,
-        lambda o, c: Reward(
-            lambda p, c: float(c.environment.get("reward", math.nan)), columns=(ROW,)
-        ),
-    ),
+    "environment": (EnvironmentOptions, _environment),
     REWARD_MODEL: (RewardModelOptions, _model),
     "judge": (JudgeOptions, _judge),
 }

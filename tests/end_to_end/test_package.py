@@ -19,7 +19,16 @@ from conftest import ROOT
 
 BESIDE_THE_PACKAGE = {
     str(path.relative_to(ROOT)): path
-    for pattern in ("configs/*.yaml", "data/arithmetic_*.jsonl", "model/tiny/*", "requirements/*")
+    for pattern in (
+        "configs/*.yaml",
+        "data/arithmetic_*.jsonl",
+        "data/wordle_*.jsonl",
+        "model/tiny/*",
+        "model/wordle/*",
+        "examples/tools.py",
+        "examples/wordle.py",
+        "requirements/*",
+    )  # fmt: skip
     for path in ROOT.glob(pattern)
 }
 

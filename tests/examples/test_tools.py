@@ -1,6 +1,8 @@
-"""The Python tool: what it returns, what it remembers, what it cannot do."""
+"""The tools: what they return, what Python remembers and cannot do."""
 
 import importlib.util
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +15,18 @@ PATH = ROOT / "examples" / "tools.py"
 
 
 @pytest.fixture(scope="module")
-def kind() -> Any:
+def tools() -> Any:
     spec = importlib.util.spec_from_file_location("tools", PATH)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module.Python
+    yield module
     module.sandbox().close()
+
+
+@pytest.fixture
+def kind(tools: Any) -> Any:
+    return tools.Python
 
 
 def test_programs_of_a_rollout_share_their_names(kind: Any) -> None:
@@ -48,3 +55,47 @@ def test_the_model_is_told_of_it(kind: Any) -> None:
     assert list(tool_methods(kind)) == ["python"]
     (schema,) = tool_schemas(f"{PATH}:Python")
     assert schema["function"]["parameters"]["required"] == ["code"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2 + 3 * 4", "14"),
+        ("-(7 // 2) ** 2", "-9"),
+        ("1 / 3", "0.333333333333"),
+        ("2 ** 10", "1024"),
+    ],
+)
+def test_the_calculator(tools: Any, expression: str, value: str) -> None:
+    tool = tools.Calculator()
+    tool.reset()
+    assert tool.calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["9 ** 9 ** 9", "1 / 0", "x", "'a' * 9", "__import__('os')", "1 if 1 else 2", "1" * 2000],
+)
+def test_the_calculator_refuses(tools: Any, expression: str) -> None:
+    with pytest.raises((ValueError, ArithmeticError)):
+        tools.Calculator().calculate(expression)
+
+
+def test_search_and_several_tools_in_one_class(tools: Any, tmp_path: Path) -> None:
+    texts = [
+        "The cat sat.",
+        "A dog ran far; the dog barked.",
+        "Cats and dogs: the cat won.",
+        "Rain.",
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    mine = type("Mine", (tools.Calculator, tools.Search), {"file": str(path), "most": 2})
+    assert sorted(tool_methods(mine)) == ["calculate", "search"]
+    tool = mine()
+    tool.reset(question="?")
+    assert tool.search("cat").split("\n\n") == [texts[0], texts[2]]
+    assert tool.search("the dog?").split("\n\n") == [texts[1], texts[0]]
+    assert tool.search("snow") == tool.search("") == "nothing was found"
+    schema = tool_schemas(f"{PATH}:Search")
+    assert schema[0]["function"]["parameters"]["required"] == ["query"]

@@ -9,6 +9,7 @@
 
 import inspect
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,9 +23,9 @@ import trl
 from chat_templates import CHATML, DROPS_THINKING, renderer
 from conftest import TINY
 from families import SIZES
-from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
-from reason_llm.data import calls_of, renderer_of
+from reason_llm.data import calls_of, load_data, renderer_of
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model import to_data
 from reason_llm.model.base import Model, load_tokenizer
@@ -47,6 +48,7 @@ from reason_llm.sample import (
     turns,
 )
 from reason_llm.sample.turns import Environments
+from reason_llm.score import Scorer
 from reason_llm.train import PolicyGradient, with_learner_logprobs
 from reason_llm.train.objectives import Batch
 
@@ -483,6 +485,74 @@ def test_more_calls_than_a_turn_has_are_told(monkeypatch: pytest.MonkeyPatch) ->
     assert "only 2 calls of a turn are made" in group.completions[0].text
 
 
+def test_a_tools_result_that_cannot_be_written_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Bad(Sums):
+        def add(self, a: int, b: int) -> Any:
+            return Unreadable()
+
+    played = environments(Bad, monkeypatch, (SHIPPED / "qwen2_5.jinja").read_text())
+    (group,) = play(Told([call("add", a=1, b=1)], ["Done."]), played, [a_prompt()], most=900)
+    assert group.completions[0].environment["failed_calls"] == 1
+    assert "add raised RuntimeError: no text" in group.completions[0].text
+
+
+def test_rows_name_their_environments(tmp_path: Path) -> None:
+    """Each with its own tools in its prompt, its own replies and its own object; TRL's column."""
+    path = tmp_path / "its.py"
+    echo = inspect.getsource(Echo).replace("def reset(self,", "def reset(self, *,")
+    path.write_text(f"from typing import Any\n\n\n{inspect.getsource(Sums)}\n\n{echo}")
+    given = {"sums": f"{path}:Sums", "echo": f"{path}:Echo"}
+    tokenizer = load_tokenizer(str(TINY))
+    tokenizer.chat_template = (SHIPPED / "qwen2_5.jinja").read_text()
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        {"question": "Add.", "answer": "0", "environment": "sums"},
+        {"question": "Say.", "answer": "0", "environment": "echo", "secret": "!"},
+    ]
+    config = Config.model_validate(
+        {
+            "data": {"train": str(data), "system_prompt": "none"},
+            "sample": {"environment": given},
+            "score": {"rewards": ["environment"]},
+        }
+    )
+    data.write_text("\n".join(map(json.dumps, rows)))
+    told = renderer_of(config, tokenizer)
+    prompts = load_data(config, tokenizer, 2000).prompts
+    assert ["add" in prompt.text for prompt in prompts] == [True, False]
+    played = Environments(config, told, 2000)
+    sampler = Told([call("add", a=2, b=3), "hm"], ["It is 5.", "over"])
+    first, second = play(sampler, played, prompts, most=900)
+    assert "<tool_response>\n5\n" in first.completions[0].text
+    assert "heard hm!" in second.completions[0].text
+    assert [c.environment["reward"] for g in (first, second) for c in g.completions] == [1.0, 2.0]
+    data.write_text(json.dumps({**rows[0], "environment": "other"}))
+    with pytest.raises(DataError, match=r"column environment='other'.*has sums, echo"):
+        load_data(config, tokenizer, 2000)
+
+
+def test_notes_are_kept_and_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Notes(Echo):
+        @property
+        def notes(self) -> dict[str, Any]:
+            return {"seen": len(self.seen), "what": self.seen}
+
+    played = environments(Notes, monkeypatch)
+    (group,) = play(Told(["one"], ["over"]), played, [a_prompt()])
+    (c,) = group.completions
+    assert c.environment["notes"] == {"seen": 2, "what": ["one", "over"]}
+    specs = [
+        {"name": "environment", "label": note, "options": {"note": note}}
+        for note in ("seen", "what", "none")
+    ]
+    section = ScoreSection.model_validate({"rewards": specs})
+    with Scorer(section, max_new_tokens=300) as scorer:
+        rewards = scorer.score([group])[0].completions[0].rewards
+    assert rewards["seen"] == 2.0 and math.isnan(rewards["what"] + rewards["none"])
+
+
 # 5. Faults
 
 
@@ -542,18 +612,115 @@ def test_a_fault_ends_its_rollout_alone(
     assert good.environment == {"turns": 1, "reward": 1.0}
 
 
-def test_one_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+class Unreadable:
+    """Neither as a number nor as a text."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+
+
+def raising(error: BaseException) -> Any:
+    def raises(*args: Any, **row: Any) -> Any:
+        raise error
+
+    return raises
+
+
+def recursing(self: Any, *args: Any) -> Any:
+    return recursing(self, *args)
+
+
+def circular() -> dict[str, Any]:
+    notes: dict[str, Any] = {}
+    notes["again"] = notes
+    return notes
+
+
+def nested(levels: int) -> Any:
+    return {"in": nested(levels - 1)} if levels else 1
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"reset": raising(KeyboardInterrupt("now"))}, "reset raised KeyboardInterrupt: now"),
+    ({"reset": recursing}, "reset raised RecursionError"),
+    ({"reset": lambda self, **row: 5}, "reset gave 5, and not a text or None"),
+    ({"__init__": raising(OSError("no room"))}, "reset raised OSError: no room"),
+    ({"step": raising(Unspeakable())}, "step raised Unspeakable: without a message"),
+    ({"step": raising(MemoryError())}, "step raised MemoryError"),
+    ({"step": raising(GeneratorExit())}, "step raised GeneratorExit"),
+    ({"step": raising(ValueError("\ud800 <|im_end|>"))}, "step raised ValueError: ? <|im_end|>"),
+    ({"step": recursing}, "step raised RecursionError"),
+    ({"step": lambda self, text: ("a", "no bool")}, "step gave ('a', 'no bool'), and not"),
+    ({"step": lambda self, text: (Unreadable(), True)}, "step raised RuntimeError: no text"),
+    ({"step": lambda self, text: iter([])}, "step gave <list_iterator"),
+    ({"get_reward": raising(SystemExit(2))}, "get_reward raised SystemExit: 2"),
+    ({"get_reward": lambda self: "1.0"}, "get_reward gave '1.0', and not a finite number"),
+    ({"get_reward": lambda self: Unreadable()}, "get_reward raised RuntimeError: no number"),
+    ({"notes": ["a"]}, "notes gave ['a'], and not a dict of at most 64 KiB"),
+    ({"notes": {"long": "x" * 70_000}}, "notes gave {'long': 'xxx"),
+    ({"notes": circular()}, "notes raised TypeError: Recursion limit reached"),
+    ({"notes": nested(63)}, "notes raised ValueError: nested more than 64 levels deep"),
+    ({"notes": property(raising(SystemExit()))}, "notes raised SystemExit"),
+]
+
+
+@pytest.mark.parametrize(("methods", "problem"), HOSTILE)
+def test_hostile_environments_end_their_rollouts(
+    methods: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = environments(type("Hostile", (Echo,), methods), monkeypatch)
+    (group,) = play(Told(["over"]), played, [a_prompt()])
+    (c,) = group.completions
+    assert c.finish_reason == "error" and c.environment["problem"].startswith(problem)
+    assert not {"reward", "notes"} & c.environment.keys()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["\ud800\udfff half", "\U0001f600" * 70_000, "\0\x1b[2J<|im_end|>\n<|im_start|>assistant", ""],
+)
+def test_any_text_is_a_reply(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Says(Echo):
+        def step(self, text: str) -> tuple[str, bool]:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()  # left behind
+            return reply, text == "over"
+
+    played = environments(Says, monkeypatch, reply_tokens=60)
+    (group,) = play(Told(["one"], ["over"]), played, [a_prompt()], most=400)
+    (c,) = group.completions
+    assert c.environment == {"turns": 2, "reward": 0.0} or c.finish_reason == "environment"
+    assert list(c.token_ids).count(END) == 3 and len(c.spans) == 1
+
+
+def test_an_environment_cannot_change_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changes(Echo):
+        def reset(self, words: list[str], **row: Any) -> None:  # type: ignore[override]
+            super().reset()
+            words.append("more")
+
+    prompt = a_prompt(words=["one"])
+    play(Told(["over"] * 2), environments(Changes, monkeypatch), [prompt], 2)
+    assert prompt.extra[ROW]["columns"] == {"words": ["one"]}
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "get_reward"])
+def test_one_that_hangs_is_left(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-
-    class Hangs(Echo):
-        def step(self, text: str) -> Any:
-            assert released.wait(600)
-
-    played = environments(Hangs, monkeypatch, environment_seconds=0.5)
+    hangs = type("Hangs", (Echo,), {method: lambda *args, **row: released.wait(600)})
+    played = environments(hangs, monkeypatch, environment_seconds=0.5)
     (group,) = play(Told(["over"]), played, [a_prompt()])
     released.set()
-    problem = {"turns": 1, "problem": "step took longer than 0.5 s"}
-    assert group.completions[0].environment == problem
+    assert group.completions[0].environment["problem"] == f"{method} took longer than 0.5 s"
 
 
 def test_floods_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,14 +358,15 @@ ENVIRONMENT_FAILS = {
     "sample/environment_error_fraction": (0.1, "of the rollouts ended by a fault of the "
                                                "environment, and teach nothing"),
     "sample/failed_calls_fraction": (0.5, "of the calls of tools failed or could not be read"),
+    "sample/no_calls_fraction": (0.95, "of the rollouts made no call of a tool that can be read"),
     "sample/out_of_turns_fraction": (0.8, "of the rollouts used up all their turns"),
 }  # fmt: skip
 """The largest mean of the last steps, and what it is."""
 
 
 def environment_fails(seen: Evidence) -> Finding:
-    """Rollouts that end by a fault of the environment, calls of tools that fail, turns that run
-    out."""
+    """Rollouts that end by a fault of the environment, calls of tools that fail or that nobody
+    can read, turns that run out."""
     last = seen.trained[-RECENT_STEPS:]
     if len(last) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps")
@@ -441,8 +442,9 @@ ALARMS: dict[str, Alarm] = {
     ),
     "The environment fails": Alarm(
         environment_fails,
-        "Read some rollouts: the buffer says the problem of each. Fix the environment or tell the "
-        "model how its tools are called; raise sample.turns where good rollouts are cut short.",
+        "Read some rollouts: each says its problem. Fix the environment or tell the model how its "
+        "tools are called (docs/environments.md has the forms that are read); raise sample.turns "
+        "where good rollouts are cut short.",
         applies=lambda seen: any("sample/turns" in record for record in seen.records),
     ),
     "Pairs in order, policy broken": Alarm(

@@ -49,6 +49,7 @@ function modeBar(state) {
     } }, label));
   }
   const legend = (...steps) => bar.append(make("span", { class: "scale" }, ...steps.map(([style, text]) => (style ? make("i", { class: style }, text) : text))));
+  if (state.mode === "plain" && any("played")) legend(["reply", "not the model's: it reads it, and learns nothing from it"]);
   if (state.mode === "logprob") legend(["", "probability "], ["p1", "< 0.9"], ["p2", "< 0.6"], ["p3", "< 0.37"], ["p4", "< 0.14"], ["p5", "< 0.02"]);
   if (state.mode === "ratio") legend(["", "learner less likely "], ["d3", "÷2"], ["d2", "÷1.2"], ["d1", "÷1.02"], ["u1", "×1.02"], ["u2", "×1.2"], ["u3", "×2"], ["", " more likely"]);
   if (state.mode === "difference") legend(["", "beside the reference: "]), bar.lastChild.append(make("del", {}, "only there"), " ", make("ins", {}, "only here"));
@@ -64,6 +65,7 @@ function card(state, i) {
     make("b", {}, `${shown(groups.rewards[index][i])}`), make("span", {}, `#${i + 1}`),
     make("span", {}, "advantage ", make("span", { class: advantage > 0 ? "pos" : advantage < 0 ? "neg" : "" }, signed(advantage))),
     make("span", {}, `${groups.lengths[index][i].toLocaleString("en")} tokens${groups.truncated[index][i] ? ", cut off" : ""}`));
+  if (completion.played) head.append(make("span", {}, ...visible(outcome(completion.played))));
   const names = Object.keys(groups.parts);
   if (!labels && names.length > 1) for (const name of names) head.append(make("span", {}, ...visible(name), " " + shown(groups.parts[name][index][i])));
   if (mode === "difference") {
@@ -73,6 +75,7 @@ function card(state, i) {
   const body = make("div", { class: "text-block", dir: "auto", tabindex: "0" });
   if (mode === "difference" && !isReference) body.append(...difference(opened.completions[reference].text, completion.text));
   else if ((mode === "logprob" || mode === "ratio") && completion.lengths) body.append(...tokens(completion, mode, FIRST_TOKENS, body));
+  else if (completion.played && completion.lengths && mode === "plain") body.append(...conversation(completion));
   else body.append(...limited(completion.text, FIRST_CHARS));
   return make("article", { class: "card" + (isReference ? " reference" : "") }, head, body);
 }
@@ -82,6 +85,48 @@ function limited(text, most) {
   if (text.length <= most) return visible(text, filters.needle);
   const more = make("button", { class: "button", type: "button", onclick: () => more.replaceWith(...visible(text.slice(most), filters.needle)) }, `Show the other ${(text.length - most).toLocaleString("en")} characters`);
   return [...visible(text.slice(0, most), filters.needle), " … ", more];
+}
+
+const FOLD_CHARS = 300, CALL = /(<tool_call>[^]*?(?:<\/tool_call>|$))/;
+const ENDS = { environment: "over", stop: "no more calls", turns: "out of turns", length: "out of tokens", error: "failed" };
+
+function outcome({ turns, calls, failed_calls, end, problem }) {
+  const failed = failed_calls ? `, ${failed_calls} failed` : "";
+  return `${turns} turn${turns === 1 ? "" : "s"}, ${calls ? `${calls} call${calls === 1 ? "" : "s"}${failed}, ` : ""}${ENDS[end]}${problem ? `: ${problem}` : ""}`;
+}
+
+// A rollout of several turns: what the model wrote, its calls folded, and what it read, long ones
+// folded.
+function conversation({ text, lengths, played }) {
+  const nodes = [];
+  let token = 0, at = 0;
+  const upTo = (end) => {
+    const begin = at;
+    while (token < end) at += lengths[token++];
+    return text.slice(begin, at);
+  };
+  for (const [start, end] of [...played.spans, [lengths.length, lengths.length]]) {
+    for (const part of upTo(start).split(CALL)) nodes.push(...(callIn(part) ? [folded(callIn(part), part, "call")] : limited(part, FIRST_CHARS)));
+    const reply = upTo(end).trim();
+    if (reply.length > FOLD_CHARS) nodes.push(folded(`${reply.slice(0, 80)} … ${reply.length.toLocaleString("en")} characters`, reply, "reply"));
+    else if (reply) nodes.push(make("div", { class: "reply" }, ...visible(reply, filters.needle)));
+  }
+  return nodes;
+}
+
+// The summary of a call in the form of Qwen and Hermes, or of Llama; null for other text.
+function callIn(text) {
+  const inner = text.replace(/^<tool_call>|<\/tool_call>$/g, "").trim();
+  try {
+    const call = JSON.parse(inner);
+    if (typeof call.name === "string") return `${call.name} ${JSON.stringify(call.arguments ?? call.parameters ?? {}).slice(0, 100)}`;
+  } catch { /* no call, or one that cannot be read */ }
+  return text.startsWith("<tool_call>") ? "a call that cannot be read" : null;
+}
+
+function folded(summary, text, style) {
+  const open = Boolean(filters.needle) && text.toLowerCase().includes(filters.needle);
+  return make("details", { class: style, open }, make("summary", {}, ...visible(summary)), ...limited(text, FIRST_CHARS));
 }
 
 const LOGPROB_UNIT = 0.01, LOG_RATIO_UNIT = 0.001, NO_NUMBER = 0xffff, RATIO_ONE = 0x8000;
@@ -97,15 +142,17 @@ function ratioClass(log) {
 
 function tokens(completion, mode, most, body) {
   const { text, lengths, logprobs, ratios } = completion, nodes = [];
+  const spans = completion.played ? completion.played.spans : [];
   let at = 0;
   const count = Math.min(lengths.length, most);
   for (let i = 0; i < count; i++) {
     const piece = text.slice(at, at + lengths[i]);
     at += lengths[i];
     const log = ratios && ratios[i] !== NO_NUMBER ? (ratios[i] - RATIO_ONE) * LOG_RATIO_UNIT : null;
-    const style = mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
+    const isRead = spans.some(([start, end]) => start <= i && i < end);
+    const style = isRead ? "read" : mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
     const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text of its own: a special one, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
-    span.token = { i, piece, logprob: -logprobs[i] * LOGPROB_UNIT, log };
+    span.token = { i, piece, isRead, logprob: -logprobs[i] * LOGPROB_UNIT, log };
     nodes.push(span);
   }
   if (count < lengths.length) {
@@ -118,9 +165,9 @@ function tokens(completion, mode, most, body) {
 document.addEventListener("pointerover", (event) => {
   const span = event.target.closest?.(".t");
   if (!span || !span.token) return hideTip();
-  const { i, piece, logprob, log } = span.token;
-  const lines = [`token ${i + 1}  ${piece ? JSON.stringify(plainly(piece)) : ""}`, `log-prob ${logprob.toFixed(2)}, probability ${shown(Math.exp(logprob))}`];
-  if (log !== null) lines.push(`ratio learner / sampler ${Math.exp(log).toFixed(3)}`);
+  const { i, piece, isRead, logprob, log } = span.token;
+  const lines = [`token ${i + 1}  ${piece ? JSON.stringify(plainly(piece)) : ""}`, isRead ? "not the model's" : `log-prob ${logprob.toFixed(2)}, probability ${shown(Math.exp(logprob))}`];
+  if (log !== null && !isRead) lines.push(`ratio learner / sampler ${Math.exp(log).toFixed(3)}`);
   showTip(lines.join("\n"), event.clientX, event.clientY);
 });
 

@@ -38,7 +38,7 @@ async function unpack(stream) {
   for (const group of header.groups) {
     group.completions = group.texts.map((text) => {
       const n = header.tokens[rollout], part = (numbers) => numbers.subarray(token, token + n);
-      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), ratios: header.ratios[rollout] ? part(ratios) : null };
+      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), ratios: header.ratios[rollout] ? part(ratios) : null, played: header.played[rollout] };
       rollout += 1; token += n;
       return found;
     });

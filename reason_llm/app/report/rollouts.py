@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -242,6 +242,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         "tokens": [len(completion.token_ids) for completion in completions],
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
+        "played": [_played(completion) for completion in completions],
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
@@ -258,6 +259,14 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
+
+
+def _played(completion: Completion) -> dict[str, Any] | None:
+    """How a rollout in an environment went; None without one."""
+    if not completion.environment:
+        return None
+    spans = [(span.start, span.end) for span in completion.spans]
+    return {"spans": spans, "end": completion.finish_reason, **completion.environment}
 
 
 def repeated_fraction(token_ids: Sequence[int]) -> float:

@@ -15,7 +15,7 @@ import orjson
 import torch
 
 from reason_llm.config import Config, file as config_file, installation
-from reason_llm.data import Data, check_ends, load_data, renderer_of
+from reason_llm.data import Data, check_ends, environments_by_name, load_data, renderer_of
 from reason_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -323,10 +323,12 @@ def _identity(
 
 def _custom_sources(config: Config) -> dict[str, str]:
     """Digests of the files of custom rewards and of the sources of functions that were given in
-    Python, by the reward's name, and of the environment's."""
+    Python, by the reward's name, and of the environments'."""
     named = [(each.key, each.custom, each.source_sha256) for each in config.score.rewards]
+    for name, path in environments_by_name(config.sample.environment).items():
+        named.append((f"sample.environment.{name}".rstrip("."), path, None))
     digests = {}
-    for name, where, source in (*named, ("sample.environment", config.sample.environment, None)):
+    for name, where, source in named:
         place = Path(str(where).rpartition(":")[0])
         if place.suffix == ".py" and place.is_file():
             digests[name] = sha256(place, MIB)[:16]

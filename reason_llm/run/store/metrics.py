@@ -213,6 +213,9 @@ def _of_turns(completions: Sequence[Completion]) -> Record:
         "sample/out_of_turns_fraction": part("turns"),
         "sample/environment_error_fraction": part("error"),
     }
+    offered = [c.environment["calls"] for c in played if "calls" in c.environment]
+    if offered:
+        record["sample/no_calls_fraction"] = offered.count(0) / len(offered)
     return record | ({"sample/failed_calls_fraction": failed / calls} if calls else {})
 
 

@@ -1,0 +1,178 @@
+"""Makes model/wordle and its data: a 0.36 M-parameter Qwen2 that plays the game of
+examples/wordle.py carelessly.
+
+    python scripts/make_wordle.py            # a minute and a half on one core
+
+It overwrites model/wordle and data/wordle_*.jsonl. The recipe, whole: hold out a quarter of the
+words, which are the answer in no game below; have a player guess, 30 % of the time, a word that
+agrees with all replies so far, and otherwise any word; teach the model the player's distribution of
+each letter. To agree always is left to reinforcement learning.
+
+N games, T turns, W words, L letters of a word, A letters of the alphabet.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from make_tiny import ROOT, make_model, make_tokenizer
+from torch.nn.functional import one_hot
+from transformers import PreTrainedTokenizerFast
+
+sys.path.append(str(ROOT / "examples"))
+from wordle import GUESSES, LENGTH, LETTERS, WORDS, feedback
+
+NUM_TEST = 128
+CARELESS, CAREFUL = 0.3, 0.9
+"""The part of the guesses that are drawn from the words that agree: in the games, and of the player
+whose guesses are learned on them."""
+ROLES = ["<|user|>", "<|assistant|>"]
+QUESTION = "WORDLE"
+PAIRS = [letter + mark for letter in LETTERS for mark in "-YG"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+A = len(LETTERS)
+
+
+class Games:
+    """The player's games, as tables over all pairs of words."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        marks = [[feedback(guess, word) for word in WORDS] for guess in WORDS]
+        kinds = sorted({each for row in marks for each in row})
+        self.reply_WW = np.array([[kinds.index(each) for each in row] for row in marks])
+        self.letters_WL = np.array([[LETTERS.index(each) for each in word] for word in WORDS])
+        self.marks_KL = np.array([["-YG".index(each) for each in kind] for kind in kinds])
+        self.begin = tokenizer.apply_chat_template(
+            [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
+        )
+        self.user, self.assistant = tokenizer.convert_tokens_to_ids(ROLES)
+        self.end, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self.letter_ids_A = np.array(tokenizer.convert_tokens_to_ids(list(LETTERS)))
+        self.pair_ids = np.array(tokenizer.convert_tokens_to_ids(PAIRS))
+
+    def play(self, words: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Games about these words.
+
+        Returns:
+            Token ids; which turns were played (N, T); the player's distribution of each letter of
+            each guess (N, T, L, A).
+        """
+        N, stride = len(words), 2 * LENGTH + 4
+        ids = np.full((N, len(self.begin) + GUESSES * stride), self.pad)
+        ids[:, : len(self.begin)] = self.begin
+        agrees_NW, goes_N = np.ones((N, len(WORDS)), bool), np.ones(N, bool)
+        agreed, guessed, played = [], [], []
+        for turn in range(GUESSES):
+            agreed.append(agrees_NW / agrees_NW.sum(-1, keepdims=True))
+            played.append(goes_N)
+            is_free_N = self.rng.random(N) >= CARELESS
+            guess_N = (self.rng.random((N, len(WORDS))) * (agrees_NW | is_free_N[:, None])).argmax(
+                -1
+            )
+            guessed.append(guess_N)
+            at = len(self.begin) + turn * stride
+            letters_NL, reply_N = self.letters_WL[guess_N], self.reply_WW[guess_N, words]
+            told_NL = self.pair_ids[3 * letters_NL + self.marks_KL[reply_N]]
+            said_NL, column = self.letter_ids_A[letters_NL], np.ones((N, 1), int)
+            end, user, assistant = (each * column for each in (self.end, self.user, self.assistant))
+            row = np.concatenate([said_NL, end, user, told_NL, end, assistant], 1)
+            ids[goes_N, at : at + stride] = row[goes_N]
+            agrees_NW = agrees_NW & (self.reply_WW[guess_N] == reply_N[:, None])
+            goes_N = goes_N & (guess_N != words)
+        chances_NTW = CAREFUL * np.stack(agreed, 1) + (1 - CAREFUL) / len(WORDS)
+        return (
+            torch.tensor(ids),
+            torch.tensor(np.stack(played, 1)),
+            self._of_letters(chances_NTW, np.stack(guessed, 1)),
+        )
+
+    def _of_letters(self, chances_NTW: np.ndarray, guessed_NT: np.ndarray) -> torch.Tensor:
+        """Of the distribution of words: that of each letter, given those before it."""
+        left = torch.tensor(chances_NTW, dtype=torch.float32).unflatten(-1, (A,) * LENGTH)
+        letters_NTL = torch.tensor(self.letters_WL[guessed_NT])
+        found = []
+        for place in range(LENGTH):
+            each = left.flatten(3).sum(-1) if place < LENGTH - 1 else left
+            found.append(each / each.sum(-1, keepdim=True))
+            picked = one_hot(letters_NTL[..., place], A).bool()
+            left = left[picked].unflatten(0, guessed_NT.shape)
+        return torch.stack(found, 2)
+
+
+def main() -> None:
+    """Make the data, the tokenizer and the model."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--out", type=Path, default=ROOT)
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    order = list(range(len(WORDS)))
+    random.Random(args.seed).shuffle(order)
+    folder = args.out / "model" / "wordle"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (args.out / "data").mkdir(exist_ok=True)
+    for name, part in (("test", order[:NUM_TEST]), ("train", order[NUM_TEST:])):
+        rows = [json.dumps({"question": QUESTION, "answer": WORDS[each]}) for each in part]
+        (args.out / "data" / f"wordle_{name}.jsonl").write_text("\n".join(rows) + "\n")
+
+    tokenizer = make_tokenizer([QUESTION] * 10, PAIRS, CHAT_TEMPLATE, ROLES)
+    model = make_model(
+        tokenizer, hidden_size=96, intermediate_size=256, num_hidden_layers=3,
+        num_key_value_heads=4, initializer_range=0.08,
+    )  # fmt: skip
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    named = [(p, p.ndim == 2 and "embed" not in name) for name, p in model.named_parameters()]
+    optimizers = {
+        torch.optim.Muon(
+            [p for p, is_matrix in named if is_matrix],
+            weight_decay=0.0, adjust_lr_fn="match_rms_adamw",
+        ): 1e-2,
+        torch.optim.AdamW(
+            [p for p, is_matrix in named if not is_matrix], weight_decay=0.0, betas=(0.9, 0.95)
+        ): 3e-3,
+    }  # fmt: skip
+    games = Games(tokenizer, args.seed)
+    train, began = np.array(order[NUM_TEST:]), time.process_time()
+    at_TL = (
+        torch.arange(GUESSES)[:, None] * (2 * LENGTH + 4) + torch.arange(LENGTH) + len(games.begin)
+    )
+    for step in range(1, args.steps + 1):
+        ids, played_NT, chances_NTLA = games.play(games.rng.choice(train, args.batch))
+        logprobs = model(input_ids=ids).logits.log_softmax(-1)
+        told_NTL = (chances_NTLA * logprobs[:, at_TL - 1][..., games.letter_ids_A]).sum(-1)
+        end_NT = logprobs[:, at_TL[:, -1], games.end]
+        loss = -(told_NTL.sum(-1) + end_NT)[played_NT].mean()
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        pace = min(1.0, step / 30, 3.05 - 3 * step / args.steps)
+        for optimizer, peak in optimizers.items():
+            optimizer.param_groups[0]["lr"] = peak * pace
+            optimizer.step()
+        if step % 25 == 0:
+            best = -chances_NTLA.xlogy(chances_NTLA).sum((-1, -2))[played_NT].mean()
+            seconds = f"{time.process_time() - began:.0f} s"
+            print(
+                f"step {step}  {loss.item() - best.item():.3f} over the player, {seconds}",
+                flush=True,
+            )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()
