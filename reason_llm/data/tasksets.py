@@ -56,13 +56,16 @@ def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: as ``tasks_of``.
     """
+    tasks = tasks_of(source)
     from verifiers.v1.dialects.chat import message_to_wire
 
-    for task in tasks_of(source):
+    for task in tasks:
         data = task.data
         talk = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
         if isinstance(data.prompt, str):
             talk.append({"role": "user", "content": data.prompt})
+        elif data.prompt:
+            talk += [message_to_wire(message) for message in data.prompt]
         else:
-            talk += [message_to_wire(message) for message in data.prompt or []]
+            talk.append({"role": "user", "content": str(data.name or task.key)})  # its user opens
         yield {"prompt": talk}

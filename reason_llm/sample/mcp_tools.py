@@ -45,7 +45,9 @@ async def converse(
         )
         if answer.status_code == httpx.codes.BAD_REQUEST:
             return
-        choice = answer.raise_for_status().json()["choices"][0]
+        if answer.is_error:
+            raise ConnectionError(f"status {answer.status_code}: {answer.text[:500]}")
+        choice = answer.json()["choices"][0]
         messages.append(choice["message"])
         calls = choice["message"].get("tool_calls") or []
         if not calls or choice["finish_reason"] == "length":

@@ -19,8 +19,10 @@ import math
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import count, takewhile
 from typing import Any
 
@@ -161,36 +163,39 @@ class _Serving:
         )  # fmt: skip
 
 
+@cache
+def _agents() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """The loop in which programs run, and its thread: one for all waves, since some libraries keep
+    what belongs to the first loop that they meet."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_run, args=(loop,), name="agents", daemon=True)
+    thread.start()
+    return loop, thread
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(BaseException):  # of a program that never let go
+        loop.run_forever()
+
+
 @contextmanager
 def _played(own: Sessions, server: TokenServer) -> Iterator[None]:
-    """Context in which the rollouts' programs run, in a thread of their own."""
-    loop = asyncio.new_event_loop()
-    main: list[asyncio.Task[None]] = []
-
-    def play() -> None:
-        main.append(loop.create_task(_play_all(own, server)))
-        try:
-            loop.run_until_complete(main[0])
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException:  # noqa: BLE001  (broken off; whose fault it was, its rollout says)
-            pass
-        finally:
-            for session in server.sessions:
-                server.end(session)
-            loop.close()
-
-    thread = threading.Thread(target=play, name="agents", daemon=True)
-    thread.start()
+    """Context in which the rollouts' programs run."""
+    loop, thread = _agents()
+    playing = asyncio.run_coroutine_threadsafe(_play_all(own, server), loop)
     try:
         yield
     except BaseException:
-        with suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(lambda: main[0].cancel())
+        playing.cancel()
         raise
     finally:
-        thread.join(own.section.environment_seconds)
-        if thread.is_alive():  # a program that never lets go
+        try:
+            playing.result(own.section.environment_seconds)
+        except TimeoutError:  # a program never lets go
             abandon(thread)
+            _agents.cache_clear()
+        except CancelledError:
+            pass
 
 
 async def _play_all(own: Sessions, server: TokenServer) -> None:
@@ -218,11 +223,14 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
         for session in server.sessions:
             if not session.has_ended:
                 session.fail(f"it could not begin: {type(error).__name__}: {one_line(error)}")
+    finally:
+        for session in server.sessions:
+            server.end(session)
 
 
 def _end(session: Session, reward: Any) -> None:
     """Keep what a program gave."""
-    if reward is None or session.has_ended:
+    if reward is None or session.has_ended or session.finish == "error":
         return
     if isinstance(reward, int | float) and math.isfinite(reward):
         session.notes["reward"] = float(reward)

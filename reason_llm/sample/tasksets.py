@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qsl
 
 from reason_llm.config import Config
 from reason_llm.data import TASKSET, parsed_source, tasks_of
@@ -34,26 +35,21 @@ def tasksets(config: Config, asked: str) -> Plays:
     """
     where = f"sample.environment={config.sample.environment}"
     try:
-        from renderers import RendererConfig
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import TrainClientConfig
     except ImportError as error:
         raise ConfigError(
             f"{where} needs the package verifiers; install it with: pip install -e '.[verifiers]'"
         ) from error
-    name, _, renderer = asked.partition("=")
     try:
-        if name not in ("", "renderer"):
-            raise ValueError(f"{name!r:.60} is no option")
-        given = TrainClientConfig.model_validate(
-            {"type": "train", "renderer": {"name": renderer} if renderer else None}
-        ).renderer
-    except ValueError as error:
+        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
+        named = {"name": options.pop("renderer"), **options}
+        renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
+    except (ValueError, KeyError) as error:
         raise ConfigError(
             f"{where}: {one_line(error)[:300]}; write verifiers, or verifiers?renderer=qwen3 with "
-            "a renderer of the package renderers"
+            "a renderer of the package renderers and its own options"
         ) from error
-    chosen: RendererConfig | None = given
 
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:
@@ -64,7 +60,7 @@ def tasksets(config: Config, asked: str) -> Plays:
                 api_key_var="REASON_LLM_HAS_NO_SUCH_VARIABLE",  # the header has the key
                 headers={"Authorization": f"Bearer {server.key}"},
                 renderer_model_name=config.model.path,
-                renderer=chosen,
+                renderer=renderer,
             ),
         )
         async with AsyncExitStack() as stack:

@@ -445,11 +445,15 @@ class TokenServer:
             session.finish = "turns"
             raise _Refused(f"the rollout had its {section.turns} turns (sample.turns)")
         if room < 1:
-            session.finish = "length"
-            raise _Refused(
-                f"the rollout had its {self._most_tokens} tokens (sample.max_new_tokens), or its "
-                f"prompt leaves no room in the context of {self._context_tokens}"
+            problem = (
+                f"a prompt of {len(branch.prompt)} tokens leaves no room in the context of "
+                f"{self._context_tokens} (model.context_tokens)"
             )
+            if own > 0:
+                session.fail(problem)
+                raise _Refused(problem)
+            session.finish = "length"
+            raise _Refused(f"the rollout had its {self._most_tokens} tokens (max_new_tokens)")
         ask = Ask(
             branch, added, min(room, section.turn_tokens or room, most or room),
             self._loop.create_future(),
