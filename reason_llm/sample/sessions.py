@@ -220,9 +220,12 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
         async with own.plays(server) as play:
             await asyncio.gather(*(one(each, play) for each in server.sessions))
     except Exception as error:  # noqa: BLE001  (of what all share: a tool server, a taskset)
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
         for session in server.sessions:
             if not session.has_ended:
-                session.fail(f"it could not begin: {type(error).__name__}: {one_line(error)}")
+                session.fail(f"it could not begin: {type(first).__name__}: {one_line(first)}")
     finally:
         for session in server.sessions:
             server.end(session)

@@ -130,6 +130,7 @@ class Session:
     def fail(self, problem: str) -> None:
         """End it by a fault."""
         self.finish, self.notes["problem"] = "error", problem[:1000]
+        self.notes.pop("reward", None)
 
     def take(self, ask: Ask, completion: Completion) -> Completion:
         """Add an answer of the model, cut where the rollout has no more room."""
