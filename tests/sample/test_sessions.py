@@ -465,6 +465,7 @@ def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) ->
 
 
 @long
+@pytest.mark.filterwarnings("default")  # of libraries of its tool servers
 def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(TINY))
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
