@@ -25,6 +25,7 @@ BASE = [
     "numpy>=2",
     "jinja2>=3.1",
     "httpx>=0.28,<1",
+    "aiohttp>=3.14.1,<4",
     "sympy>=1.14,<2",
     "regex>=2025.10.22",
     "pydantic>=2.12,<3",
@@ -39,6 +40,8 @@ UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 GYM = ["reasoning-gym==0.1.25"]
+# It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3.
+VERIFIERS = ["verifiers==0.4.0", "mcp==2.0.0"]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -55,6 +58,7 @@ TEST = [
     *TRACKERS,
     *RAY,
     *GYM,
+    *VERIFIERS,
 ]
 
 
@@ -120,6 +124,7 @@ setup(
         "trackers": TRACKERS,
         "ray": RAY,
         "gym": GYM,
+        "verifiers": VERIFIERS,
         "test": TEST,
     },
 )

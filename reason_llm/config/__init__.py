@@ -42,6 +42,7 @@ from reason_llm.config.sections import (
     AdapterSection,
     Config,
     ModelSection,
+    SampleSection,
     TrainSection,
 )
 from reason_llm.config.stages import STAGES, CriticSection, Stage, StageName, SupervisedSection
@@ -82,6 +83,7 @@ __all__ = [
     "RewardSpec",
     "Rows",
     "RowsOfRollouts",
+    "SampleSection",
     "Scale",
     "ScoreSection",
     "Section",

@@ -178,7 +178,7 @@ class AdapterSection(Section):
     """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
     v_proj], or a regular expression of them. With lm_head, the head, it is sampled with
     transformers."""
-    target_parameters: list[str] = []
+    target_parameters: list[str] = []  # noqa: RUF012
     """Weights of a mixture's experts that are adapted, too, by the ends of their names, such as
     [experts.gate_up_proj, experts.down_proj], each expert with factors of this rank. Without
     dropout, sampled with transformers."""
@@ -264,9 +264,11 @@ class SampleSection(Section):
     list, such as [</answer>]. They hold in evaluation and in the chat, too."""
     environment: str | dict[str, str] | None = None
     """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
-    are tools that the model may call (docs/environments.md). It runs in this process: it is your
-    own code. {name: path/to/file.py:Class}: the column environment of each row names its own.
-    null: one answer and no more."""
+    are tools that the model may call. {name: path/to/file.py:Class}: the column environment of each
+    row names its own. agent:path/to/file.py:function, an async function that asks the model itself;
+    mcp:COMMAND, the tools of an MCP server; verifiers, for tasks of data.train=verifiers:TASKSET
+    (docs/environments.md). All run in this process or beside it: it is your own code. null: one
+    answer and no more."""
     turns: Count = 8
     """Most turns of the model in an environment. All of them and the replies to them have at most
     sample.max_new_tokens together."""
@@ -277,7 +279,8 @@ class SampleSection(Section):
     tool_calls_per_turn: Count = 4
     """Most calls of tools in a turn; the model is told of those that were not made."""
     environment_seconds: Positive = 10.0
-    """What one call of an environment may take."""
+    """What one call of an environment may take; of a program that asks the model itself, how long
+    it may keep all others waiting."""
 
     @property
     def is_filtered(self) -> bool:
@@ -740,6 +743,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "score.rewards has environment and sample.environment=null: nothing would give it; set "
      "sample.environment to path/to/file.py:Class"),
+    (lambda c, row: str(c.sample.environment).startswith("mcp:") and any(
+        spec.kind == "environment" for spec in c.score.rewards
+     ),
+     "score.rewards has environment, which the tools of sample.environment={c.sample.environment} "
+     "do not give; take a reward that judges the model's last answer"),
+    (lambda c, row: str(c.sample.environment).startswith("verifiers") != any(
+        each.source.startswith("verifiers:") for each in c.data.sources
+     ),
+     "sample.environment={c.sample.environment} contradicts data.train={c.data.train}: tasks of "
+     "data.train=verifiers:TASKSET are played by sample.environment=verifiers, and by no other"),
     (lambda c, row: c.sample.environment is not None and c.run.max_staleness > 0,
      "sample.environment={c.sample.environment} contradicts run.max_staleness="
      "{c.run.max_staleness}: no steps are sampled ahead in an environment; leave it out"),

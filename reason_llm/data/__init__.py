@@ -7,8 +7,9 @@ from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer, informative_order, order
 from reason_llm.data.rows import GYM, gym_tasks
 from reason_llm.data.sets import Data, DataSet
+from reason_llm.data.tasksets import TASKSET, parsed_source, tasks_of
 from reason_llm.data.templates import chat_template, system_prompt
-from reason_llm.data.time_limit import within
+from reason_llm.data.time_limit import abandon, within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 from reason_llm.data.tools import (
     ENVIRONMENT,
@@ -16,6 +17,8 @@ from reason_llm.data.tools import (
     environment_class,
     environment_name,
     environments_by_name,
+    own_session,
+    plain_messages,
     tool_methods,
 )
 
@@ -23,11 +26,13 @@ __all__ = [
     "ENVIRONMENT",
     "GYM",
     "SIDES",
+    "TASKSET",
     "Conditioning",
     "Data",
     "DataSet",
     "Messages",
     "Renderer",
+    "abandon",
     "calls_of",
     "chat_template",
     "check_ends",
@@ -41,11 +46,15 @@ __all__ = [
     "load_evaluation",
     "load_function",
     "order",
+    "own_session",
+    "parsed_source",
     "place_of",
+    "plain_messages",
     "prompt_tokens",
     "read_conditioning",
     "renderer_of",
     "system_prompt",
+    "tasks_of",
     "tokenizer_digest",
     "tool_methods",
     "within",

@@ -44,6 +44,7 @@ from reason_llm.data.sets import (
     passes,
     preprocessed,
 )
+from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.data.tools import environment_name, environments_by_name, tool_schemas
@@ -347,7 +348,9 @@ class _Reader:
         match data_set.form:
             case "problems":
                 tests = self.config.score.rewards[0].kind in CODE_REWARDS
-                return self._with_extra(read_problem(where, row, columns, tests=tests), row)
+                answer = not data_set.source.startswith(TASKSET)
+                problem = read_problem(where, row, columns, tests=tests, answer=answer)
+                return self._with_extra(problem, row)
             case "prompts":
                 return self._with_extra(read_problem(where, row, columns, answer=False), row)
             case "demonstrations":

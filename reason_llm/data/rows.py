@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from reason_llm.config import PYTHON, Rows
+from reason_llm.data.tasksets import TASKSET, rows_of_tasks
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
 
@@ -83,6 +84,9 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
             {name: task[name] for name in ("question", "answer")} for task in gym_tasks(source)
         )
         yield from _numbered(source, tasks)
+        return
+    if source.startswith(TASKSET):
+        yield from _numbered(source, rows_of_tasks(source))
         return
     path = Path(source)
     reader = READERS.get(path.suffix.lower())

@@ -19,6 +19,13 @@ class _Ended(BaseException):
     """Raised in a thread whose result is no longer awaited."""
 
 
+def abandon(thread: threading.Thread) -> None:
+    """Have the thread end at its next line of Python, unless it catches every exception."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Ended)
+    )
+
+
 class _Worker:
     """A thread that makes one call after another, since starting one for each call takes 0.1 ms."""
 
@@ -30,9 +37,7 @@ class _Worker:
 
     def end(self) -> None:
         """Stop the call at its next line of Python, unless the call catches every exception."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(_Ended)
-        )
+        abandon(self.thread)
 
     def _work(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from reason_llm.data.forms import Messages
 from reason_llm.data.own_code import load_function
 from reason_llm.errors import ConfigError, DataError, one_line
 
@@ -16,6 +17,17 @@ ENVIRONMENT = "environment"
 """The column that names a row's environment."""
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 Call = tuple[str, dict[str, Any]]
+SESSIONS = ("agent", "mcp", "verifiers")
+"""What ``sample.environment`` begins with where a program asks for the model's turns itself."""
+
+
+def own_session(where: str | None) -> tuple[str, str]:
+    """Which of ``SESSIONS`` a ``sample.environment`` is, and what comes after it; empty for a class
+    that answers the model's turns."""
+    kind, mark, rest = str(where).partition(":")
+    if kind.partition("?")[0] == "verifiers":
+        return "verifiers", str(where).partition("?")[2]
+    return (kind, rest) if mark and kind in SESSIONS else ("", "")
 
 
 def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -82,6 +94,8 @@ def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:
     """
     from transformers.utils import get_json_schema
 
+    if own_session(where)[0]:
+        return ()
     schemas = []
     for name, method in tool_methods(environment_class(where)).items():
         try:
@@ -105,6 +119,41 @@ def calls_of(text: str) -> list[Call | None]:
         return [] if call is None else [call]
     parts = [part.partition(CLOSES) for part in text.split(OPENS)[1:]]
     return [_call(inside) if closes else None for inside, closes, _ in parts]
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> Messages:
+    """Messages of OpenAI's form as chat templates read them: contents are texts, and arguments of
+    calls are objects.
+
+    Raises:
+        ValueError: one holds something else.
+    """
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content or ""}]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    role = message.get("role")
+    if not isinstance(role, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a message is {str(message)[:100]!r}; give its role and a text")
+    found: dict[str, Any] = {"role": role, "content": "".join(map(str, texts))}
+    found |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name)}
+    if calls := message.get("tool_calls"):
+        try:
+            found["tool_calls"] = [
+                {"type": "function", "function": {"name": f["name"], "arguments": _object(f)}}
+                for f in (call["function"] for call in calls)
+            ]
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"tool_calls is {str(calls)[:100]!r}; give OpenAI's form") from error
+    return found
+
+
+def _object(function: dict[str, Any]) -> Any:
+    arguments = function["arguments"]
+    return orjson.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _call(text: str) -> Call | None:

@@ -42,6 +42,7 @@ from reason_llm.sample import (
     Progress,
     Sampler,
     SamplingParams,
+    Sessions,
     environments_of,
     in_environment,
     prove_sampler_is_policy,
@@ -63,7 +64,7 @@ class _Stage:
     tokenizer: Any
     sets: list[DataSet]
     plan: Plan
-    environments: Environments | None
+    environments: Environments | Sessions | None
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the

@@ -2,6 +2,7 @@
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.sessions import Sessions
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -25,6 +26,7 @@ __all__ = [
     "Progress",
     "Sampler",
     "SamplingParams",
+    "Sessions",
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",

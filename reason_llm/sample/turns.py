@@ -43,6 +43,7 @@ from reason_llm.data import (
     environment_class,
     environment_name,
     environments_by_name,
+    own_session,
     tool_methods,
     within,
 )
@@ -51,6 +52,7 @@ from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.sessions import Sessions
 
 AT_A_TIME = 32
 """Environments that step at the same time."""
@@ -61,15 +63,19 @@ MOST_NOTES_BYTES = 1 << 16
 
 def environments_of(
     config: Config, renderer: Renderer, context_tokens: int
-) -> "Environments | None":
+) -> "Environments | Sessions | None":
     """The environments of ``sample.environment``, None without; arguments and errors as of
     ``Environments``."""
-    is_asked = config.sample.environment is not None and config.judges_answers
-    return Environments(config, renderer, context_tokens) if is_asked else None
+    if config.sample.environment is None or not config.judges_answers:
+        return None
+    asks_itself = own_session(config.sample.environment)[0]
+    return (Sessions if asks_itself else Environments)(config, renderer, context_tokens)
 
 
-def in_environment(sampler: Sampler, environments: "Environments | None") -> Sampler:
+def in_environment(sampler: Sampler, environments: "Environments | Sessions | None") -> Sampler:
     """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
+    if isinstance(environments, Sessions):
+        return environments.over(sampler)
     return sampler if environments is None else _Playing(environments, sampler)
 
 

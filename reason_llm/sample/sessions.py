@@ -1,0 +1,259 @@
+"""Rollouts of programs that ask for the model's turns themselves, over the token server.
+
+    agent:path/to/file.py:function   an async function of the user's own, with any client of OpenAI
+    mcp:COMMAND ARGUMENTS            the model calls the tools of an MCP server
+    verifiers                        tasks of ``data.train: verifiers:TASKSET``, with their rewards
+
+All rollouts of a wave live at the same time, in one thread with one event loop; the sampler stays
+in the thread that it was called in. Each ends with what its program returns: a number is the reward
+``environment``. A program that raises, or keeps the others waiting for longer than
+``sample.environment_seconds``, ends its rollout with the reason ``error``.
+
+Of a rollout the conversation in which the model wrote most is learned; ``branches`` counts them
+where there is more than one, as with agents that shorten or fork what they say.
+"""
+
+import asyncio
+import inspect
+import math
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from itertools import count, takewhile
+from typing import Any
+
+from reason_llm.config import Config
+from reason_llm.data import Renderer, abandon, load_function, own_session
+from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.model import decode, end_token_ids
+from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
+from reason_llm.sample.mcp_tools import mcp_tools
+from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.tasksets import tasksets
+from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
+
+
+class Sessions:
+    """What a run needs for such rollouts.
+
+    Raises:
+        ConfigError: there is no such function, a package is missing, or the chat template does not
+            keep earlier answers.
+    """
+
+    def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
+        kind, rest = own_session(config.sample.environment)
+        self.section = config.sample
+        self.renderer = renderer
+        self.context_tokens = context_tokens
+        self.end_token_ids = end_token_ids(config.model.path, renderer.tokenizer)
+        self.plays: Plays
+        if kind == "agent":
+            self.plays = _agent(load_function(rest, "sample.environment"), rest)
+        elif kind == "mcp":
+            self.plays = mcp_tools(rest)
+        else:
+            self.plays = tasksets(config, rest)
+        if kind != "verifiers":  # whose own renderers put turns together
+            renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
+
+    def over(self, sampler: Sampler) -> Sampler:
+        """The Sampler of whole rollouts over a sampler of turns."""
+        return _Serving(self, sampler)
+
+
+class _Serving:
+    """The Sampler of whole rollouts."""
+
+    def __init__(self, sessions: Sessions, sampler: Sampler) -> None:
+        self._of_run = sessions
+        self._sampler = sampler
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        """See ``Sampler.prompts_at_once``."""
+        return self._sampler.prompts_at_once(prompts, params)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        """See ``Sampler.sample``: the same tokens where the programs do the same."""
+        own, size = self._of_run, params.num_completions
+        rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
+        server = TokenServer(
+            rollouts, own.section, own.renderer, own.context_tokens, params.max_new_tokens,
+            own.end_token_ids,
+        )  # fmt: skip
+        ended = 0
+        with server, _played(own, server):
+            for turn in count():
+                asked = server.waiting()
+                progress(0, len(rollouts) - len(asked) - ended)
+                ended = len(rollouts) - len(asked)
+                if not asked:
+                    break
+                answers = self._turn(
+                    [replace(each.prompt, token_ids=ask.ids) for each, ask in asked],
+                    replace(params, max_new_tokens=max(ask.most for _, ask in asked)),
+                    random.Random(f"{seed}/turn/{turn}").getrandbits(63),
+                    lambda tokens, ended: progress(tokens, 0),
+                )
+                server.answer(asked, answers)
+        groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        for group in groups:
+            self._speak(group, params, seed)
+        return [self._group(group) for group in groups]
+
+    def _turn(
+        self, prompts: list[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Completion]:
+        params = replace(params, num_completions=1)
+        return [g.completions[0] for g in self._sampler.sample(prompts, params, seed, progress)]
+
+    def _speak(self, group: list[Session], params: SamplingParams, seed: int) -> None:
+        """A token for each rollout that never asked, since a completion has one at least."""
+        silent = [each for each in group if not each.branches]
+        if not silent:
+            return
+        asked = [each.learned.prompt for each in group if each.branches]
+        prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
+        one = replace(params, max_new_tokens=1)
+        said = self._turn([prompt] * len(silent), one, seed, lambda tokens, ended: None)
+        for each, completion in zip(silent, said, strict=True):
+            if each.finish is None:
+                each.fail("it never asked the model")
+            ids, logprobs = list(completion.token_ids), list(completion.logprobs)
+            each.branches.append(Branch(prompt.token_ids, ids, logprobs, text=completion.text))
+
+    def _group(self, group: list[Session]) -> Group:
+        """The completions after what their prompts have in common."""
+        prompts = [each.learned.prompt for each in group]
+        same = takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts, strict=False))
+        common = tuple(ids[0] for ids in same)
+        prompt = group[0].prompt
+        if not common:
+            raise DataError(
+                f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be "
+                "compared with each other; let what is asked first depend on the row alone"
+            )
+        tokenizer = self._of_run.renderer.tokenizer
+        (text,) = decode(tokenizer, [list(common)])
+        if common == prompt.token_ids:
+            text = prompt.text
+        return Group(
+            replace(prompt, token_ids=common, text=text),
+            tuple(self._completion(each, len(common)) for each in group),
+        )
+
+    def _completion(self, session: Session, common: int) -> Completion:
+        branch = session.learned
+        own = branch.prompt[common:]
+        ids = (*own, *branch.ids)
+        spans = [Span(0, len(own))] if own else []
+        spans += [Span(len(own) + each.start, len(own) + each.end) for each in branch.spans]
+        if len(session.branches) > 1:
+            session.notes["branches"] = len(session.branches)
+        (text,) = decode(self._of_run.renderer.tokenizer, [list(ids)])
+        return Completion(
+            ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
+            spans=tuple(spans), environment=session.notes, last_turn=branch.text,
+        )  # fmt: skip
+
+
+@cache
+def _agents() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """The loop in which programs run, and its thread: one for all waves, since some libraries keep
+    what belongs to the first loop that they meet."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_run, args=(loop,), name="agents", daemon=True)
+    thread.start()
+    return loop, thread
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(BaseException):  # of a program that never let go
+        loop.run_forever()
+
+
+@contextmanager
+def _played(own: Sessions, server: TokenServer) -> Iterator[None]:
+    """Context in which the rollouts' programs run."""
+    loop, thread = _agents()
+    playing = asyncio.run_coroutine_threadsafe(_play_all(own, server), loop)
+    try:
+        yield
+    except BaseException:
+        playing.cancel()
+        raise
+    finally:
+        try:
+            playing.result(own.section.environment_seconds)
+        except TimeoutError:  # a program never lets go
+            abandon(thread)
+            _agents.cache_clear()
+        except CancelledError:
+            pass
+
+
+async def _play_all(own: Sessions, server: TokenServer) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def one(session: Session, play: Play) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        session.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            _end(session, await play(session, server.endpoint(session)))
+        except asyncio.CancelledError:
+            if not session.has_ended:  # the wave is broken off
+                raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, it is the program's)
+            if session.finish is None:
+                session.fail(f"it raised {type(error).__name__}: {one_line(error)}")
+        finally:
+            server.end(session)
+
+    try:
+        async with own.plays(server) as play:
+            await asyncio.gather(*(one(each, play) for each in server.sessions))
+    except Exception as error:  # noqa: BLE001  (of what all share: a tool server, a taskset)
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        for session in server.sessions:
+            if not session.has_ended:
+                session.fail(f"it could not begin: {type(first).__name__}: {one_line(first)}")
+    finally:
+        for session in server.sessions:
+            server.end(session)
+
+
+def _end(session: Session, reward: Any) -> None:
+    """Keep what a program gave."""
+    if reward is None or session.has_ended or session.finish == "error":
+        return
+    if isinstance(reward, int | float) and math.isfinite(reward):
+        session.notes["reward"] = float(reward)
+    else:
+        session.fail(f"it gave {reward!r:.60}, and not a finite number or None")
+
+
+def _agent(function: Callable[..., Any], where: str) -> Plays:
+    """A function of the user's own."""
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"sample.environment=agent:{where} is no async function, and would hold up all other "
+            "rollouts; write async def agent(endpoint, row)"
+        )
+
+    async def play(session: Session, endpoint: Endpoint) -> Any:
+        return await function(endpoint, dict(session.prompt.extra[ROW]["columns"]))
+
+    @asynccontextmanager
+    async def plays(server: TokenServer) -> AsyncIterator[Play]:
+        yield play
+
+    return plays

@@ -1,0 +1,184 @@
+"""Rollouts in environments of verifiers 0.4, as they come, and their rewards.
+
+verifiers runs a task's own code here, in this process, and its tool servers as processes beside
+it. It asks the token server through its training client, with its renderers. In the place of its
+harness for plain chats, which starts a process of ``uv`` for each rollout, stands one that asks
+from here; a taskset that ships a harness keeps it.
+"""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl
+
+from reason_llm.config import Config
+from reason_llm.data import TASKSET, parsed_source, tasks_of
+from reason_llm.errors import ConfigError, one_line
+from reason_llm.sample.mcp_tools import client, converse
+from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session, TokenServer
+
+HARNESS = "reason_llm_chat"
+"""The module by whose name verifiers finds our harness."""
+
+
+def tasksets(config: Config, asked: str) -> Plays:
+    """Rollouts of the tasks of ``data.train`` and ``data.eval``.
+
+    Args:
+        asked: options of ``sample.environment``: ``renderer=qwen3``.
+
+    Raises:
+        ConfigError: verifiers is missing, or an option is wrong.
+    """
+    where = f"sample.environment={config.sample.environment}"
+    try:
+        from verifiers.v1.clients import ModelContext
+        from verifiers.v1.configs.client import TrainClientConfig
+    except ImportError as error:
+        raise ConfigError(
+            f"{where} needs the package verifiers; install it with: pip install -e '.[verifiers]'"
+        ) from error
+    try:
+        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
+        named = {"name": options.pop("renderer"), **options}
+        renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{where}: {one_line(error)[:300]}; write verifiers, or verifiers?renderer=qwen3 with "
+            "a renderer of the package renderers and its own options"
+        ) from error
+
+    @asynccontextmanager
+    async def plays(server: TokenServer) -> AsyncIterator[Play]:
+        context = ModelContext(
+            MODEL,
+            TrainClientConfig(
+                base_url=server.url,
+                api_key_var="REASON_LLM_HAS_NO_SUCH_VARIABLE",  # the header has the key
+                headers={"Authorization": f"Bearer {server.key}"},
+                renderer_model_name=config.model.path,
+                renderer=renderer,
+            ),
+        )
+        async with AsyncExitStack() as stack:
+            sources = {_place(session)[0] for session in server.sessions}
+            opened = {each: _environment(each, config.sample.turns) for each in sorted(sources)}
+            for environment in opened.values():
+                await stack.enter_async_context(environment.serving())
+
+            async def play(session: Session, endpoint: Endpoint) -> float | None:
+                source, number = _place(session)
+                environment = opened[source]
+                (slot,) = environment.slots(tasks_of(source)[number])
+                episode = await environment.run_slot(
+                    slot, context, on_trace=lambda trace: server.call(session, trace.id)
+                )
+                return _reward(session, episode)
+
+            yield play
+
+    return plays
+
+
+def _place(session: Session) -> tuple[str, int]:
+    """The source of a rollout's task, and its number there."""
+    source, _, number = session.prompt.id.rpartition(":row ")
+    if not source.startswith(TASKSET):
+        raise ValueError(
+            f"{session.prompt.id}: sample.environment=verifiers plays rows of "
+            "data.train=verifiers:TASKSET alone"
+        )
+    return source, int(number) - 1
+
+
+@cache
+def _environment(source: str, turns: int) -> Any:
+    """The environment of a taskset, all of whose roles are the policy."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment
+
+    sys.modules.setdefault(HARNESS, _harness())
+    name, options = parsed_source(source)
+    options.pop("size", None)
+    kind = env_config_type(name)
+    role: dict[str, Any] = {"runtime": {"type": "subprocess"}, "max_turns": turns}
+    if default_harness_id(name) != name:
+        role["harness"] = {"id": HARNESS}
+    fields = kind.model_fields.items()
+    roles = [each for each, field in fields if isinstance(field.default, AgentConfig)]
+    settings = {"taskset": {"id": name, **options}, **dict.fromkeys(roles, role)}
+    return load_environment(kind.model_validate(settings))
+
+
+def _reward(session: Session, episode: Any) -> float | None:
+    """The reward of an episode; the parts of it go to the rollout's notes.
+
+    Raises:
+        ValueError: the episode failed.
+    """
+    if not episode.ok:
+        errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
+        raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
+    rewards = {
+        name: float(reward.value)
+        for trace in episode.traces
+        for name, reward in trace.rewards.items()
+        if reward is not None
+    }
+    session.notes["rewards"] = rewards
+    session.notes["metrics"] = {
+        name: value for trace in episode.traces for name, value in trace.metrics.items()
+    }
+    return sum(rewards.values()) if rewards else None
+
+
+def _harness() -> ModuleType:
+    """A module with the harness, as verifiers loads one."""
+    from verifiers.v1.configs.harness import HarnessConfig
+    from verifiers.v1.dialects.chat import message_to_wire
+    from verifiers.v1.harness import Harness
+    from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+    from verifiers.v1.runtimes import ProgramResult
+
+    class Chat(Harness[HarnessConfig]):
+        """Asks until no tool is called."""
+
+        APPENDS_SYSTEM_PROMPT = True
+        SUPPORTS_MCP = True
+        SUPPORTS_RESUME = True
+        EXECUTES_CODE = False
+        NEEDS_CONTAINER = False
+
+        async def launch(
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: Any,
+        ) -> ProgramResult:
+            system, prompt = self.resolve_prompt(data)
+            talk: list[Any] = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                talk.append({"role": "user", "content": prompt})
+            else:
+                talk += [message_to_wire(message) for message in prompt or []]
+            servers = {name: {"url": url} for name, url in mcp_urls.items()}
+            async with AsyncExitStack() as stack:
+                http = await stack.enter_async_context(client())
+                tools, known, links = await connect_mcp({"mcpServers": servers}, stack)
+
+                async def use(name: str, arguments: dict[str, Any]) -> str:
+                    return str(await call_mcp(links, known, name, arguments))
+
+                await converse(http, endpoint, secret, talk, tools, use)
+            return ProgramResult(0, "", "")
+
+    module = ModuleType(HARNESS)
+    vars(module).update(__all__=["Chat"], Chat=Chat)
+    return module

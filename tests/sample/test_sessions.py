@@ -1,0 +1,543 @@
+"""Rollouts of programs that ask for the model's turns, over the token server.
+
+1. What is asked is known.                     2. Agents of one's own; the barrier.
+3. Agents that raise, hang, block or go on.    4. What the server refuses.
+5. MCP.                                        6. verifiers: ids, masks and log-probs are its own.
+7. Runs: from the config to the adapter, killed in a wave.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import trl
+import yaml
+
+from chat_templates import renderer
+from conftest import ROOT, TINY, small_config
+from reason_llm.app.console import Console
+from reason_llm.app.training import run_training
+from reason_llm.config import Config
+from reason_llm.data import Renderer, own_session, plain_messages
+from reason_llm.data.rows import read_rows
+from reason_llm.errors import ConfigError, DataError
+from reason_llm.model.base import load_tokenizer
+from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
+from reason_llm.run.store import metrics
+from reason_llm.sample import SamplingParams, Sessions, tasksets
+from reason_llm.sample.token_server import MOST_BYTES, SESSION, Session, TokenServer
+
+TOKENIZER = load_tokenizer(str(TINY))
+END = 2
+FIXTURES = ROOT / "tests" / "fixtures"
+AGENTS = FIXTURES / "own_agents.py"
+long = pytest.mark.long
+
+
+def ids_of(text: str, tokenizer: Any = TOKENIZER) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def a_prompt(number: int = 0, where: str = "rows.jsonl:{}", **row: Any) -> Prompt:
+    talk = [{"role": "user", "content": f"{number} + 1 = ?"}]
+    made = renderer(TOKENIZER).prompt(where.format(number), talk, "")
+    return replace(made, extra={CHAT: talk, ROW: {"prompt": talk, "columns": row}})
+
+
+class Told:
+    """Says these texts, turn by turn, with the rollout's number after them; log-probs differ."""
+
+    def __init__(self, *texts: str, numbered: bool = True, tokenizer: Any = TOKENIZER) -> None:
+        self.texts, self.numbered, self.tokenizer = texts, numbered, tokenizer
+        self.asked: list[list[Prompt]] = []
+        self.seeds: list[int] = []
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Any
+    ) -> list[Group]:
+        text = self.texts[len(self.asked) % len(self.texts)]
+        self.asked.append(list(prompts))
+        self.seeds.append(seed)
+        groups = []
+        for number, prompt in enumerate(prompts):
+            said = text + (f" {number}" if self.numbered else "")
+            ids = [*ids_of(said, self.tokenizer), END][: params.max_new_tokens]
+            logprobs = tuple(-0.25 * (n + 1 + number) for n in range(len(ids)))
+            why: Any = "stop" if ids[-1] == END else "length"
+            groups.append(Group(prompt, (Completion(tuple(ids), said, logprobs, why),)))
+        return groups
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        return len(prompts)
+
+
+def sessions(
+    environment: str, made: Renderer | None = None, context: int = 500, **options: Any
+) -> Sessions:
+    config = Config.model_validate(
+        {
+            "model": {"path": str(TINY)},
+            "data": {"train": "rows.jsonl"},
+            "sample": {"environment": environment, "environment_seconds": 60, **options},
+        }
+    )
+    return Sessions(config, made or renderer(TOKENIZER), context)
+
+
+def play(
+    own: Sessions, sampler: Any, prompts: Sequence[Prompt], each: int = 1, most: int = 200
+) -> list[Group]:
+    ended: list[int] = []
+    groups = own.over(sampler).sample(
+        prompts, SamplingParams(each, most), 7, lambda tokens, items: ended.append(items)
+    )
+    assert sum(ended) == each * len(prompts)
+    return groups
+
+
+def played(name: str, *texts: str, most: int = 200, **options: Any) -> Completion:
+    (group,) = play(
+        sessions(f"agent:{AGENTS}:{name}", **options), Told(*texts), [a_prompt()], 1, most
+    )
+    return group.completions[0]
+
+
+# 1. What is asked
+
+
+def test_which_program_asks() -> None:
+    assert own_session("agent:my/agent.py:play") == ("agent", "my/agent.py:play")
+    assert own_session("mcp:python server.py --x a:b") == ("mcp", "python server.py --x a:b")
+    assert own_session("verifiers?renderer=qwen3") == ("verifiers", "renderer=qwen3")
+    assert own_session("verifiers") == ("verifiers", "")
+    assert own_session("my_game.py:Guess") == own_session(None) == ("", "")
+
+
+def test_messages_are_as_templates_read_them() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}, "type": "function"}
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+    ]
+    function = {"name": "f", "arguments": {"a": 1}}
+    assert plain_messages(said) == [
+        {"role": "user", "content": "ab"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+    ]
+    for wrong in ({"content": "x"}, {"role": "user", "content": [{"image_url": "x"}]},
+                  {"role": "assistant", "tool_calls": ["f"]}):  # fmt: skip
+        with pytest.raises(ValueError, match="give"):
+            plain_messages([wrong])
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (f"agent:{AGENTS}:in_step", "write async def"),
+        (f"agent:{AGENTS}:no_such", "has no function"),
+        ("mcp:", "write mcp:COMMAND"),
+        pytest.param("verifiers?colour=red", "write verifiers, or", marks=long),
+        pytest.param("verifiers?renderer=no_such", "write verifiers, or", marks=long),
+    ],
+)
+def test_a_wrong_one_is_one_line(environment: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        sessions(environment)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])
+def test_without_the_package_it_says_so(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reason_llm.sample.mcp_tools.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.startswith("verifiers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[verifiers\]'"):
+        sessions(environment)
+    with pytest.raises(DataError, match=r"pip install -e '\.\[verifiers\]'"):
+        list(read_rows("verifiers:never_read", "train"))
+
+
+# 2. Agents
+
+
+@long
+def test_an_agent_s_turns_follow_each_other_as_ids() -> None:
+    own = sessions(f"agent:{AGENTS}:two_turns")
+    sampler = Told("first", "second")
+    prompts = [a_prompt(0), a_prompt(1)]
+    groups = play(own, sampler, prompts, each=2)
+    tail = ids_of("\n<|im_start|>user\n3 + 4 = ?<|im_end|>\n<|im_start|>assistant\n")
+    pairs = [(group, completion) for group in groups for completion in group.completions]
+    for number, (group, completion) in enumerate(pairs):
+        assert group.prompt == prompts[number // 2]
+        first, second = [*ids_of(f"first {number}"), END], [*ids_of(f"second {number}"), END]
+        assert completion.token_ids == (*first, *tail, *second)
+        assert completion.spans == (Span(len(first), len(first) + len(tail)),)
+        assert completion.logprobs == (
+            *(-0.25 * (n + 1 + number) for n in range(len(first))),
+            *[0.0] * len(tail),
+            *(-0.25 * (n + 1 + number) for n in range(len(second))),
+        )
+        assert (completion.finish_reason, completion.last_turn) == (
+            "environment",
+            f"second {number}",
+        )
+        assert completion.environment["reward"] == len(f"second {number}") / 10
+        assert completion.environment["turns"] == 2
+        assert sampler.asked[1][number].token_ids == (*group.prompt.token_ids, *first, *tail)
+
+
+@long
+def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
+    """Who comes first differs each time; who is asked together, and in which order, does not."""
+    own = sessions(f"agent:{AGENTS}:two_turns")
+    seen = []
+    for _ in range(3):
+        sampler = Told("first", "second")
+        groups = play(own, sampler, [a_prompt(n) for n in range(6)], each=4)
+        assert [len(asked) for asked in sampler.asked] == [24, 24]
+        seen.append(
+            (groups, [[p.token_ids for p in asked] for asked in sampler.asked], sampler.seeds)
+        )
+    assert seen[0] == seen[1] == seen[2]
+
+
+@long
+def test_of_a_fork_the_longest_conversation_is_learned() -> None:
+    completion = played(
+        "forks", "a first answer", "a second one", "short", "and the third", turns=9
+    )
+    assert completion.environment["branches"] == 2
+    assert completion.environment["turns"] == 4
+    assert "short" not in completion.text
+    assert completion.last_turn == "and the third 0"
+    assert len(completion.spans) == 2
+
+
+# 3. Agents that go wrong
+
+
+@long
+@pytest.mark.parametrize(
+    ("name", "options", "reason", "says"),
+    [
+        ("raises", {}, "error", "it raised KeyError"),
+        ("gives_text", {}, "error", "it gave 'good', and not a finite number or None"),
+        ("is_silent", {}, "error", "it never asked the model"),
+        ("hangs", {"environment_seconds": 3}, "error", "it took longer than 3 s to ask again"),
+        ("blocks", {"environment_seconds": 3}, "error", "it took longer than 3 s to ask again"),
+        ("goes_on", {"turns": 3}, "turns", None),
+        ("goes_on", {"turns": 99}, "length", None),
+        ("two_turns", {"context": 20}, "error", "leaves no room in the context of 20"),
+    ],
+)
+def test_an_agent_that_goes_wrong_ends_its_rollout_alone(
+    name: str, options: dict[str, Any], reason: str, says: str | None
+) -> None:
+    most = 100 if options.get("turns") == 99 else 200
+    completion = played(name, "some words", most=most, **options)
+    assert completion.finish_reason == reason
+    assert (says or "") in completion.environment.get("problem", "")
+    assert "reward" not in completion.environment
+    assert len(completion.token_ids) == len(completion.logprobs) <= most
+    assert (
+        played("two_turns", "fine", "good").environment["reward"] == 0.6
+    )  # and the next wave is well
+
+
+# 4. Refusals
+
+
+class Open:
+    """A server with two rollouts, and a thread that answers."""
+
+    def __init__(self, **options: Any) -> None:
+        self.sessions = [Session(a_prompt(0)), Session(a_prompt(1))]
+        section = sessions(f"agent:{AGENTS}:two_turns", **options).section
+        self.server = TokenServer(self.sessions, section, renderer(TOKENIZER), 100, 50, [END])
+        self.sampler = Told("words")
+
+    def __enter__(self) -> "Open":
+        self.server.__enter__()
+        self.thread = threading.Thread(target=self._answer)
+        self.thread.start()
+        return self
+
+    def _answer(self) -> None:
+        while asked := self.server.waiting():
+            prompts = [replace(each.prompt, token_ids=ask.ids) for each, ask in asked]
+            groups = self.sampler.sample(prompts, SamplingParams(1, 50), 0, None)
+            self.server.answer(asked, [group.completions[0] for group in groups])
+
+    def __exit__(self, *exception: object) -> None:
+        for session in self.sessions:
+            self.server.end(session)
+        self.thread.join()
+        self.server.__exit__()
+
+    def ask(self, path: str, body: Any, key: str | None = None, **headers: str) -> httpx.Response:
+        headers |= {"Authorization": f"Bearer {self.sessions[0].key if key is None else key}"}
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        url = self.server.url.removesuffix("/v1") + path
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            return client.post(url, content=content, headers=headers)
+
+
+GENERATE = "/inference/v1/generate"
+CHATS = "/v1/chat/completions"
+
+
+@long
+def test_the_server_takes_and_refuses() -> None:
+    with Open() as opened:
+        opened.server.end(opened.sessions[1])
+        params = {"max_tokens": 3, "logprobs": 1, "stop_token_ids": [END], "temperature": 0.1}
+        asked = {"model": "x", "token_ids": [1, 5], "sampling_params": params}
+        answer = opened.ask(GENERATE, asked)
+        (choice,) = answer.json()["choices"]
+        assert choice["token_ids"] == [*ids_of("words 0"), END][:3]
+        assert choice["finish_reason"] == "length"
+        assert [each["token"] for each in choice["logprobs"]["content"]] == [
+            f"token_id:{n}" for n in choice["token_ids"]
+        ]
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-0.25, -0.5, -0.75]
+
+        said = [{"role": "user", "content": "a"}]
+        beyond = len(TOKENIZER)
+        for path, body, status, why in [
+            (GENERATE, {"token_ids": [beyond]}, 400, f"the vocabulary ends at {beyond - 1}"),
+            (GENERATE, {"token_ids": [-1]}, 400, "token_ids"),
+            (GENERATE, {"token_ids": []}, 400, "token_ids"),
+            (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
+            (GENERATE, asked | {"sampling_params": {"stop_token_ids": [9]}}, 400, "end token"),
+            (GENERATE, b"[" * 100_000, 400, ""),
+            (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
+            (CHATS, {"messages": said, "stream": True}, 400, "stream=True is not offered"),
+            (CHATS, {"messages": said, "n": 2}, 400, "n=2 is not offered"),
+            (CHATS, {"messages": said, "stop": ["x"]}, 400, "is not offered"),
+            (CHATS, {"messages": [{"role": "user", "content": 3}]}, 400, "a message is"),
+        ]:  # fmt: skip
+            refused = opened.ask(path, body)
+            assert (refused.status_code, why in refused.json()["error"]["message"]) == (
+                status,
+                True,
+            ), why
+        for key in ("none", "x", opened.sessions[1].key, opened.server.key):
+            assert opened.ask(GENERATE, {"token_ids": [1]}, key).status_code == 401
+        opened.server.call(opened.sessions[0], "trace")
+        named = opened.ask(GENERATE, {"token_ids": [1]}, opened.server.key, **{SESSION: "trace"})
+        assert named.status_code == 200
+        assert len(opened.sampler.asked) == 2
+        old, port = opened.sessions[0].key, opened.server.port
+    with Open() as opened:  # the next wave, perhaps of another adapter
+        assert opened.ask(GENERATE, {"token_ids": [1]}, old).status_code == 401
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
+
+
+@long
+def test_a_rollout_asks_once_at_a_time_and_a_client_that_goes_is_forgotten() -> None:
+    with Open() as opened:
+        first, second = opened.sessions
+        body, headers = {"token_ids": [1]}, {"Authorization": f"Bearer {first.key}"}
+        url = opened.server.url.removesuffix("/v1") + GENERATE
+        with pytest.raises(httpx.ReadTimeout):  # the second keeps it waiting
+            httpx.post(url, json=body, headers=headers, trust_env=False, timeout=0.5)
+        deadline = time.monotonic() + 30
+        while first.ask is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        threads = [threading.Thread(target=opened.ask, args=(GENERATE, body))]
+        threads[0].start()
+        while first.ask is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "ask one at a time" in opened.ask(GENERATE, body).text
+        opened.server.end(second)
+        threads[0].join()
+    assert first.notes["turns"] == 1
+
+
+# 5. MCP
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def qwen() -> Renderer:
+    jinja = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja").read_text()
+    return renderer(TOKENIZER, jinja)
+
+
+@long
+def test_the_model_calls_the_tools_of_an_mcp_server() -> None:
+    path = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # it gets no variables of ours
+    command = f"env {path} {sys.executable} {FIXTURES / 'mcp_server.py'}"
+    own = sessions(f"mcp:{command}", qwen(), context=3000)
+    texts = call("times", '{"first": 6, "second": 7}'), call("broken", "{}"), "it is 42"
+    (group,) = play(own, Told(*texts, numbered=False), [a_prompt()], each=2, most=600)
+    for completion in group.completions:
+        assert "<tool_response>\n42.\n</tool_response>" in completion.text
+        assert "out of order" in completion.text
+        assert completion.last_turn == "it is 42"
+        assert completion.environment == {"turns": 3, "calls": 2}
+        assert len(completion.spans) == 2
+    tools = TOKENIZER.decode(group.prompt.token_ids)
+    assert '"name": "times"' in tools
+    assert "Multiply two numbers." in tools
+
+
+@long
+def test_a_server_that_does_not_start_is_told() -> None:
+    own = sessions(f"mcp:{sys.executable} -c pass", environment_seconds=20)
+    (group,) = play(own, Told("x"), [a_prompt()])
+    assert "it could not begin" in group.completions[0].environment["problem"]
+
+
+# 6. verifiers
+
+
+@pytest.fixture
+def episodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, Any]]:
+    """What verifiers recorded."""
+    seen: list[tuple[Session, Any]] = []
+    real = tasksets._reward
+
+    def note(session: Session, episode: Any) -> float | None:
+        seen.append((session, episode))
+        return real(session, episode)
+
+    monkeypatch.setattr(tasksets, "_reward", note)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(FIXTURES)]))
+    return seen
+
+
+def check_equal(groups: list[Group], episodes: list[tuple[Session, Any]]) -> None:
+    """Our records are verifiers' own."""
+    by_session = {id(session): episode for session, episode in episodes}
+    assert len(by_session) == sum(len(group.completions) for group in groups)
+    theirs = {}
+    for _, episode in episodes:
+        ((branch,),) = [trace.branches for trace in episode.traces]
+        key = tuple(branch.token_ids), tuple(branch.sampled_mask), tuple(branch.logprobs)
+        theirs[key] = episode.traces[0].reward
+    ours = {}
+    for group in groups:
+        begin = len(group.prompt.token_ids)
+        for completion in group.completions:
+            key = (
+                (*group.prompt.token_ids, *completion.token_ids),
+                (*[False] * begin, *completion.is_sampled),
+                (*[0.0] * begin, *completion.logprobs),
+            )
+            ours[key] = completion.environment["reward"]
+    assert ours == theirs
+
+
+@long
+def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) -> None:
+    """128 rollouts of two turns."""
+    source = "verifiers:sums_taskset?size=16&first=21"
+    assert [row for _, row in read_rows(source, "train")][1] == {
+        "prompt": [{"role": "user", "content": "22 + 22 = ?"}]
+    }
+    own = sessions("verifiers")
+    prompts = [a_prompt(n + 1, source + ":row {}") for n in range(16)]
+    groups = play(own, Told("it is 42", "it is 46"), prompts, each=8)
+    check_equal(groups, episodes)
+    first = groups[0].completions[0].environment
+    assert first["rewards"] == {"right": 1.0, "brief": 0.5 / (1 + len("it is 46 0"))}
+    assert first["metrics"] == {"turns": 2.0}
+    assert groups[1].completions[0].environment["rewards"]["right"] == 0.0
+
+
+@long
+@pytest.mark.filterwarnings("default")  # of libraries of its tool servers
+def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(TINY))
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = qwen().template.jinja
+    for file in TINY.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer.save_pretrained(tmp_path)
+    config = Config.model_validate(
+        {
+            "model": {"path": str(tmp_path)},
+            "data": {"train": "x"},
+            "sample": {
+                "environment": "verifiers?renderer=default&tool_parser=qwen3",
+                "environment_seconds": 120,
+            },
+        }
+    )
+    own = Sessions(config, renderer(tokenizer), 3000)
+    texts = call("sums_times", '{"first": 6, "second": 7}'), "it is 42"
+    sampler = Told(*texts, numbered=False, tokenizer=tokenizer)
+    groups = play(own, sampler, [a_prompt(1, "verifiers:tools_taskset:row {}")], most=600)
+    check_equal(groups, episodes)
+    (completion,) = groups[0].completions
+    assert completion.environment["rewards"] == {"used": 1.0}
+    assert len(completion.spans) == 1
+
+
+# 7. Runs
+
+
+def small(folder: Path, **options: Any) -> Config:
+    return small_config(
+        folder, score__rewards=["environment"], sample__max_new_tokens=100,
+        sample__environment_seconds=60, **options,
+    )  # fmt: skip
+
+
+@long
+def test_a_run_of_a_taskset(tmp_path: Path) -> None:
+    config = small(
+        tmp_path, sample__environment="verifiers", data__train="verifiers:sums_taskset?size=12",
+        data__eval="verifiers:sums_taskset?size=4&first=50", model__context_tokens=200,
+    )  # fmt: skip
+    run_training(config, Console("quiet"))
+    records = metrics.read_all(config.run.directory / "small")
+    assert len(records) >= 3
+    assert records[-1]["sample/environment_error_fraction"] == 0
+    assert records[-1]["sample/turns"] == 2
+    assert any(record.get("train/grad_norm", 0) > 0 for record in records)
+    assert (config.run.directory / "small" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@long
+def test_killed_in_a_wave_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
+        folder.mkdir(exist_ok=True)
+        config = small(
+            folder, sample__environment=f"agent:{AGENTS}:two_turns", sample__prompts_per_wave=2
+        )
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+        script = [str(FIXTURES / "die_at.py"), *killed] if killed else ["scripts/train.py"]
+        command = [sys.executable, *script, str(path), "--log.console", "plain"]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == (-9 if killed else 0), ended.stderr
+        run = folder / "runs" / "small"
+        weights = run / "adapter" / "adapter_model.safetensors"
+        if killed:
+            return b"", None
+        return weights.read_bytes(), orjson.loads((folder / "buffer.json").read_bytes())["groups"]
+
+    whole = adapter(tmp_path / "whole")
+    broken = tmp_path / "broken"
+    adapter(broken, "reason_llm.sample.token_server:TokenServer.answer", "6")
+    assert adapter(broken) == whole
