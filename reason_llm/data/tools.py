@@ -21,7 +21,7 @@ SESSIONS = ("agent", "mcp", "verifiers")
 """What ``sample.environment`` begins with where a program asks for the model's turns itself."""
 
 
-def own_session(where: str | None) -> tuple[str, str]:
+def own_session(where: str | Mapping[str, str] | None) -> tuple[str, str]:
     """Which of ``SESSIONS`` a ``sample.environment`` is, and what comes after it; empty for a class
     that answers the model's turns."""
     kind, mark, rest = str(where).partition(":")
