@@ -401,8 +401,16 @@ class _Draft:
         chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
         gradients = max(self.learned.values()) * self.trained_bytes * self._gradients
         chunks = self._chunk_bytes * chunk
-        if self.is_full:  # the head's gradient waits for the embedding's, where these are one
-            chunks += shape.vocabulary * shape.hidden * size
+        if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
+            head, again = (
+                shape.vocabulary * shape.hidden * size,
+                config.train.gradient_checkpointing,
+            )
+            kept: dict[bool | str, int] = {
+                True: tokens * shape.kept_bytes_per_token(size),
+                False: activations,
+            }
+            chunks += head + max(0, head + kept.get(again, 0) - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
         is_scored = self.learns and bool(config.outside_reward_models or self.teacher)
