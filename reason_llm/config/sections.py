@@ -262,7 +262,9 @@ class SampleSection(Section):
     ] = []  # noqa: RUF012
     """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
     list, such as [</answer>]. They hold in evaluation and in the chat, too."""
-    environment: str | dict[str, str] | None = None
+    environment: (
+        str | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1)] | None
+    ) = None
     """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
     are tools that the model may call. {name: path/to/file.py:Class}: the column environment of each
     row names its own. agent:path/to/file.py:function, an async function that asks the model itself;

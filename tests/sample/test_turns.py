@@ -482,6 +482,7 @@ def test_more_calls_than_a_turn_has_are_told(monkeypatch: pytest.MonkeyPatch) ->
     scored = replace(group, completions=(replace(group.completions[0], reward=2.0),))
     record = metrics.describe([scored])
     assert record["sample/turns"] == 2.0 and record["sample/failed_calls_fraction"] == 1 / 3
+    assert record["sample/no_calls_fraction"] == 0.0
     assert "only 2 calls of a turn are made" in group.completions[0].text
 
 

@@ -376,6 +376,7 @@ def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
     [
         ("environment_error_fraction", 0.2, "20% of the rollouts ended by a fault"),
         ("failed_calls_fraction", 0.7, "70% of the calls of tools failed"),
+        ("no_calls_fraction", 0.99, "99% of the rollouts made no call of a tool that can be read"),
         ("out_of_turns_fraction", 0.9, "90% of the rollouts used up all their turns"),
     ],
 )
