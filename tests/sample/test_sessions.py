@@ -86,7 +86,7 @@ def sessions(
     config = Config.model_validate(
         {
             "model": {"path": str(TINY)},
-            "data": {"train": "rows.jsonl"},
+            "data": {"train": "verifiers:x" if environment[0] == "v" else "rows.jsonl"},
             "sample": {"environment": environment, "environment_seconds": 60, **options},
         }
     )
@@ -157,6 +157,16 @@ def test_a_wrong_one_is_one_line(environment: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as raised:
         sessions(environment)
     assert "\n" not in str(raised.value)
+
+
+def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    for says, options in {
+        "take a reward that judges": {"sample__environment": "mcp:x"},
+        "played by sample.environment=verifiers": {"sample__environment": "verifiers"},
+        "and by no other": {"sample__environment": "a.py:A", "data__train": "verifiers:x"},
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            small(tmp_path, **options)
 
 
 @pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])
@@ -476,7 +486,7 @@ def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Pa
     config = Config.model_validate(
         {
             "model": {"path": str(tmp_path)},
-            "data": {"train": "x"},
+            "data": {"train": "verifiers:tools_taskset"},
             "sample": {
                 "environment": "verifiers?renderer=default&tool_parser=qwen3",
                 "environment_seconds": 120,
