@@ -38,11 +38,11 @@ def test_the_newest_groups_with_signal_in_the_places_of_those_without(
 ) -> None:
     steps = [
         [group("a0", 1, -1), group("b0", 1, -1), group("c0", 0, 0)],
-        [group("a1", 0, 0), group("b1", -1, 1), group("c1", 0, 0)],
+        [group("a1", 0, 0), group("b1", -1, 1), group("c1", 1, -1)],
         [group("a2", 0, 0), group("b2", 0, 0), group("c2", 0, 0)],
         [group("a3", 1, -1), group("b3", 0, 0), group("c3", 0, 0)],
     ]
-    wanted = [[], ["a0", "b0"], ["b1", "a0", "b0"], ["b1"]]
+    wanted = [[], ["a0"], ["b1", "c1", "a0"], ["b1", "c1"]]
     archive = Archive(tmp_path, "all", 1 << 30)
     whole = Replay(archive, RUN, 2)
     for step, groups in enumerate(steps):
