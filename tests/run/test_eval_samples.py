@@ -67,7 +67,7 @@ def records_of(config: Config) -> list[metrics.Record]:
 
 
 def test_a_run_is_judged_by_its_samples(small_run: Callable[..., Config], tmp_path: Path) -> None:
-    """The untrained policy: its samples are some of them right, not all alike, and of both seeds."""
+    """The files and the summary agree; a resumed run has the same bits, another seed others."""
     options = HELD_OUT | {"eval__samples": 3, "eval__every": 1, "run__steps": 2}
     config = small_run(**options)
     summary = train(config)
