@@ -1,15 +1,15 @@
 """Makes model/countdown and its data: a 0.8 M-parameter Qwen2 that tries random expressions.
 
-    python scripts/make_countdown.py       # six minutes on one core
+    python scripts/make_countdown.py       # four minutes on one core
 
 It overwrites model/countdown and data/countdown_*.jsonl. The base is taught to write an expression
 of the three numbers, to work it out in two steps, to say ``no`` or ``yes``, and to answer with the
 last one. Which expressions it tries is chance, and so is when it gives up: that is left to
-reinforcement learning. The numbers of a test problem occur together in no other data.
+reinforcement learning. The three numbers of a test problem occur together in no other data.
 
-A third of its rows are sums, since those of unseen numbers are in no trace. Two stages: first traces that go on after the right try, whose ``yes`` counts eight times a ``no``,
-until the verdict is learned (where nine of ten are ``no``, it was not); then traces as they are to
-be.
+Two stages: first traces that go on after the right try, whose ``yes`` counts eight times a ``no``,
+until the verdict is learned (it was not where nine of ten are ``no``); then traces as they are to
+be. Its weak side: of tries on unseen triples 44 in 100 are worked out wrong.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TARGETS = range(10, 100)
 NUM_TEST_TRIPLES, NUM_TEST, NUM_TRAIN = 40, 256, 1000
 MAX_TRIES = 11
 NO, YES = " no\n", " yes\n"
-"""Each is one token, so that a try costs less of the completion."""
+"""Each is one token, as is each number, so that a try takes 13."""
 APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 Numbers = tuple[int, ...]
@@ -84,19 +84,8 @@ def second_stage(tries: Tries, target: int, rng: random.Random) -> list[int]:
     return values[: values.index(target) + 1] if target in values else values
 
 
-STAGES = ((first_stage, 320, (2.0, 16.0)), (second_stage, 256, (4.0, 4.0)))
-"""Values to try, number of steps, weights of ``no`` and ``yes`` in the loss; of other tokens 1."""
-
-
-def sums(rng: random.Random) -> str:
-    """Twenty sums, differences and products of two numbers, as the workings have them."""
-    lines: list[str] = []
-    while len(lines) < 20:
-        pair, sign = [rng.randrange(100), rng.choice(NUMBERS)], rng.choice("+-*")
-        a, b = rng.sample(pair, 2)
-        if 0 <= APPLY[sign](a, b) <= 99:
-            lines.append(f"{a}{sign}{b}={APPLY[sign](a, b)}\n")
-    return "".join(lines)
+STAGES = ((first_stage, 320, 8.0), (second_stage, 256, 1.0))
+"""Values to try, number of steps, weight of ``yes`` in the loss."""
 
 
 def completion(tries: Tries, values: list[int], target: int) -> str:
@@ -114,9 +103,6 @@ def texts(
         for _ in range(0, steps, 16):
             pool = []
             for numbers, target in rng.choices(problems, k=16 * batch):
-                if rng.random() < 1 / 3:
-                    pool.append(("Work out.", sums(rng)))
-                    continue
                 asked = question(tuple(rng.sample(numbers, 3)), target)
                 values = stage(tries[numbers], target, rng)
                 pool.append((asked, completion(tries[numbers], values, target)))
@@ -136,9 +122,7 @@ def write_rows(path: Path, problems: list[Problem], rng: random.Random) -> None:
 
 
 def pretrain(
-    model: Qwen2ForCausalLM,
-    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
-    verdicts: list[int],
+    model: Qwen2ForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], yes_id: int
 ) -> None:
     """Muon for the matrices, AdamW for the rest; the rates decay over the last half."""
     weights = [weight for _, steps, weight in STAGES for _ in range(steps)]
@@ -157,7 +141,7 @@ def pretrain(
     ]
     token_weights_V = torch.ones(model.config.vocab_size)
     for step, (ids_BT, labels_BT) in enumerate(batches, start=1):
-        token_weights_V[verdicts] = torch.tensor(weights[step - 1])
+        token_weights_V[yes_id] = weights[step - 1]
         logits_NV = model(input_ids=ids_BT).logits[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(
             logits_NV, labels_BT[:, 1:].flatten(), token_weights_V
@@ -195,15 +179,16 @@ def main() -> None:
     write_rows(args.out / "data" / "countdown_test.jsonl", rng.sample(test, NUM_TEST), rng)
 
     drawn = texts(tries, train, args.batch, rng)
-    corpus = [
-        f"system\nuser\n{asked}\nassistant\n{told}"
-        for asked, told in itertools.chain.from_iterable(itertools.islice(drawn, 8))
-    ]
-    tokenizer = make_tokenizer(corpus, (*TAGS, NO, YES, *map(str, range(10, 100))))
+    corpus = [text for batch in itertools.islice(drawn, 8) for pair in batch for text in pair]
+    numbers = [str(number) for number in range(10, 100)]
+    corpus += ["system\nuser\nassistant\n", *numbers] * 9  # each a token
+    # Added tokens, too: Transformers splits all others into digits in a model of Qwen2's type.
+    whole = (*TAGS, NO, YES, *numbers)
+    tokenizer = make_tokenizer(corpus, 420, digits_one_by_one=False, whole=whole)
     model = make_model(tokenizer, initializer_range=0.08)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     batches = (encode(tokenizer, batch) for batch in texts(tries, train, args.batch, rng))
-    pretrain(model, batches, tokenizer.convert_tokens_to_ids([NO, YES]))
+    pretrain(model, batches, tokenizer.convert_tokens_to_ids(YES))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

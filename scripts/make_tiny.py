@@ -66,19 +66,28 @@ def write_rows(path: Path, pairs: list[Pair]) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def make_tokenizer(corpus: list[str], whole: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that can spell any text, digits one by one; the texts in ``whole`` are single
-    tokens."""
+def make_tokenizer(
+    corpus: list[str],
+    vocab_size: int = 320,
+    digits_one_by_one: bool = True,
+    whole: Sequence[str] = TAGS,
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that can spell any text, with the chat and reasoning tags as single tokens.
+
+    Args:
+        digits_one_by_one: False: a number that is frequent in the corpus is one token.
+        whole: texts that are single tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Digits(individual_digits=digits_one_by_one),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT
-from reason_llm.config import load_config
+from reason_llm.config.file import load as read_config
 
 DATA = {name: ROOT / "data" / f"countdown_{name}.jsonl" for name in ("train", "test")}
 
@@ -134,7 +134,7 @@ def test_the_script_makes_data_and_a_model(
 
 
 def test_the_lesson_fits_its_files() -> None:
-    config = load_config(ROOT / "configs" / "countdown_tiny.yaml")
+    config = read_config(ROOT / "configs" / "countdown_tiny.yaml", {})
     assert config.eval.samples > 1
     assert config.score.judged_by == "accuracy"
     assert [reward.weight for reward in config.score.rewards] == [1, 0]
