@@ -83,8 +83,9 @@ class BuildWithConfigs(build_py):
 
     def _beside_the_package(self) -> list[str]:
         patterns = (
-            "configs/*", "data/arithmetic_*", "data/wordle_*", "model/tiny/*", "model/wordle/*",
-            "examples/tools.py", "examples/wordle.py", "requirements/*",
+            "configs/*", "data/arithmetic_*", "data/countdown_*", "data/wordle_*",
+            "examples/countdown.py", "examples/tools.py", "examples/wordle.py",
+            "model/countdown/*", "model/tiny/*", "model/wordle/*", "requirements/*",
         )  # fmt: skip
         return [str(file) for pattern in patterns for file in sorted(Path().glob(pattern))]
 

@@ -9,7 +9,8 @@ It overwrites model/tiny and data/arithmetic_*.jsonl. The recipe, whole: draw ev
 plain next-token training on the answers, stopped early: the format is known and the sums are not.
 What it leaves to learn is what the quick start's reinforcement learning learns.
 
-It needs only torch, transformers and tokenizers.
+It needs only torch, transformers and tokenizers. make_countdown.py and make_wordle.py take its
+tokenizer and model.
 """
 
 import argparse
@@ -68,20 +69,29 @@ def write_rows(path: Path, pairs: list[Pair]) -> None:
 
 
 def make_tokenizer(
-    corpus: list[str], tags: list[str], template: str = CHAT_TEMPLATE, roles: Sequence[str] = ()
+    corpus: list[str],
+    tags: Sequence[str] = TAGS,
+    template: str = CHAT_TEMPLATE,
+    roles: Sequence[str] = (),
+    vocab_size: int = 320,
+    digits_one_by_one: bool = True,
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that can spell any text, digits one by one, with the chat's tokens, among them
-    ``roles``, and the tags as single tokens."""
+    """Byte-level BPE that can spell any text, with the chat's tokens, among them ``roles``, and the
+    tags as single tokens.
+
+    Args:
+        digits_one_by_one: False: a number that is frequent in the corpus is one token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Digits(individual_digits=digits_one_by_one),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[*SPECIALS, *roles],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -124,18 +134,19 @@ def make_model(tokenizer: PreTrainedTokenizerFast, **sizes: float) -> Qwen2ForCa
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast, pairs: list[Pair]
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[tuple[str, str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels (N, T); prompts and padding are -100 in the labels."""
+    """Token ids and labels (N, T) of questions with their answers; prompts and padding are -100 in
+    the labels."""
     rows = []
-    for pair in pairs:
+    for asked, told in texts:
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question(pair)}],
+            [{"role": "user", "content": asked}],
             add_generation_prompt=True,
             tokenize=False,
         )
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        answer_ids = tokenizer.encode(completion(pair), add_special_tokens=False)
+        answer_ids = tokenizer.encode(told, add_special_tokens=False)
         answer_ids.append(tokenizer.eos_token_id)
         rows.append((prompt_ids, answer_ids))
     longest = max(len(p) + len(a) for p, a in rows)
@@ -169,8 +180,9 @@ def pretrain(
     A decaying rate was tried: the model then is sure of its wrong answers, and reinforcement
     learning has nothing to choose from (LOG.md).
     """
-    probe = encode(tokenizer, pairs[:512])
-    ids_NT, labels_NT = encode(tokenizer, pairs[512:])
+    texts = [(question(pair), completion(pair)) for pair in pairs]
+    probe = encode(tokenizer, texts[:512])
+    ids_NT, labels_NT = encode(tokenizer, texts[512:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     for step in range(1, args.max_steps + 1):
         rows = torch.randint(len(ids_NT), (args.batch,))
@@ -209,11 +221,12 @@ def main() -> None:
     write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
 
     corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pretraining[:500]]
-    tokenizer = make_tokenizer(corpus, TAGS)
+    tokenizer = make_tokenizer(corpus)
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     pretrain(model, tokenizer, pretraining, args)
-    print(f"test accuracy {greedy_accuracy(model, *encode(tokenizer, test)):.3f}")
+    asked = encode(tokenizer, [(question(pair), completion(pair)) for pair in test])
+    print(f"test accuracy {greedy_accuracy(model, *asked):.3f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

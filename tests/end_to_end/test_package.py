@@ -22,13 +22,14 @@ BESIDE_THE_PACKAGE = {
     for pattern in (
         "configs/*.yaml",
         "data/arithmetic_*.jsonl",
+        "data/countdown_*.jsonl",
         "data/wordle_*.jsonl",
-        "model/tiny/*",
-        "model/wordle/*",
+        "model/*/*",
+        "examples/countdown.py",
         "examples/tools.py",
         "examples/wordle.py",
         "requirements/*",
-    )  # fmt: skip
+    )
     for path in ROOT.glob(pattern)
 }
 
