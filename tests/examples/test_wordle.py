@@ -13,6 +13,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT
+from reason_llm import train
+from reason_llm.config import file as config_file
 from reason_llm.data.tools import tool_schemas
 
 PATH = ROOT / "examples" / "wordle.py"
@@ -140,3 +142,20 @@ def test_trl_trains_in_it(game: Any, tmp_path: Path) -> None:
     assert len(ends) == 128
     assert mean(len(each.agreeing) for each in ends) > 4
     assert 0.2 < mean(each.is_won for each in ends) < 0.7
+
+
+@pytest.mark.long
+def test_the_lesson_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of its steps: more games are won, and more guesses agree."""
+    monkeypatch.chdir(ROOT)
+    options = {"run.directory": str(tmp_path), "run.buffer": str(tmp_path / "buffer.json")}
+    config = config_file.load(
+        Path("configs/wordle_tiny.yaml"), {**options, "run.steps": 6, "eval.every": 0}
+    )
+    train(config)
+    lines = (tmp_path / "wordle_tiny" / "metrics.jsonl").read_text().splitlines()
+    records = [each for each in map(json.loads, lines) if "score/agreeing" in each]
+    for key in ("score/environment", "score/agreeing"):
+        first, *_, fifth, sixth = (record[key] for record in records)
+        assert 0.35 < first < 0.55 and (fifth + sixth) / 2 > first + 0.05
+    assert records[0]["sample/environment_error_fraction"] == 0.0
