@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import TINY
+from conftest import ROOT, TINY
 from learners import ROW, groups
 from reason_llm.app import training
 from reason_llm.app.chat import Chat, Options, find_subject
@@ -118,23 +119,25 @@ def test_small_steps_add_up_in_bfloat16(tokenizer: Any) -> None:
     assert 0.8 < along["own"] < 1.2, along
 
 
+def options_of(folder: Path, name: str) -> dict[str, Any]:
+    return {
+        "model": {"path": str(TINY), "dtype": "bfloat16", "train": "full"},
+        "run__name": name,
+        "run__buffer": str(folder / f"{name}.json"),
+        "run__save_every": 2,
+        "train__learning_rate": 2e-4,
+        "algorithm": {"name": "grpo"},  # with its KL
+        "eval__every": 1,
+        "eval__max_new_tokens": 8,
+        "data__eval": str(ROOT / "data" / "arithmetic_test.jsonl"),
+        "data__limit": 16,
+    }
+
+
 def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
-    def options(name: str) -> dict[str, Any]:
-        return {
-            "model": {"path": str(TINY), "dtype": "bfloat16", "train": "full"},
-            "run__name": name,
-            "run__buffer": str(tmp_path / f"{name}.json"),
-            "run__save_every": 2,
-            "train__learning_rate": 2e-4,
-            "algorithm": {"name": "grpo"},  # with its KL
-            "eval__every": 1,
-            "eval__max_new_tokens": 8,
-            "data__eval": str(TINY.parent.parent / "data" / "arithmetic_test.jsonl"),
-            "data__limit": 16,
-        }
-
+    options = partial(options_of, tmp_path)
     console = Console("quiet")
     training.run_training(small_run(**options("whole")), console)
     run = tmp_path / "runs" / "whole"
@@ -145,8 +148,6 @@ def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
         loaded.model.embed_tokens.weight,
         AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16).model.embed_tokens.weight,
     )
-    chat = Chat(find_subject(str(run), None), Options(max_new_tokens=4, temperature=0.0))
-    assert chat.model.path == str(run / "model") and "".join(chat.answer("What is 3 + 4?"))
     records = metrics.read(run / "metrics.jsonl")
     assert records[1]["train/kl"] < 1e-9 < records[3]["train/kl"]
 
@@ -160,6 +161,26 @@ def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
     training.run_training(small_run(**options("again")), console)
     for name in ("model/model.safetensors", f"checkpoints/{newest.name}/optimizer.safetensors"):
         assert (run / name).read_bytes() == (other / name).read_bytes(), name
-    begun = small_run(**options("next") | {"model__path": str(run / "model"), "run__steps": 1})
-    training.run_training(begun, console)
-    assert (tmp_path / "runs" / "next" / "model" / "tokenizer.json").is_file()
+
+
+@pytest.mark.long
+def test_every_command_takes_what_it_keeps(
+    small_run: Callable[..., Config], script: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    options, console, run = partial(options_of, tmp_path), Console("quiet"), tmp_path / "runs/made"
+    training.run_training(small_run(**options("made")), console)
+    chat = Chat(find_subject(str(run), None, "best"), Options(max_new_tokens=4, temperature=0.0))
+    assert chat.model.path == str(run / "model_best") and "".join(chat.answer("What is 3 + 4?"))
+    asked = ("--compare", "base", "--eval.limit", "8", "--out", tmp_path / "evaluation")
+    code, out, error = script("evaluate.py", run, *asked)
+    assert code == 0 and "adapter - base" in out, error
+    code, out, error = script(
+        "export.py", run, "--out", tmp_path / "exported", "--dtype", "float32"
+    )
+    assert code == 0 and "parity with the run's model in float32: largest 0, mean 0" in out, error
+    code, _, error = script("export.py", run, "--adapter-only", "--out", tmp_path / "other")
+    assert code == 2 and "which trained all weights; leave it out" in error
+    for path in (run / "model", tmp_path / "exported"):
+        again = small_run(**options(path.name) | {"model__path": str(path), "run__steps": 1})
+        training.run_training(again, console)
+        assert (tmp_path / "runs" / path.name / "model" / "tokenizer.json").is_file()

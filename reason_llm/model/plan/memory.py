@@ -402,15 +402,10 @@ class _Draft:
         gradients = max(self.learned.values()) * self.trained_bytes * self._gradients
         chunks = self._chunk_bytes * chunk
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
-            head, again = (
-                shape.vocabulary * shape.hidden * size,
-                config.train.gradient_checkpointing,
-            )
-            kept: dict[bool | str, int] = {
-                True: tokens * shape.kept_bytes_per_token(size),
-                False: activations,
-            }
-            chunks += head + max(0, head + kept.get(again, 0) - activations)
+            head, kept = shape.vocabulary * shape.hidden * size, activations
+            if again := config.train.gradient_checkpointing:
+                kept = 0 if again == "offload" else tokens * shape.kept_bytes_per_token(size)
+            chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
         is_scored = self.learns and bool(config.outside_reward_models or self.teacher)
