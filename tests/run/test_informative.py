@@ -50,7 +50,7 @@ def test_each_set_keeps_its_turns_and_nothing_comes_twice() -> None:
 
 INFORMATIVE: dict[str, Any] = {
     "data__order": "informative", "data__limit": 9, "sample__max_new_tokens": 24,
-    "sample__prompts_per_step": 4, "run__steps": 4,
+    "sample__prompts_per_step": 4, "run__steps": 3,
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def teacher(folder: Path, layers: int = 2) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("quantize", ["none", "nf4"])
+@pytest.mark.parametrize("quantize", ["none", pytest.param("nf4", marks=pytest.mark.long)])
 def test_it_reads_rollouts_as_transformers_alone_does(
     quantize: str, small_run: Small, tmp_path: Path
 ) -> None:
