@@ -180,7 +180,7 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`, drawn([run]));
+  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`, run.columns["eval/samples"] ? drawn([run]) : "");
   if (reward) add("Mean reward", `${score(reward[0])} → ${score(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";
