@@ -465,8 +465,8 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     if "vision_config" in found.sub_configs:
         raise ModelError(
-            f"model.path={path}: {found.model_type} reads images, too, which is not supported; take "
-            "a model of text alone, or save its text part as a model"
+            f"model.path={path}: {found.model_type} reads images, too, which is not supported; "
+            "take a model of text alone, or save its text part as a model"
         )
     if not found.return_dict:
         raise ModelError(

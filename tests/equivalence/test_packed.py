@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from conftest import TINY
-from families import TODAY
 from equivalence.test_micro_batches import gradient, groups
+from families import TODAY
 from learners import OF_REWARDS, SHORT
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
