@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "broken YAML": (lambda f: own_config(f, "data: [1\n"), ["config.yaml", "not valid YAML"]),
     "unknown option": (lambda f: ["--train.lr", "1"], ["--train.lr"]),
     "contradiction": (
-        lambda f: ["--sample.completions_per_prompt", "1"],
+        lambda f: ["--sample.completions_per_prompt", "1", "--algorithm.scale", "none"],
         ["completions_per_prompt=1", "algorithm.name=grpo"],
     ),
     "no such model": (lambda f: ["--model.path", str(f / "none")], ["none does not exist"]),

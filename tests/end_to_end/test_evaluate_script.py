@@ -230,7 +230,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda run: [str(run), "--model", "base", "--compare", "base"],
         ["--compare base is the model itself; name another, such as a run's folder"],
     ),
-    "no such run": (lambda run: [str(run.parent / "maid")], ["maid does not exist"]),
+    "no such run": (lambda run: [str(run.parent / "maid")], ["no run", "maid", "made?"]),
     "no folder": (lambda run: [str(TEST_SET)], ["arithmetic_test.jsonl is no folder"]),
     "a folder of runs": (lambda run: [str(run.parent)], ["config.json is missing"]),
     "another option of this script": (lambda run: [str(run), "--comapre", "base"], ["--compare?"]),

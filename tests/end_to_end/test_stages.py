@@ -231,9 +231,9 @@ def copy_of(source: Path, target: Path) -> Path:
 SIMPLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("sft", ("--data.form", "problems"), ("data.form=problems contradicts stage=sft",)),
     ("irpo", ("--data.form", "labels"), ("labels contradicts stage=preference (irpo)",)),
-    ("sft", ("--data.train", "{shared}/pairs.jsonl"), ("pairs.jsonl:1", "completion")),
+    ("sft", ("--data.train", "{shared}/pairs.jsonl"), ("pairs.jsonl:1", "stage=preference and preference.name=dpo")),
     ("pretrain", ("--data.train", "{shared}/pairs.jsonl"), ("pairs.jsonl:1", "text")),
-    ("reward", ("--data.train", "{shared}/labels.jsonl"), ("labels.jsonl:1", "chosen")),
+    ("reward", ("--data.train", "{shared}/labels.jsonl"), ("labels.jsonl:1", "preference.name=kto")),
     ("kto", ("--data.train", "{shared}/demonstrations.jsonl"), (":1", "label")),
     ("sft", ("--eval.rows", "{shared}/none.jsonl"), ("none.jsonl",)),
     ("sft", ("--eval.rows", "{shared}/texts.jsonl"), ("texts.jsonl:1",)),

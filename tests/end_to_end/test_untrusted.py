@@ -206,7 +206,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     ("template", "wrong"),
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "took"),
-        ("{{ 9 ** (9 ** 9) }}", "took longer"),
+        ("{{ 9 ** (9 ** 9) }}", "took"),
         ("{{ range(10 ** 9 // 3) }}", "Range too big"),
         ("{{ 'x' | indent(9 ** 10) }}", "too much memory"),
         ("{{ 'x' | center(9 ** 10) }}", "too much memory"),

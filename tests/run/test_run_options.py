@@ -87,7 +87,7 @@ def test_epochs_say_how_many_steps(small_run: Callable[..., Config], tmp_path: P
     assert rates == pytest.approx([1e-3, 5e-4])
     with pytest.raises(
         ConfigError,
-        match=r"train\.warmup_steps=3 contradicts run\.steps=2, in which the policy has 2 optimizer",
+        match=r"train\.warmup_steps=3 contradicts run\.steps=2, in which the policy has 2",
     ):
         train(small_run(run__epochs=0.5, train__warmup_steps=3, run__name="other", **options))
     assert not (tmp_path / "runs" / "other").exists()

@@ -112,8 +112,8 @@ def test_what_an_option_costs_is_in_the_table(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "cards.md").read_text()
     for said in (
         f"{plain['base']:.1f} GiB of weights and {plain['libraries, contexts, graphs']:.1f} of lib",
-        f"({plain['KV cache']:.1f} GiB); learning with activations, {per_token:.1f} MiB a token",
-        f"{plan.micro_batch_tokens:,} tokens ({plain['activations']:.1f} GiB)",
+        f"a token, {plain['KV cache']:.1f} GiB), and activations while learning ({per_token:.1f} MiB",
+        f"{plain['activations']:.1f} GiB for micro-batches of {plan.micro_batch_tokens:,} tokens",
         f"weights {full['base']:.1f} → {plain['base']:.1f} GiB",
         f"{kept_per_token:.1f} MiB for each token of a micro-batch in place of {per_token:.1f}",
         f"activations {plain['activations']:.1f} → {offloaded['activations']:.1f} GiB; {host:.1f}",

@@ -1,5 +1,5 @@
 """Wrong programs that look for pay and right ones in odd dress, made by others than wrote the
-reward: 108 and 41, then 229 and 82 by others again. Each is judged as in a run.
+reward: 108 and 41, then 229 and 82, then 75 and 30 by others again. Each is judged as in a run.
 ``docs/programs.md`` says what a hidden test cannot see."""
 
 import json
@@ -17,9 +17,9 @@ ROWS = [
     json.loads(line)
     for line in Path(__file__).with_name("programs_of_others.jsonl").read_text().splitlines()
 ]
-UNSEEN = {"wrong-006", "wrong-014", "wrong-091", "second-wrong-060"}
+UNSEEN = {"wrong-006", "wrong-014", "wrong-091", "second-wrong-060", "eighth-W60"}
 """Paid: a loop that the program ends after its first assertion; a bound that the result moves; an
-``async`` function, which is waited for."""
+``async`` function, which is waited for; an error of an own class named ``ValueError``."""
 ASSERT_NOTHING = {"wrong-099", "wrong-100"}
 """Their tests are refused when the data is read."""
 
