@@ -178,7 +178,7 @@ class AdapterSection(Section):
     """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
     v_proj], or a regular expression of them. With lm_head, the head, it is sampled with
     transformers."""
-    target_parameters: list[str] = []  # noqa: RUF012
+    target_parameters: tuple[str, ...] = ()
     """Weights of a mixture's experts that are adapted, too, by the ends of their names, such as
     [experts.gate_up_proj, experts.down_proj], each expert with factors of this rank. Without
     dropout, sampled with transformers."""

@@ -224,7 +224,7 @@ def _find_parameters(base: Any, config: AdapterSection) -> list[str]:
             f"model.adapter.dropout={config.dropout} contradicts model.adapter.target_parameters: "
             "PEFT has no dropout before experts' weights; set it to 0"
         )
-    return config.target_parameters
+    return list(config.target_parameters)
 
 
 @contextmanager
@@ -531,5 +531,5 @@ def section_of(folder: Path) -> AdapterSection:
         alpha=config.lora_alpha,
         rslora=config.use_rslora,
         targets=targets if isinstance(targets, str) else sorted(targets),
-        target_parameters=sorted(config.target_parameters or ()),
+        target_parameters=tuple(sorted(config.target_parameters or ())),
     )

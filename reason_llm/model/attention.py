@@ -43,6 +43,8 @@ MOST_KEYS_PER_TOKEN = 4
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        return "the state of its recurrent layers would go on from one row into the next"
     if text.model_type not in FAMILIES:
         return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":

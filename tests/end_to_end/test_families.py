@@ -113,7 +113,7 @@ def test_adapters_on_experts_learn_and_are_what_samples(name: str, tmp_path: Pat
     """The policy's gradient reaches each kind of weight, one step along it makes the tokens more
     likely, the sampler gives the learner's log-probs, and PEFT loads what was saved."""
     path = families.make(tmp_path / "base", name)
-    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    experts = ("experts.gate_up_proj", "experts.down_proj")
     adapter = AdapterSection(rank=4, target_parameters=experts)
     section = ModelSection(path=path, dtype="float32", context_tokens=256, adapter=adapter)
     tokenizer = load_tokenizer(path)
@@ -159,7 +159,7 @@ def test_names_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
     adapter = AdapterSection(rank=4, targets=["q_proj", "gate_proj", "up_proj"])
     with pytest.raises(ModelError, match="PEFT takes such names for the experts' gate_up_proj"):
         meta_model(ModelSection(path=path, adapter=adapter))
-    dropping = AdapterSection(target_parameters=["experts.down_proj"], dropout=0.1)
+    dropping = AdapterSection(target_parameters=("experts.down_proj",), dropout=0.1)
     with pytest.raises(ModelError, match=r"model\.adapter\.dropout=0\.1 contradicts"):
         meta_model(ModelSection(path=path, adapter=dropping))
     policy = meta_model(ModelSection(path=path))  # all-linear: the attention

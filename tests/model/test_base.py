@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
 
 import families
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
+from reason_llm.model import attention
 from reason_llm.model.base import Model, check_model, context_limit, load_tokenizer
 
 
@@ -78,7 +80,9 @@ def test_numbers_with_which_no_pass_is_possible_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "gemma4", "llava", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl"]
+)
 def test_models_that_read_images_are_refused(name: str, tmp_path: Path) -> None:
     path = copy(tmp_path, "config.json")
     CONFIG_MAPPING[name]().save_pretrained(path)
@@ -86,7 +90,17 @@ def test_models_that_read_images_are_refused(name: str, tmp_path: Path) -> None:
         check_model(ModelSection(path=path))
 
 
-@pytest.mark.parametrize("family", families.OLDER)
+def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> None:
+    path = families.make(tmp_path, "qwen3_5_text")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vision_config": {"depth": 2}}))
+    policy = check_model(ModelSection(path=path, dtype="float32"))
+    text = policy.config.get_text_config(decoder=True)
+    reason = attention.unfit(text, torch.float32, torch.device("cpu"))
+    assert reason is not None and "recurrent layers" in reason
+
+
+@pytest.mark.parametrize("family", [*families.OLDER, *families.TODAY])
 def test_families_whose_numbers_fit_pass(tmp_path: Path, family: str) -> None:
     check_model(ModelSection(path=families.make(tmp_path, family), dtype="float32"))
 

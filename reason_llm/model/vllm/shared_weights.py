@@ -198,7 +198,7 @@ def verify(model: nn.Module, path: str) -> int:
             checkpoint does not hold.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    left = {id(parameter): [name, parameter.numel()] for name, parameter in parameters.items()}
+    left = {id(parameter): parameter.numel() for parameter in parameters.values()}
     compared = 0
     with on_default_stream():
         for file in checkpoint_files(path):
@@ -210,9 +210,9 @@ def verify(model: nn.Module, path: str) -> int:
                         found = found if expert is None else _of_expert(found, *expert)
                         if not _is_stored(model, own, found, opened, name):
                             raise ModelError(f"{name} differs from {file}: it cannot be shared")
-                        left[id(parameters[own])][1] -= found.numel()
+                        left[id(parameters[own])] -= found.numel()
                         compared += 1
-    if missing := [name for name, numel in left.values() if numel > 0]:
+    if missing := [name for name, each in parameters.items() if left[id(each)] > 0]:
         raise ModelError(
             f"model.path={path}: {missing[0]} is not in its checkpoint, so sharing "
             "it cannot be verified; set sample.engine to transformers"

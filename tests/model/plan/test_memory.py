@@ -181,7 +181,7 @@ FAMILIES = ["qwen2", "llama", "gemma2", "phi3", *OLDER]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_activations_are_planned_for_and_not_far_beyond(
     section = ModelSection(
         path=make(tmp_path, family, dtype),
         dtype=name,  # type: ignore[arg-type]
-        adapter=AdapterSection(rank=16, target_parameters=EXPERTS if experts else []),
+        adapter=AdapterSection(rank=16, target_parameters=EXPERTS if experts else ()),
     )
     shape = Shape.of(meta_model(section))
     row = ALGORITHMS["dapo"]

@@ -138,7 +138,7 @@ def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> Non
             with adapters.reference(model.policy):
                 plain, _ = policy_logprobs(model, ids, mask, 0.9)
         assert (found[mask] - reported).abs().max() < 5e-5
-        assert (plain[mask] - reported).abs().max() > 1e-2
+        assert (plain[mask] - reported).abs().max() > 1e-3
         del sampler, base
     gc.collect()
 
