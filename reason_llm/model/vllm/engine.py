@@ -216,6 +216,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             max_model_len=sizes.context_tokens,
             max_num_seqs=sizes.max_sequences,
             max_num_batched_tokens=sizes.prefill_tokens,
+            # A part of a prompt sets its generator back, which torch's on a CPU refuse.
+            enable_chunked_prefill=not on_cpu,
             kv_cache_memory_bytes=sizes.kv_cache_bytes,
             gpu_memory_utilization=0.01,  # the KV cache's size is given, so this only checks
             enforce_eager=on_cpu,
