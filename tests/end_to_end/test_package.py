@@ -28,7 +28,7 @@ BESIDE_THE_PACKAGE = {
         "examples/tools.py",
         "examples/wordle.py",
         "requirements/*",
-    )  # fmt: skip
+    )
     for path in ROOT.glob(pattern)
 }
 
