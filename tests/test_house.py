@@ -24,7 +24,7 @@ from house import MODULES, PACKAGE, imports_of, name_of
 ORDER = [
     {"errors"},
     {"files"},
-    {"score.math", "score.code"},
+    {"score.math", "score.code", "score.statistics"},
     {"rollout"},
     {"config"},
     {"data", "model"},

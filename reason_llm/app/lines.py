@@ -5,9 +5,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reason_llm.evaluate import wilson
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
+from reason_llm.score.statistics import wilson
 
 RECENT_STEPS = 20
 """From whose seconds the time left is made."""
@@ -107,11 +107,25 @@ def pairs(accuracy: float, count: float | None) -> str:
 
 
 def accuracy(record: Record, judged_by: str = "accuracy") -> str:
-    """Held-out accuracy, and that of each named set; of another first reward its mean."""
+    """Held-out accuracy, of samples with its 95 % interval, and that of each named set; of another
+    first reward its mean."""
     sets = metrics.accuracies(record).items()
     named = ", ".join(f"{name} {mean_score(value, judged_by)}" for name, value in sets)
     value = mean_score(record["eval/accuracy"], judged_by)
-    return f"held-out {judged_by} {value}" + (f" ({named})" if named else "")
+    told = [named] if named else []
+    if "eval/accuracy_low" in record:
+        ends = [mean_score(record[f"eval/accuracy_{end}"], judged_by) for end in ("low", "high")]
+        told.insert(0, f"{' to '.join(ends)}, {mean_of(record['eval/samples'])}")
+    if "eval/pass_at_k" in record:
+        told.insert(1, f"pass@{record['eval/samples']:.0f} {record['eval/pass_at_k']:.1%}")
+    return f"held-out {judged_by} {value}" + (f" ({'; '.join(told)})" if told else "")
+
+
+def mean_of(num_samples: float) -> str:
+    """``mean of 2 samples``; ``greedy`` for 0."""
+    if not num_samples:
+        return "greedy"
+    return f"mean of {num_samples:.0f} samples" if num_samples > 1 else "one sample"
 
 
 def mean_score(value: float, judged_by: str) -> str:
@@ -138,7 +152,9 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     lines, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]
-        lines.append(f"held-out {by} {mean_score(before, by)} -> {mean_score(after, by)}")
+        ends = f"{mean_score(before, by)} -> {mean_score(after, by)}"
+        samples = summary.get("accuracy_samples", 0)
+        lines.append(f"held-out {by} {ends}" + (f" ({mean_of(samples)})" if samples else ""))
     for name, (before, after) in summary["accuracy_of_sets"].items():
         lines.append(f"  {name} {mean_score(before, by)} -> {mean_score(after, by)}")
     if (loss := summary["held_out_loss"]) is not None:

@@ -234,7 +234,8 @@ class SampleSection(Section):
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy."""
+    """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy
+    without eval.samples."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens with at least this probability. 1: all."""
     top_k: Whole = 0
@@ -323,7 +324,7 @@ class TrainSection(Section):
 
 
 class EvalSection(Section):
-    """Evaluation on the held-out set: greedy decoding, scored by the first reward."""
+    """Evaluation on the held-out set, scored by the first reward."""
 
     every: Whole = 10
     """Steps between evaluations, besides the first and the last. 0: only those two."""
@@ -338,6 +339,9 @@ class EvalSection(Section):
     patience: Whole = 0
     """End the run early after this many evaluations in a row that are no better than the best one
     (run.keep_best says by what). 0: never."""
+    samples: Whole = 0
+    """Completions of each problem, sampled as in training (sample.temperature and its like), of
+    which the accuracy is the mean. 0: one, by greedy decoding."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
     keep_completions: bool = True

@@ -228,9 +228,15 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
         fits.append("demonstrations")
     elif _found(row, PROMPT_COLUMNS):
         fits.append("prompts")
-    if _found(row, ANSWER_COLUMNS if columns.answer is None else (columns.answer,)):
+    if has_answer(row, columns):
         fits.append("problems")
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
+
+
+def has_answer(row: Row, columns: ColumnsSection) -> bool:
+    """Whether a row has a column of the gold answer."""
+    names = ANSWER_COLUMNS if columns.answer is None else (columns.answer,)
+    return _found(row, names) is not None
 
 
 def gold_answer(text: str) -> str:

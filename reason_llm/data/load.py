@@ -25,6 +25,7 @@ from reason_llm.data.forms import (
     Learned,
     Messages,
     Problem,
+    has_answer,
     option_for,
     read_demonstration,
     read_document,
@@ -335,8 +336,12 @@ class _Reader:
         columns = self.config.data.columns_for(data_set.name, data_set.source)
         match data_set.form:
             case "problems":
-                tests = self.config.score.rewards[0].kind in CODE_REWARDS
-                return self._with_extra(read_problem(where, row, columns, tests=tests), row)
+                judge = self.config.score.rewards[0]
+                tests = judge.kind in CODE_REWARDS
+                can_lack = self.config.data.form == "prompts" and judge.custom is not None
+                answer = has_answer(row, columns) or not can_lack
+                problem = read_problem(where, row, columns, tests=tests, answer=answer)
+                return self._with_extra(problem, row)
             case "prompts":
                 return self._with_extra(read_problem(where, row, columns, answer=False), row)
             case "demonstrations":

@@ -1,19 +1,15 @@
 """Accuracy with intervals on problems that are not trained on. What needs torch is loaded on its
-first use: the report wants the intervals alone."""
+first use."""
 
 from typing import TYPE_CHECKING, Any
-
-from reason_llm.evaluate.statistics import Estimate, wilson
 
 if TYPE_CHECKING:
     from reason_llm.evaluate.evaluation import run_evaluation
     from reason_llm.evaluate.request import make_request
 
 __all__ = [
-    "Estimate",
     "make_request",
     "run_evaluation",
-    "wilson",
 ]
 
 

@@ -2,7 +2,7 @@
 
 Scores, each a mean over problems: ``greedy``; ``mean@k`` of k samples; ``pass@j``, the chance that
 one of j is right, estimated from all k; ``maj@k``, whether the answer that most of the k gave is
-right. Intervals and tests are in ``statistics``.
+right. Intervals and tests are in ``score.statistics``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from reason_llm.evaluate.outcomes import Outcome
-from reason_llm.evaluate.statistics import (
-    Comparison,
-    Estimate,
-    compare,
-    mean,
-    pass_at_k,
-    proportion,
-)
 from reason_llm.score.math import majority
+from reason_llm.score.statistics import Comparison, Estimate, compare, estimate, pass_at_k
 
 Values = dict[str, list[float]]
 """The value of each problem by the score's name."""
@@ -50,14 +43,9 @@ def estimates(values: Values, num_samples: int) -> dict[str, Estimate]:
     """Each score with its interval."""
     found = {}
     for name, each in values.items():
-        if min(each) < 0 or max(each) > 1:
-            found[name] = mean(each)
-        elif name.startswith("mean@"):
-            found[name] = proportion(each, num_samples)
-        elif name.startswith("pass@"):
-            found[name] = proportion(each, num_samples // int(name.partition("@")[2]))
-        else:
-            found[name] = proportion(each)
+        kind, _, k = name.partition("@")
+        trials_each = {"mean": num_samples, "pass": num_samples // int(k or 1)}.get(kind, 1)
+        found[name] = estimate(each, trials_each)
     return found
 
 

@@ -1,14 +1,17 @@
-"""What a run is judged by: greedy accuracy on held-out problems; the loss, and of pairs the
-accuracy, on held-out rows; a reward model's scale and its dependence on length."""
+"""What a run is judged by: accuracy on held-out problems, greedy or of samples; the loss, and of
+pairs the accuracy, on held-out rows; a reward model's scale and its dependence on length."""
 
 import gzip
 import hashlib
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from statistics import fmean, stdev
 
 import orjson
 
+from reason_llm.config import Config
 from reason_llm.files import write_atomically
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
@@ -27,10 +30,25 @@ from reason_llm.sample import (
     sampling,
 )
 from reason_llm.score import Scorer
+from reason_llm.score.statistics import estimate
 from reason_llm.train import Learner, learning, length_bias
 
 LARGEST_NLL = 200.0
 """In nats per token; a larger one is shown as the perplexity of this."""
+
+
+def sampling_params(config: Config) -> SamplingParams:
+    """One greedy completion of each held-out problem, or ``eval.samples`` as in training."""
+    section, k = config.sample, config.eval.samples
+    greedy = SamplingParams(
+        1, config.eval_max_new_tokens, temperature=0.0, stop=tuple(section.stop)
+    )
+    if not k:
+        return greedy
+    return replace(
+        greedy, num_completions=k, temperature=section.temperature, top_k=section.top_k,
+        top_p=section.top_p, min_p=section.min_p,
+    )  # fmt: skip
 
 
 class HeldOut:
@@ -47,6 +65,9 @@ class HeldOut:
             [] if held is None else [(row.ids, row.value) for row in held.rows],
             job.config.eval_max_new_tokens,
         ]
+        self._params = sampling_params(job.config)
+        if job.config.eval.samples:
+            asked.append(asdict(self._params))
         self.digest = hashlib.sha256(orjson.dumps(asked)).hexdigest()[:16]
         """Of what an evaluation asks."""
         self.exists = bool(sets) or held is not None
@@ -70,22 +91,20 @@ class HeldOut:
             return judge(self._learner, self._rows.held_out())
 
     def _answers(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
-        job, config = self._job, self._job.config
-        params = SamplingParams(
-            num_completions=1,
-            max_new_tokens=config.eval_max_new_tokens,
-            temperature=0.0,
-            stop=tuple(config.sample.stop),
-        )
+        job, config, params = self._job, self._job.config, self._params
         record: Record = {}
         content = b""
+        total = len(job.data.held_out_prompts) * params.num_completions
         with (
             sampling(self._learner.model, job.plan.cache_tokens) as sampler,
-            watch.phase("evaluating", len(job.data.held_out_prompts)) as progress,
+            watch.phase("evaluating", total) as progress,
         ):
             dealing = in_environment(self._team.dealing(sampler), job.run.environments)
             for data_set in job.data.held_out:
-                values, groups = evaluate(dealing, data_set.prompts, job.scorer, params, progress)
+                seed = random.Random(f"{config.run.seed}/held_out/{data_set.name}").getrandbits(63)
+                values, groups = evaluate(
+                    dealing, data_set.prompts, job.scorer, params, progress, seed
+                )
                 if not record:  # the first set's count for the run
                     record |= values
                 record |= metrics.by_name(values, data_set.name) if data_set.name else {}
@@ -102,17 +121,19 @@ def evaluate(
     scorer: Scorer,
     params: SamplingParams,
     progress: Progress,
+    seed: int,
 ) -> tuple[Record, list[Group]]:
-    """Accuracy from one completion of each prompt, judged by the first reward.
+    """Accuracy from the completions of each prompt, judged by the first reward.
 
     Returns:
         ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
-        ``eval/truncated_fraction``; and the scored completions.
+        ``eval/truncated_fraction``; of samples what ``of_samples`` says; and the scored
+        completions.
     """
     groups = scorer.score(
-        sampler.sample(prompts, params, seed=0, progress=progress), only_first=True
+        sampler.sample(prompts, params, seed=seed, progress=progress), only_first=True
     )
-    completions = [group.completions[0] for group in groups]
+    completions = [completion for group in groups for completion in group.completions]
     count, name = len(completions), scorer.rewards[0].name
     found = {
         "eval/accuracy": sum(completion.rewards[name] for completion in completions) / count,
@@ -123,7 +144,24 @@ def evaluate(
         )
         / count,
     }
+    if params.temperature > 0:
+        found |= of_samples([[each.rewards[name] for each in g.completions] for g in groups])
     return found, groups
+
+
+def of_samples(rewards: Sequence[Sequence[float]]) -> Record:
+    """What k samples of each problem say beyond their mean: ``eval/samples``, k; the 95 % interval
+    of the mean, over problems; and ``eval/pass_at_k`` of rewards of 0 and 1."""
+    k = len(rewards[0])
+    interval = estimate([fmean(each) for each in rewards], trials_each=k)
+    found = {
+        "eval/samples": float(k),
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+    }
+    if k > 1 and all(reward in (0.0, 1.0) for each in rewards for reward in each):
+        found["eval/pass_at_k"] = fmean(max(each) for each in rewards)
+    return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def to_lines(name: str, groups: Sequence[Group]) -> bytes:
@@ -131,18 +169,18 @@ def to_lines(name: str, groups: Sequence[Group]) -> bytes:
     answer, the completion, its score, its length in tokens and why it ended."""
     lines = []
     for group in groups:
-        [completion] = group.completions
-        values = {
-            "set": name,
-            "id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "answer": group.prompt.answer,
-            "completion": completion.text,
-            "score": completion.reward,
-            "tokens": len(completion.sampled_ids),
-            "finish_reason": completion.finish_reason,
-        }
-        lines.append(orjson.dumps(values) + b"\n")
+        for completion in group.completions:
+            values = {
+                "set": name,
+                "id": group.prompt.id,
+                "prompt": group.prompt.text,
+                "answer": group.prompt.answer,
+                "completion": completion.text,
+                "score": completion.reward,
+                "tokens": len(completion.sampled_ids),
+                "finish_reason": completion.finish_reason,
+            }
+            lines.append(orjson.dumps(values) + b"\n")
     return b"".join(lines)
 
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from marks import most_are_long
-from reason_llm.evaluate import statistics
-from reason_llm.evaluate.statistics import (
+from reason_llm.score import statistics
+from reason_llm.score.statistics import (
     compare,
     exact_sign_flip,
     mean,

@@ -2,6 +2,7 @@
 
 import io
 
+from reason_llm.app.lines import mean_of
 from reason_llm.run import Record, accuracies
 
 
@@ -45,12 +46,13 @@ def _panels(records: list[Record], judged_by: str) -> list[list[tuple[str, str, 
         all(record.get("eval/accuracy") == record.get(key) for record in records) for key in named
     )
     labels = named if is_first_of_named else {"eval/accuracy": "held-out"} | named
+    drawn = max(record.get("eval/samples", 0) for record in records)
     samples = any("score/reward" in record for record in records)
     losses = [("train/loss", "loss", "-"), ("eval/loss", "held-out loss", "o-")]
     return [
         [
             ("score/reward", "mean reward of the samples", "-"),
-            *((key, f"{name} {judged_by}, greedy", "o-") for key, name in labels.items()),
+            *((key, f"{name} {judged_by}, {mean_of(drawn)}", "o-") for key, name in labels.items()),
             ("train/pair_accuracy", "pairs in order", "-"),
             ("eval/pair_accuracy", "held-out pairs in order", "o-"),
         ],

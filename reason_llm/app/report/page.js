@@ -16,9 +16,10 @@ const gib = (value) => (Number.isFinite(value) ? value.toFixed(2) : "–") + " G
 const CHARTS = [
   ["What is reached", [
     ["score/reward", "Reward", "mean of the step's rollouts", score],
-    ["eval/accuracy", "Held-out accuracy", "greedy", percent],
-    ["eval/*/accuracy", "", "held-out accuracy, greedy", percent],
+    ["eval/accuracy", "Held-out accuracy", "", percent],
+    ["eval/*/accuracy", "", "held-out accuracy", percent],
     ["score/*", "", "mean of this reward", number],
+    ["eval/pass_at_k", "Held-out pass@k", "one of the k samples is right", percent],
     ["eval/pair_accuracy", "Held-out pairs", "the chosen side ahead; dotted: chance, 50 %", percent],
     ["eval/loss", "Held-out loss", "", loss],
     ["eval/perplexity", "Held-out perplexity", "e to the loss of a token", loss],
@@ -103,16 +104,21 @@ function keysLike(pattern) {
 
 function metricChart(key, title, note, format, band, height = 130) {
   const lines = data.runs.map((run, i) => lineOf(run, i, key)).filter((line, i) => line.values.length && !hidden.has(i));
-  if (/^eval\/(.+\/)?accuracy$/.test(key) && !isAccuracy()) {
-    if (key === "eval/accuracy") title = `Held-out ${judge()}`;
-    note = `mean of ${judge()}, held out, greedy`;
-    format = score;
+  if (/^eval\/(.+\/)?accuracy$/.test(key)) {
+    if (!isAccuracy()) {
+      if (key === "eval/accuracy") title = `Held-out ${judge()}`;
+      note = `mean of ${judge()}, held out`;
+      format = score;
+    }
+    note += (note && ", ") + drawn(data.runs);
   }
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
   const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
   return chart({ key, title: plainly(name), note, format, lines, zero: !NEVER_ZERO.has(key), level: key.endsWith("/pair_accuracy") ? 0.5 : undefined, band, warmup, height, span: data.runs.length > 1 ? stepsOfAll() : null });
 }
 
+// How held-out answers are made.
+const drawn = (runs) => [...new Set(runs.map((run) => columnOf(run, "eval/samples").values.at(-1) || 0))].map((k) => (k > 1 ? `mean of ${k} samples` : k ? "one sample" : "greedy")).join(" or ");
 // What evaluation measures: a first reward that does not tell what is right is no accuracy.
 const judge = (runs = data.runs) => [...new Set(runs.map((run) => run.judged_by))].join(" or ");
 const isAccuracy = (runs) => judge(runs) === "accuracy";
@@ -174,7 +180,7 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`);
+  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`, run.columns["eval/samples"] ? drawn([run]) : "");
   if (reward) add("Mean reward", `${score(reward[0])} → ${score(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";

@@ -20,10 +20,10 @@ from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
 from reason_llm.errors import ModelError, tree_without_secrets, with_texts
-from reason_llm.evaluate import wilson
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
 from reason_llm.run.store import folder as run_folder
+from reason_llm.score.statistics import wilson
 
 OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
 """Options that each run has of its own."""

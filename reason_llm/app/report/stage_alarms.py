@@ -130,6 +130,8 @@ def no_end_token(seen: Evidence) -> Finding:
     too low."""
     sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
     key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
+    if not sampled and seen.stage in ("rl", "sample"):  # greedy answers loop where samples end
+        return unknown("no step was sampled")
     steps, values = series(seen.records, key)
     count = ENDLESS_STEPS if sampled else 1
     steps, values = steps[-count:], values[-count:]

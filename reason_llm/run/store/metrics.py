@@ -259,6 +259,7 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     return {
         "accuracy_before": accuracy[0] if accuracy else None,
         "accuracy_after": accuracy[1] if accuracy else None,
+        "accuracy_samples": int(values("eval/samples")[-1]) if values("eval/samples") else 0,
         "accuracy_of_sets": {
             name: [named[0][name], named[-1][name]]
             for name in (named[0] if named else {})

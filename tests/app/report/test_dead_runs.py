@@ -99,7 +99,7 @@ def test_a_run_whose_answers_are_cut_off_and_wrong(
 ) -> None:
     found, _ = run(sample__max_new_tokens=4)
     assert found == {
-        "Most completions have no end": 0,  # of the evaluation before the first step
+        "Most completions have no end": 1,
         "No right answer": 3,
         "Groups without signal": 3,
         "Nothing is learned": 3,

@@ -98,6 +98,12 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(centre, centre - half, centre + half)
 
 
+def estimate(values: Sequence[float], trials_each: int = 1) -> Estimate:
+    """``proportion`` of values from 0 to 1, ``mean`` of others."""
+    is_proportion = min(values) >= 0 and max(values) <= 1
+    return proportion(values, trials_each) if is_proportion else mean(values)
+
+
 def compare(ours: Sequence[float], theirs: Sequence[float], unit: float, seed: int) -> Comparison:
     """Difference of two models on the same problems, in the same order.
 
