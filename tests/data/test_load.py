@@ -252,6 +252,17 @@ def test_prompts_alone(tmp_path: Path, load: Callable) -> None:
     assert ("Q<" in prompt.text, prompt.answer) == (True, "")
 
 
+def test_a_held_out_prompt_needs_no_answer_for_a_reward_of_ones_own(
+    tmp_path: Path, load: Callable
+) -> None:
+    rows = lines(tmp_path, {"prompt": "Q"}, {"prompt": "R", "answer": "7"})
+    options = {"data__form": "prompts", "data__eval": str(rows)}
+    own = {"score__rewards": [{"custom": "mine.py:own"}]}
+    assert [p.answer for p in load(rows, **options, **own).held_out_prompts] == ["", "7"]
+    with pytest.raises(DataError, match="answer"):
+        load(rows, **options)
+
+
 # --- data sets as they are shipped, in small
 
 
