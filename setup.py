@@ -78,7 +78,10 @@ class BuildWithConfigs(build_py):
         return [*super().get_source_files(), *self._beside_the_package()]
 
     def _beside_the_package(self) -> list[str]:
-        patterns = ("configs/*", "data/arithmetic_*", "model/tiny/*", "requirements/*")
+        patterns = (
+            "configs/*", "data/arithmetic_*", "data/countdown_*", "examples/countdown.py",
+            "model/countdown/*", "model/tiny/*", "requirements/*",
+        )  # fmt: skip
         return [str(file) for pattern in patterns for file in sorted(Path().glob(pattern))]
 
 

@@ -9,7 +9,7 @@ It overwrites model/tiny and data/arithmetic_*.jsonl. The recipe, whole: draw ev
 plain next-token training on the answers, stopped early: the format is known and the sums are not.
 What it leaves to learn is what the quick start's reinforcement learning learns.
 
-Nothing else imports this file; it needs only torch, transformers and tokenizers.
+It needs only torch, transformers and tokenizers. make_countdown.py takes its tokenizer and model.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -65,27 +66,35 @@ def write_rows(path: Path, pairs: list[Pair]) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that can spell any text, digits one by one, with the chat and reasoning tags
-    as single tokens."""
+def make_tokenizer(
+    corpus: list[str],
+    vocab_size: int = 320,
+    digits_one_by_one: bool = True,
+    whole: Sequence[str] = TAGS,
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that can spell any text, with the chat and reasoning tags as single tokens.
+
+    Args:
+        digits_one_by_one: False: a number that is frequent in the corpus is one token.
+        whole: texts that are single tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Digits(individual_digits=digits_one_by_one),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pairs[:500]]
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in whole])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=None,
@@ -98,7 +107,9 @@ def make_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, initializer_range: float = 0.02
+) -> Qwen2ForCausalLM:
     """4 layers of width 128, tied embeddings, float32."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -113,23 +124,25 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
+        initializer_range=initializer_range,
     )
     return Qwen2ForCausalLM(config)
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast, pairs: list[Pair]
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[tuple[str, str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels (N, T); prompts and padding are -100 in the labels."""
+    """Token ids and labels (N, T) of questions with their answers; prompts and padding are -100 in
+    the labels."""
     rows = []
-    for pair in pairs:
+    for asked, told in texts:
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question(pair)}],
+            [{"role": "user", "content": asked}],
             add_generation_prompt=True,
             tokenize=False,
         )
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        answer_ids = tokenizer.encode(completion(pair), add_special_tokens=False)
+        answer_ids = tokenizer.encode(told, add_special_tokens=False)
         answer_ids.append(tokenizer.eos_token_id)
         rows.append((prompt_ids, answer_ids))
     longest = max(len(p) + len(a) for p, a in rows)
@@ -163,8 +176,9 @@ def pretrain(
     A decaying rate was tried: the model then is sure of its wrong answers, and reinforcement
     learning has nothing to choose from (LOG.md).
     """
-    probe = encode(tokenizer, pairs[:512])
-    ids_NT, labels_NT = encode(tokenizer, pairs[512:])
+    texts = [(question(pair), completion(pair)) for pair in pairs]
+    probe = encode(tokenizer, texts[:512])
+    ids_NT, labels_NT = encode(tokenizer, texts[512:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     for step in range(1, args.max_steps + 1):
         rows = torch.randint(len(ids_NT), (args.batch,))
@@ -202,11 +216,13 @@ def main() -> None:
     write_rows(args.out / "data" / "arithmetic_train.jsonl", train)
     write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
 
-    tokenizer = make_tokenizer(pretraining)
+    corpus = [f"system\nuser\n{question(p)}\nassistant\n" for p in pretraining[:500]]
+    tokenizer = make_tokenizer(corpus)
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     pretrain(model, tokenizer, pretraining, args)
-    print(f"test accuracy {greedy_accuracy(model, *encode(tokenizer, test)):.3f}")
+    asked = encode(tokenizer, [(question(pair), completion(pair)) for pair in test])
+    print(f"test accuracy {greedy_accuracy(model, *asked):.3f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

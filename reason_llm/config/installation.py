@@ -46,5 +46,7 @@ def load(path: Path, overrides: dict[str, Any], mistakes: Mistakes | None = None
 def _in_home(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _in_home(inner) for key, inner in value.items()}
-    is_ours = isinstance(value, str) and "/" in value and (HOME / value).exists()
+    if isinstance(value, list):
+        return [_in_home(inner) for inner in value]
+    is_ours = isinstance(value, str) and "/" in value and (HOME / value.partition(":")[0]).exists()
     return str(HOME / value) if is_ours else value

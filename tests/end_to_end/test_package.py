@@ -19,7 +19,14 @@ from conftest import ROOT
 
 BESIDE_THE_PACKAGE = {
     str(path.relative_to(ROOT)): path
-    for pattern in ("configs/*.yaml", "data/arithmetic_*.jsonl", "model/tiny/*", "requirements/*")
+    for pattern in (
+        "configs/*.yaml",
+        "data/arithmetic_*.jsonl",
+        "data/countdown_*.jsonl",
+        "model/*/*",
+        "examples/countdown.py",
+        "requirements/*",
+    )
     for path in ROOT.glob(pattern)
 }
 
