@@ -126,7 +126,8 @@ def pretrain(
 ) -> None:
     """Muon for the matrices, AdamW for the rest; the rates decay over the last half."""
     weights = [weight for _, steps, weight in STAGES for _ in range(steps)]
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
     optimizers = [
@@ -149,8 +150,9 @@ def pretrain(
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for each in (*optimizers, *schedules):
-            each.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         if step % 20 == 0:
             print(f"step {step}  loss {loss.item():.4f}", flush=True)
 
@@ -165,7 +167,9 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
-    tries = {numbers: tries_of(numbers) for numbers in itertools.combinations(NUMBERS, 3)}
+    tries: dict[Numbers, Tries] = {
+        numbers: tries_of(numbers) for numbers in itertools.combinations(NUMBERS, 3)
+    }
     triples = rng.sample(sorted(tries), len(tries))
     test, train = (
         [(numbers, value) for numbers in part for value in tries[numbers] if value in TARGETS]

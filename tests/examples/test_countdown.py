@@ -118,7 +118,7 @@ def test_the_script_makes_data_and_a_model(
     maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data are those of the repository; the model has learned for 32 steps only."""
-    monkeypatch.setattr(maker, "STAGES", [(each, 16, (1.0, 1.0)) for each, *_ in maker.STAGES])
+    monkeypatch.setattr(maker, "STAGES", [(each, 16, 1.0) for each, *_ in maker.STAGES])
     monkeypatch.setattr("sys.argv", ["make_countdown.py", "--out", str(tmp_path), "--batch", "2"])
     maker.main()
     for path in DATA.values():
