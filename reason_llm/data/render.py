@@ -54,9 +54,9 @@ class Renderer:
     template: ChatTemplate
     system_prompt: str | None
     """Text put before each conversation that has no system message of its own; None for none."""
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     """JSON schemas of the tools that the model is told of."""
-    tools_of: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+    tools_of: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict, hash=False)
     """Where each row names its environment: the schemas by that name."""
 
     def of(self, environment: str) -> "Renderer":

@@ -103,27 +103,31 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """The state of a parameter before its first step, by torch's optimizer whose group this is."""
 
-    def zeros(*shape: int, device: torch.device = parameter.device) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float32, device=device)
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+
+    def steps(device: torch.device) -> Tensor:
+        return torch.zeros((), dtype=torch.float32, device=device)
 
     shape = parameter.shape
     if "ns_steps" in group:  # Muon
         return {"momentum_buffer": zeros(*shape)}
     if "beta2_decay" not in group:  # AdamW
-        return {"step": zeros(), "exp_avg": zeros(*shape), "exp_avg_sq": zeros(*shape)}
-    step = {"step": zeros(device=torch.device("cpu"))}
+        moments = {"exp_avg": zeros(*shape), "exp_avg_sq": zeros(*shape)}
+        return {"step": steps(parameter.device), **moments}
+    counted = {"step": steps(torch.device("cpu"))}
     if len(shape) < 2:
-        return step | {"variance": zeros(*shape)}
+        return counted | {"variance": zeros(*shape)}
     row, column = zeros(*shape[:-1], 1), zeros(*shape[:-2], 1, shape[-1])
-    return step | {"row_var": row, "col_var": column}
+    return counted | {"row_var": row, "col_var": column}
 
 
 def carriers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """What the optimizer is to move: float32 parameters themselves, and for others one in float32
-    of that shape, which has storage of its own within ``step`` alone."""
+    """What the optimizer is to move: parameters of 32 bits or more themselves, and for others one
+    in float32 of that shape, which has storage of its own within ``step`` alone."""
     return [
         each
-        if each.dtype == torch.float32
+        if each.dtype.itemsize >= 4
         else torch.nn.Parameter(torch.zeros(1, device=each.device).expand(each.shape))
         for each in parameters
     ]
@@ -139,9 +143,9 @@ def step(
     """The optimizer's step on parameters with gradients, whose ``carriers`` it has.
 
     Args:
-        seed: of the rounding of those that are not float32; with the parameter's number.
+        seed: of the rounding of those of 16 bits; with the parameter's number.
     """
-    optimizer.step()  # of those in float32: no other carrier has a gradient
+    optimizer.step()  # of those of 32 bits: no other carrier has a gradient
     for number, (carrier, parameter) in enumerate(zip(carried, parameters, strict=True)):
         if carrier is parameter:
             continue
