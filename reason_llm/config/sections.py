@@ -738,12 +738,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
      "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
      "keep_buffers to all and leave from_buffer out"),
-    (lambda c, row: c.data.order == "informative" and bool(
-        c.run.from_buffer or c.run.max_staleness
-     ),
-     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
-     "{c.run.max_staleness}: the step before is to be known when prompts are drawn; leave one of "
-     "the two out"),
+    (lambda c, row: c.data.order == "informative" and c.run.from_buffer is not None,
+     "data.order=informative contradicts run.from_buffer={c.run.from_buffer}, whose prompts are "
+     "drawn already; leave one of the two out"),
+    (lambda c, row: c.data.order == "informative" and c.run.max_staleness > 0,
+     "data.order=informative contradicts run.max_staleness={c.run.max_staleness}: the rewards of "
+     "the step before must be known when prompts are drawn; leave one of the two out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),
