@@ -107,11 +107,12 @@ def sums(**columns: str) -> list[dict[str, Any]]:
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's layout, the files that the docs speak of, and the quick start, run."""
     folder = tmp_path_factory.mktemp("docs")
-    for name in ("scripts", "configs", "docs", "model/tiny"):
+    lessons = ("model/countdown", "model/wordle")
+    for name in ("scripts", "configs", "docs", "examples", "model/tiny", *lessons):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(TINY, folder / "model" / "my_model")
     (folder / "data").mkdir()
-    for path in (ROOT / "data").glob("arithmetic_*.jsonl"):
+    for path in (ROOT / "data").glob("*_*.jsonl"):
         shutil.copy(path, folder / "data")
     for path in (folder / "configs").glob("*.yaml"):
         text = path.read_text()
@@ -206,9 +207,9 @@ def feasible(words: list[str]) -> list[str]:
     return [STAND_INS.get(word, word) for word in words] + added
 
 
-IN_PYTHON = {"python.md", "answers.md", "programs.md"}
-"""Their examples are run by ``test_python_examples`` and ``test_documents``."""
-WITH_COMMANDS = [path for path in DOCUMENTS if path.name not in IN_PYTHON]
+NO_COMMANDS = {"python.md", "answers.md", "programs.md", "models.md"}
+"""Examples in Python are run by ``test_python_examples`` and ``test_documents``."""
+WITH_COMMANDS = [path for path in DOCUMENTS if path.name not in NO_COMMANDS]
 
 
 @pytest.mark.long
