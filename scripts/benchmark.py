@@ -14,6 +14,7 @@ from benchmarks import device, sides
 from benchmarks.models import SHAPES, make
 from benchmarks.work import VARIANTS, WORKLOADS, Work
 
+from reason_llm.errors import ReasonError
 from reason_llm.files import read_object
 
 CAPABILITIES = ("8.0", "8.9", "9.0", "12.0")
@@ -105,11 +106,16 @@ def main() -> int:
     add("shape", choices=SHAPES)
     add("folder", type=Path)
     given = parser.parse_args()
-    return {
+    part = {
         "gpu": _gpu, "cpu": _cpu, "replicas": _replicas, "gpu-check": _gpu_check,
         "symbols": _symbols, "config": _emulated, "kernels": _emulated,
         "count": _count, "worker": _worker, "side": _side, "model": _model,
-    }[given.part](given)  # fmt: skip
+    }[given.part]  # fmt: skip
+    try:
+        return part(given)
+    except ReasonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def _one_or_more(text: str) -> int:

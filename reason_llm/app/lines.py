@@ -181,7 +181,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     lines += [of_replica(*each) for each in summary.get("replicas", {}).items()]
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
-        for phase in ("sampling", "learning")
+        for phase in ("sampling", "learning", "evaluation")
         if summary[f"{phase}_seconds"]
     ]
     seconds.append(f"{summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving")

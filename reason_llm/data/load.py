@@ -382,7 +382,7 @@ class _Reader:
                 f"{problem.where}: lacks column {missing[0]!r}, which a custom reward asks for; it "
                 f"has {', '.join(map(str, row))}; add it, or fix the reward"
             )
-        extra = {name: there[name] for name in self.extra_columns}
+        extra = {name: there[name] for name in sorted(self.extra_columns)}
         for name, value in extra.items():
             if not _is_kept_by_json(value):
                 raise DataError(

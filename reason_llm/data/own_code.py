@@ -2,7 +2,6 @@
 since they are the user's and not a model's."""
 
 import importlib.util
-import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -45,7 +44,7 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
         ) from error
     loaded: Callable[..., Any] | None = vars(module).get(function)
     if not callable(loaded):
-        known = [n for n, v in vars(module).items() if inspect.isfunction(v)]
+        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
         raise ConfigError(
             f"{option}={where}: {path} has no function {function!r}; it has "
             f"{', '.join(known) or 'none'}"

@@ -188,6 +188,12 @@ class _Rollout:
             self.environment = self.kind.make()
             return self.environment.reset(**_taken(self.environment.reset, row))
 
+        if lacking := _lacking(self.kind.make, row):
+            raise DataError(
+                f"{self.prompt.id}: reset of the environment asks for {lacking}, and the row has "
+                f"{', '.join(row)}; name a column of the row, or give it a default"
+            )
+
         return self._call("reset", reset, _begin) or ""
 
     def take(self, completion: Completion, most: int) -> None:
@@ -405,6 +411,17 @@ def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, An
     if any(each.kind == each.VAR_KEYWORD for each in parameters):
         return dict(row)
     return {each.name: row[each.name] for each in parameters if each.name in row}
+
+
+def _lacking(make: Any, row: Mapping[str, Any]) -> str:
+    """The parameters of ``reset`` that the row has no column for."""
+    try:
+        parameters = inspect.signature(make.reset).parameters.values()
+    except (TypeError, ValueError):
+        return ""  # of no function; asked with all columns that fit
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
+    return ", ".join(name for name in names if name != "self" and name not in row)
 
 
 class _WrongError(ValueError):

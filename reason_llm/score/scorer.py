@@ -9,6 +9,7 @@ own.
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -247,13 +248,15 @@ def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> fl
 def _warn_of_unscored(groups: Sequence[Group]) -> None:
     """Warn of completions to which every reward gave None."""
     unscored = [
-        f"{group.prompt.id}#{i}"
+        (f"{group.prompt.id}#{i}", (completion.environment or {}).get("problem"))
         for group in groups
         for i, completion in enumerate(group.completions)
         if not completion.has_reward
     ]
     if unscored:
+        problems = Counter(problem for _, problem in unscored if problem)
+        told = "".join(f"; the environment: {each}" for each, _ in problems.most_common(1))
         log.warning(
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
-            "teach nothing", len(unscored), unscored[0],
+            "teach nothing%.500s", len(unscored), unscored[0][0], told,
         )  # fmt: skip

@@ -328,3 +328,14 @@ def test_a_vast_line_or_field_is_refused_before_it_fills_the_memory(
         list(read_rows(str(path), "train"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
     assert len(str(told.value)) < 300
+
+
+def test_columns_of_rewards_are_in_one_order(
+    tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    """Their digest is compared on resume, in a process whose sets have another order."""
+    path = lines(tmp_path, {**ROWS[0], "unit": "m", "level": 3})
+    config = small_run(data__train=str(path))
+    for asked in (["unit", "level"], ["level", "unit"]):
+        (prompt, *_) = load_data(config, tokenizer, 4000, extra_columns=asked).prompts
+        assert list(prompt.extra) == ["level", "unit"]

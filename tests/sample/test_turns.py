@@ -216,6 +216,13 @@ def test_reset_ends_the_prompt_which_the_group_shares(monkeypatch: pytest.Monkey
     with pytest.raises(DataError, match="for one row"):
         play(Told(), environments(Differs, monkeypatch), [a_prompt()], 2)
 
+    class Asks(Echo):
+        def reset(self, hint: str, level: int, start: int = 0, **row: Any) -> None:
+            super().reset()
+
+    with pytest.raises(DataError, match=r"asks for level, and the row has .*hint"):
+        play(Told(), environments(Asks, monkeypatch), [a_prompt(hint=7)])
+
 
 def test_any_sampler_plays(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     """Over the tiny model: the same seed gives the same, and every sampled token has the log-prob
@@ -593,7 +600,10 @@ class NoNumber(Echo):
     ],
 )
 def test_a_fault_ends_its_rollout_alone(
-    made: type[Echo], problem: str, monkeypatch: pytest.MonkeyPatch
+    made: type[Echo],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     kinds = iter([made, Echo])
     lock = threading.Lock()
@@ -611,6 +621,10 @@ def test_a_fault_ends_its_rollout_alone(
     assert (bad.finish_reason, bad.environment["problem"]) == ("error", problem)
     assert "reward" not in bad.environment
     assert good.environment == {"turns": 1, "reward": 1.0}
+    section = ScoreSection.model_validate({"rewards": ["environment"]})
+    with Scorer(section, max_new_tokens=300) as scorer:
+        scorer.score([group])
+    assert f"teach nothing; the environment: {problem}" in caplog.text
 
 
 class Unspeakable(Exception):

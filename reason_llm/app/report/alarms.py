@@ -368,7 +368,8 @@ def environment_fails(seen: Evidence) -> Finding:
     """Rollouts that end by a fault of the environment, calls of tools that fail or that nobody
     can read, turns that run out."""
     last = seen.trained[-RECENT_STEPS:]
-    if len(last) < DEAD_STEPS:
+    all_fail = last and all(r.get("sample/environment_error_fraction") == 1 for r in last)
+    if len(last) < DEAD_STEPS and not all_fail:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     found = {key: series(last, key)[1] for key in ENVIRONMENT_FAILS}
     means = {key: fmean(values) for key, values in found.items() if values}

@@ -142,6 +142,8 @@ def no_end_token(seen: Evidence) -> Finding:
     if fraction <= ENDLESS_FRACTION:
         return clear(text)
     advice = "Their answers are cut off and count as wrong: raise sample.max_new_tokens"
+    if any("sample/environment_error_fraction" in record for record in seen.records):
+        advice += " (a turn is cut at sample.turn_tokens, too)"
     if seen.stage in ("rl", "sample"):
         advice += ", or begin from an adapter that has learned to end (model.start)."
     else:

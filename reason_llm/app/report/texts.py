@@ -8,14 +8,13 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import TypeAdapter
 
 from reason_llm.app.report.rollouts import StepRollouts, evenly, pack
 from reason_llm.errors import one_line
 from reason_llm.files import MIB, open_regular, too_large
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import Completion, FinishReason, Group, Prompt
 from reason_llm.run import ROWS
 
 MOST_EVALUATIONS = 6
@@ -44,7 +43,7 @@ class Line:
     completion: str
     answer: str = ""
     score: float | None = None
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: FinishReason = "stop"
     step: int = 0
 
 

@@ -190,7 +190,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     except ImportError as error:
         raise ModelError(
             f"sample.engine=vllm: vLLM cannot be imported ({one_line(error)}); "
-            "install it again, or set sample.engine to transformers"
+            "install it (docs/gpu.md), or set sample.engine to transformers"
         ) from error
     on_cpu = current_platform.is_cpu()
     if on_cpu:

@@ -48,7 +48,10 @@ def with_texts(folder: Path) -> Path:
     place = folder / "evaluations"
     before = [answer(1, "no" + HOSTILE, 0.0), answer(2, "3", 1.0)]
     lines(place / "step-00000000.jsonl.gz", *before)
-    after = [answer(1, "3", 1.0), answer(2, "4", None, finish_reason="length")]
+    after = [
+        answer(1, "3", 1.0, finish_reason="environment"),
+        answer(2, "4", None, finish_reason="length"),
+    ]
     lines(place / "step-00000002.jsonl.gz", *after, answer(3, "3", 1.0))
     rows = [row(n, side, side + HOSTILE) for n in (1, 3) for side in ("chosen", "rejected")]
     lines(folder / "rows.jsonl.gz", *rows)

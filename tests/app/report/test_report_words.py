@@ -38,6 +38,6 @@ def test_memory_of_a_phase_that_was_not_is_not_told() -> None:
         "accuracy_of_sets": {}, "steps": 3, "total_seconds": 4.0, "buffer_seconds": 0.0,
         "saving_seconds": 0.1, "adapter": "runs/a/adapter", "sampling_peak_gib": 0.0,
         "sampling_planned_gib": 0.4, "learning_peak_gib": 0.5, "learning_planned_gib": 0.6,
-        "sampling_seconds": 0.0, "learning_seconds": 3.0,
+        "sampling_seconds": 0.0, "learning_seconds": 3.0, "evaluation_seconds": 0.0,
     }  # fmt: skip
     assert "memory: learning 0.50 GiB (0.60 planned)" in of_summary(summary)
