@@ -78,8 +78,9 @@ class Sizes:
     at_once: int
 
 
-def line(phases: Sequence[Phase], card: Card) -> str:
-    """One line: the least seconds of a step, and the phase that takes most of them."""
+def line(phases: Sequence[Phase], card: Card, steps: int) -> str:
+    """One line: the least seconds of a step, the phase that takes most of them, and the hours of so
+    many steps."""
     seconds = {phase.name: phase.seconds(card) for phase in phases}
     total = sum(seconds.values())
     longest = max(phases, key=lambda phase: seconds[phase.name])
@@ -87,7 +88,8 @@ def line(phases: Sequence[Phase], card: Card) -> str:
     told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
     return (
         f"a step of full length takes at least {told} s on a card like an {card.name}, "
-        f"{longest.name} {share:.0%} of it ({longest.limit(card)})"
+        f"{longest.name} {share:.0%} of it ({longest.limit(card)}); {steps:,} steps "
+        f"{steps * total / 3600:,.1f} h"
     )
 
 

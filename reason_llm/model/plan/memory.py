@@ -97,6 +97,8 @@ class Plan:
     """Planned host memory beside a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
+    steps: int
+    """Of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
 
@@ -135,10 +137,11 @@ class Plan:
         rows.append(", ".join(chosen))
         if is_gpu:
             there = _gib(self.machine.host_bytes)
-            rows.append(f"host memory: {_gib(self.host_bytes)} of {there} GiB")
+            rows.append(f"host memory: needs {_gib(self.host_bytes)} of {there} GiB")
             most, budget = max(total), self.machine.budget_bytes
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
-            rows[-1] += f"; {bound.line(self.phases, bound.card_of(budget))}" * bool(self.phases)
+            if self.phases:
+                rows[-1] += f"; {bound.line(self.phases, bound.card_of(budget), self.steps)}"
         return rows
 
 
@@ -508,6 +511,7 @@ class _Draft:
             lines,
             self.host_bytes(micro_batch_tokens),
             self._checkpoint_bytes,
+            self.config.run.steps,
             tuple(
                 bound.phases(
                     self.config,

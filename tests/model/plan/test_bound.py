@@ -64,9 +64,9 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
 
 def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
-    assert bound.line(phases, CARDS[0]) == (
+    assert bound.line(phases, CARDS[0], 1800) == (
         "a step of full length takes at least 4.0 s on a card like an RTX 4090, "
-        "learning 75% of it (matmul)"
+        "learning 75% of it (matmul); 1,800 steps 2.0 h"
     )
     assert [bound.card_of(gib * 2**30).name for gib in (12, 24, 40, 80, 500)] == [
         "RTX 4090", "RTX 4090", "RTX A6000", "H100", "H200",

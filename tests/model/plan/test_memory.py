@@ -355,7 +355,8 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     verdict = found.table()[-1]
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on a card "
-        r"like an .+, (sampling|learning|the teacher) \d+% of it \((matmul|memory)\)", verdict
+        r"like an .+, (sampling|learning|the teacher) \d+% of it \((matmul|memory)\); "
+        r"[\d,]+ steps [\d,.]+ h", verdict
     ), verdict  # fmt: skip
 
 
