@@ -48,6 +48,7 @@ STAND_INS = {
     "Qwen/Qwen2.5-7B-Instruct": "model/tiny",
     "Qwen/Qwen2.5-Coder-7B-Instruct": "model/tiny",
     "Qwen/Qwen2.5-14B-Instruct": "model/tiny",
+    "Qwen/Qwen2.5-32B-Instruct": "model/tiny",
     "Qwen/Qwen3-8B": "model/tiny",
     "openai/gsm8k:main": "hub/gsm8k.jsonl",
     "nlile/hendrycks-MATH-benchmark": "hub/math.jsonl",

@@ -303,7 +303,7 @@ def test_what_fails_ahead_is_tried_again_at_its_turn(
     with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
         kill_at(struck, Scorer, "score", 4, RewardError("the reward is broken"))
         train(failing)
-    assert "sampling ahead of step 3 ended (the reward is broken)" in caplog.text
+    assert "sampling step 3 ahead failed (the reward is broken)" in caplog.text
     assert adapter(failing) == adapter(whole)
 
 
