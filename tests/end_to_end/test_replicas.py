@@ -245,7 +245,9 @@ def test_replicas_meet_before_their_first_heartbeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict", *PIPELINES)])
+@pytest.mark.parametrize(
+    "name", [name for name in RUNS if name not in ("strict", "full", *PIPELINES)]
+)
 def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> None:
     """Every stage, ppo with its critic, opd with its teacher, dynamic sampling, 8-bit Adam."""
     if "{shared}/start/adapter" in str(RUNS[name].options):
