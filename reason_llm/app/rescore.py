@@ -90,8 +90,8 @@ def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
     for group in groups:
         if missing := sorted(columns - set(group.prompt.extra)):
             names = {ROW: "its row", CHAT: "its messages"}
-            column = names.get(missing[0], f"the column {missing[0]!r}")
+            without = " and ".join(names.get(each, f"the column {each!r}") for each in missing)
             raise RolloutBufferError(
-                f"{source}: {group.prompt.id!r} was saved without {column}, which a reward asks "
-                "for; take a reward that needs no more than the answer"
+                f"{source}: {group.prompt.id!r} was saved without {without}, which a reward "
+                "asks for; take a reward that needs no more than the answer"
             )

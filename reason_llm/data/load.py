@@ -48,7 +48,12 @@ from reason_llm.data.sets import (
 from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
-from reason_llm.data.tools import environment_name, environments_by_name, tool_schemas
+from reason_llm.data.tools import (
+    environment_name,
+    environments_by_name,
+    reset_columns,
+    tool_schemas,
+)
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Prompt
 
@@ -202,11 +207,16 @@ class _Reader:
     """By a training prompt's ids: its row, and what the teacher is asked in its place."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
+    reset_columns: dict[str, list[str]] = field(default_factory=dict)
+    """What ``reset`` of each environment asks for, by the environment's name."""
     preprocess: Preprocess | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.config.sample.environment is not None:
+        if (given := self.config.sample.environment) is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
+            if self.config.judges_answers:
+                of_name = environments_by_name(given).items()
+                self.reset_columns = {name: reset_columns(where) for name, where in of_name}
         if (name := self.config.data.preprocess) is not None:
             self.preprocess = load_function(name, "data.preprocess")
 
@@ -376,22 +386,25 @@ class _Reader:
             self._warn_of_left_out(problem.where, row, kept)
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
-        missing = [name for name in self.extra_columns if name not in there]
+        environment = environment_name(self.config.sample.environment, problem.where, row)
+        asked = dict.fromkeys(self.reset_columns.get(environment, ()), "reset of the environment")
+        asked |= dict.fromkeys(sorted(self.extra_columns), "a custom reward")
+        missing = [
+            f"column {n!r}, which {who} asks for" for n, who in asked.items() if n not in there
+        ]
         if missing:
             raise DataError(
-                f"{problem.where}: lacks column {missing[0]!r}, which a custom reward asks for; it "
-                f"has {', '.join(map(str, row))}; add it, or fix the reward"
+                f"{problem.where}: lacks {', and '.join(missing)}; it has "
+                f"{', '.join(map(str, row))}; add what it lacks, or change the function that asks"
             )
-        extra = {name: there[name] for name in sorted(self.extra_columns)}
-        for name, value in extra.items():
-            if not _is_kept_by_json(value):
+        for name, who in asked.items():
+            if not _is_kept_by_json(there[name]):
                 raise DataError(
-                    f"{problem.where}: column {name!r}, which a custom reward asks for, holds "
-                    f"{value!r:.60}, which the rollout buffer, JSON, cannot keep; write it as text"
+                    f"{problem.where}: column {name!r}, which {who} asks for, holds "
+                    f"{there[name]!r:.60}, which the rollout buffer, JSON, cannot keep; write it "
+                    "as text"
                 )
-        problem = replace(problem, extra=extra)
-        self._environment(problem)  # a wrong name is this row's fault
-        return problem
+        return replace(problem, extra={name: there[name] for name in sorted(self.extra_columns)})
 
     def _warn_of_left_out(self, where: str, row: Row, kept: Collection[str]) -> None:
         """Warn once of each column that a reward in TRL's form is not given."""

@@ -62,7 +62,8 @@ def environment_class(where: str) -> type[Any]:
     """The class of ``sample.environment``.
 
     Raises:
-        ConfigError: there is none; or it has neither ``step`` nor another public method.
+        ConfigError: there is none; or it has no ``reset``, or neither ``step`` nor another public
+            method.
     """
     found = load_function(where, "sample.environment")
     if not inspect.isclass(found):
@@ -71,6 +72,11 @@ def environment_class(where: str) -> type[Any]:
         raise ConfigError(
             f"sample.environment={where} has neither a method step(text), which answers what the "
             "model writes, nor public methods that the model could call; add one"
+        )
+    if not callable(getattr(found, "reset", None)):
+        raise ConfigError(
+            f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
+            "None"
         )
     return found
 
@@ -84,6 +90,20 @@ def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
         for name, method in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and name not in NO_TOOLS
     }
+
+
+def reset_columns(where: str) -> list[str]:
+    """The columns without which ``reset`` of ``sample.environment`` cannot be called; errors as of
+    ``environment_class``."""
+    if own_session(where)[0]:
+        return []
+    kind = environment_class(where)
+    try:
+        parameters = inspect.signature(MethodType(kind.reset, kind)).parameters.values()
+    except (TypeError, ValueError):
+        return []  # of no function; asked with all columns that fit
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
 
 
 def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:

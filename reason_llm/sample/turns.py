@@ -110,18 +110,15 @@ class Environments:
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         self.section = config.sample
         self.context_tokens = context_tokens
-        needed = ["reset"]
-        if any(spec.kind == ENVIRONMENT and not spec.options for spec in config.score.rewards):
-            needed.append("get_reward")
+        pays = any(s.kind == ENVIRONMENT and not s.options for s in config.score.rewards)
         self.kinds: dict[str, _Kind] = {}
         for name, where in environments_by_name(self.section.environment).items():
             make = environment_class(where)
-            for method in needed:
-                if not callable(getattr(make, method, None)):
-                    raise ConfigError(
-                        f"sample.environment={where} has no method {method}; add it: reset(**row) "
-                        "gives a text or None, get_reward() a number"
-                    )
+            if pays and not callable(getattr(make, "get_reward", None)):
+                raise ConfigError(
+                    f"sample.environment={where} has no method get_reward, which the reward "
+                    "environment asks; add it: get_reward() gives a number"
+                )
             kind = self.kinds[name] = _Kind(name, make, tool_methods(make), renderer.of(name))
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
 
@@ -187,12 +184,6 @@ class _Rollout:
         def reset() -> Any:
             self.environment = self.kind.make()
             return self.environment.reset(**_taken(self.environment.reset, row))
-
-        if lacking := _lacking(self.kind.make, row):
-            raise DataError(
-                f"{self.prompt.id}: reset of the environment asks for {lacking}, and the row has "
-                f"{', '.join(row)}; name a column of the row, or give it a default"
-            )
 
         return self._call("reset", reset, _begin) or ""
 
@@ -411,17 +402,6 @@ def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, An
     if any(each.kind == each.VAR_KEYWORD for each in parameters):
         return dict(row)
     return {each.name: row[each.name] for each in parameters if each.name in row}
-
-
-def _lacking(make: Any, row: Mapping[str, Any]) -> str:
-    """The parameters of ``reset`` that the row has no column for."""
-    try:
-        parameters = inspect.signature(make.reset).parameters.values()
-    except (TypeError, ValueError):
-        return ""  # of no function; asked with all columns that fit
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
-    return ", ".join(name for name in names if name != "self" and name not in row)
 
 
 class _WrongError(ValueError):

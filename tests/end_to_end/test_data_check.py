@@ -273,6 +273,10 @@ def test_a_column_that_a_custom_reward_asks_for(tmp_path: Path, call: Call) -> N
     rewards = [{"custom": f"{tmp_path / 'mine.py'}:has_unit"}]
     code, shown, _ = call({"train": train}, score={"rewards": rewards})
     assert (code, "a.jsonl:2: lacks column 'unit'" in shown) == (2, True)
+    game = "class A:\n    def step(self, text): ...\n    def reset(self, unit): ...\n"
+    (tmp_path / "mine.py").write_text(game)
+    code, shown, _ = call({"train": train}, "--sample.environment", f"{tmp_path / 'mine.py'}:A")
+    assert (code, "a.jsonl:2: lacks column 'unit', which reset of" in shown) == (2, True)
 
 
 def test_a_run_over_several_sets_tells_each_accuracy(

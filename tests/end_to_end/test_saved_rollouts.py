@@ -153,6 +153,10 @@ def test_new_rewards_for_old_rollouts(
     assert code == 0, shown
     code, shown = call("rescore.py", str(source), config, "--out", str(target))
     assert (code, "exists and is left as it is" in shown) == (2, True)
+    (mine := folder / "mine.py").write_text("def f(completion, unit, price): ...\n")
+    own = ("--score.rewards", f"[{{custom: {mine}:f}}]")
+    code, shown = call("rescore.py", str(source), config, *own)
+    assert (code, "the column 'price' and the column 'unit'" in shown) == (2, True)
     for arguments in ([], [str(source), "--out"]):
         code, shown = call("rescore.py", *arguments)
         assert (code, shown.count("\n"), shown.startswith("error: ")) == (2, 1, True), shown

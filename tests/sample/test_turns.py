@@ -216,13 +216,6 @@ def test_reset_ends_the_prompt_which_the_group_shares(monkeypatch: pytest.Monkey
     with pytest.raises(DataError, match="for one row"):
         play(Told(), environments(Differs, monkeypatch), [a_prompt()], 2)
 
-    class Asks(Echo):
-        def reset(self, hint: str, level: int, start: int = 0, **row: Any) -> None:
-            super().reset()
-
-    with pytest.raises(DataError, match=r"asks for level, and the row has .*hint"):
-        play(Told(), environments(Asks, monkeypatch), [a_prompt(hint=7)])
-
 
 def test_any_sampler_plays(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     """Over the tiny model: the same seed gives the same, and every sampled token has the log-prob
