@@ -115,7 +115,7 @@ class CustomReward:
         }
         count = len(group.completions)
         arguments = self._of_trl(group) if self.is_trl else self._arguments(group.prompt, values)
-        found = self._within_limit(lambda: _listed(self._result(arguments), count + 1))
+        found = self._within_limit(lambda: self._listed(self._result(arguments), count + 1))
         rewards = [_number(value, self.where) for value in found]
         if len(rewards) != count:
             given = f"more than {count}" if len(rewards) > count else f"{len(rewards)}"
@@ -148,8 +148,18 @@ class CustomReward:
         values |= {"prompt": prompt.text, "answer": prompt.answer}
         missing = [name for name in self.columns if name not in prompt.extra]
         if missing:
-            raise ValueError(f"{self.where} asks for {missing[0]!r}, which {prompt.id} lacks")
+            raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {prompt.id} lacks")
         return {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
+
+    def _listed(self, result: Any, most: int) -> list[Any]:
+        """What a function gave for a group, at most so many of them. A generator runs here."""
+        if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
+            what = "the number " if isinstance(result, SupportsFloat) else ""
+            raise ValueError(
+                f"{self.where} gave {what}{str(result)[:60]} and no list; it must give a list with "
+                "one number for each completion, as TRL's reward functions do"
+            )
+        return list(islice(result, most))
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)
@@ -164,13 +174,6 @@ class CustomReward:
                 raise RuntimeError(f"{self.where} raised {error!r}") from error
 
         return within(self.timeout_seconds, self.where, guarded)
-
-
-def _listed(result: Any, most: int) -> list[Any]:
-    """What a function gave for a group, at most so many of them. A generator runs here."""
-    if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
-        return [result]  # too few of them, or no number
-    return list(islice(result, most))
 
 
 async def _awaited(result: Any) -> Any:

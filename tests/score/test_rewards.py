@@ -244,6 +244,12 @@ def huge(completion):
 def few(completions):
     return [1.0]
 
+def of_all(completions):
+    return 0.5
+
+def silent(completions):
+    pass
+
 def endless(completions):
     while True:
         yield 1.0
@@ -306,6 +312,8 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
+        ("of_all", r"gave the number 0.5 and no list; .* one number for each completion, as TRL's"),
+        ("silent", r"gave None and no list; it must give a list with one number for each"),
         ("endless", r"failed on p \(ValueError: .*gave more than 2 rewards for 2 completions"),
         ("stuck", r"failed on p \(TimeoutError: .* longer than 2 s"),
         ("leaving", r"failed on p \(RuntimeError: .*leaving raised SystemExit\(3\)"),
