@@ -1,13 +1,16 @@
-"""Functions of the user's own from files, ``path/to/file.py:function``. They run in this process,
-since they are the user's and not a model's."""
+"""Functions of the user's own from files, ``path/to/file.py:function``, which may be one of
+``examples/`` as it comes with the package. They run in this process, since they are the user's and
+not a model's."""
 
 import importlib.util
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reason_llm.config import installation
 from reason_llm.errors import ConfigError, one_line
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -25,7 +28,7 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
         ConfigError: there is no such file or function, or the file cannot be imported.
     """
     name, colon, function = where.rpartition(":")
-    path = Path(name)
+    path = installation.file(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():
         raise ConfigError(f"{option}={where!r} must be path/to/file.py:function; write it so")
     if not path.is_file():
@@ -34,6 +37,10 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if (home := str(installation.HOME)) not in sys.path:
+        sys.path.append(
+            home
+        )  # for classes of one's own that are made of those in examples/tools.py
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit, GeneratorExit) as error:

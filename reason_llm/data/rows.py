@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from reason_llm.config import PYTHON, Rows
+from reason_llm.config import PYTHON, Rows, installation
 from reason_llm.data.tasksets import TASKSET, rows_of_tasks
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
@@ -275,7 +275,8 @@ def gym_tasks(source: str) -> Any:
         return reasoning_gym.create_dataset(name, **{"size": GYM_SIZE, "seed": 0, **options})
     except ImportError as error:
         raise DataError(
-            f"{source} needs the package reasoning-gym; install it with: pip install -e '.[gym]'"
+            f"{source} needs the package reasoning-gym; install it with: "
+            f"{installation.install('gym')}"
         ) from error
     except Exception as error:  # the generators raise what they like
         raise DataError(

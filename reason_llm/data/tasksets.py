@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from reason_llm.config import installation
 from reason_llm.errors import DataError, one_line
 
 TASKSET, TASKS = "verifiers:", 2000
@@ -36,7 +37,8 @@ def tasks_of(source: str) -> tuple[Any, ...]:
         from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
     except ImportError as error:
         raise DataError(
-            f"{source} needs the package verifiers; install it with: pip install -e '.[verifiers]'"
+            f"{source} needs the package verifiers; install it with: "
+            f"{installation.install('verifiers')}"
         ) from error
     try:
         name, options = parsed_source(source)

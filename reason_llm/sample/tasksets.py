@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
-from reason_llm.config import Config
+from reason_llm.config import Config, installation
 from reason_llm.data import TASKSET, parsed_source, tasks_of
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.sample.mcp_tools import client, converse
@@ -39,7 +39,8 @@ def tasksets(config: Config, asked: str) -> Plays:
         from verifiers.v1.configs.client import TrainClientConfig
     except ImportError as error:
         raise ConfigError(
-            f"{where} needs the package verifiers; install it with: pip install -e '.[verifiers]'"
+            f"{where} needs the package verifiers; install it with: "
+            f"{installation.install('verifiers')}"
         ) from error
     try:
         options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}

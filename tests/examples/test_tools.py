@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import ROOT
-from reason_llm.data import tool_methods
+from reason_llm.data import load_function, tool_methods
 from reason_llm.data.tools import tool_schemas
 
 PATH = ROOT / "examples" / "tools.py"
@@ -99,3 +100,15 @@ def test_search_and_several_tools_in_one_class(tools: Any, tmp_path: Path) -> No
     assert tool.search("snow") == tool.search("") == "nothing was found"
     schema = tool_schemas(f"{PATH}:Search")
     assert schema[0]["function"]["parameters"]["required"] == ["query"]
+
+
+def test_they_are_found_in_any_folder_and_classes_made_of_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != ROOT])
+    assert load_function("examples/tools.py:Python", "sample.environment").__name__ == "Python"
+    (tmp_path / "mine.py").write_text(
+        "from examples.tools import Calculator, Search\n\n\nclass Mine(Calculator, Search): ...\n"
+    )
+    assert [s["function"]["name"] for s in tool_schemas("mine.py:Mine")] == ["calculate", "search"]

@@ -329,7 +329,7 @@ def _custom_sources(config: Config) -> dict[str, str]:
         named.append((f"sample.environment.{name}".rstrip("."), path, None))
     digests = {}
     for name, where, source in named:
-        place = Path(str(where).removeprefix("agent:").rpartition(":")[0])
+        place = installation.file(str(where).removeprefix("agent:").rpartition(":")[0])
         if place.suffix == ".py" and place.is_file():
             digests[name] = sha256(place, MIB)[:16]
         elif source is not None:
