@@ -76,6 +76,8 @@ class Subject:
     """As ``data.template_arguments``."""
     stop: tuple[str, ...] = ()
     """As ``sample.stop``."""
+    plays: bool = False
+    """Whether the run's rollouts are in ``sample.environment``, which a chat is not."""
 
 
 def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
@@ -131,6 +133,7 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     return Subject(
         model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
         data.template_arguments, tuple(config.sample.stop),
+        config.samples and config.sample.environment is not None,
     )  # fmt: skip
 
 

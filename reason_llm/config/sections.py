@@ -754,11 +754,13 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "score.rewards has environment, which the tools of sample.environment={c.sample.environment} "
      "do not give; take a reward that judges the model's last answer"),
-    (lambda c, row: str(c.sample.environment).startswith("verifiers") != any(
-        each.source.startswith("verifiers:") for each in c.data.sources
-     ),
-     "sample.environment={c.sample.environment} contradicts data.train={c.data.train}: tasks of "
-     "data.train=verifiers:TASKSET are played by sample.environment=verifiers, and by no other"),
+    (lambda c, row: {str(c.sample.environment).startswith("verifiers")} != {
+        source.startswith("verifiers:")
+        for source in (*(each.source for each in c.data.sources), *c.evaluation_sets.values())
+     },
+     "sample.environment={c.sample.environment} contradicts data.train={c.data.train} or the "
+     "held-out {c.evaluation_sets}: tasks of verifiers:TASKSET are played by "
+     "sample.environment=verifiers, which plays nothing else, and by no other"),
     (lambda c, row: c.sample.environment is not None and c.run.max_staleness > 0,
      "sample.environment={c.sample.environment} contradicts run.max_staleness="
      "{c.run.max_staleness}: no steps are sampled ahead in an environment; leave it out"),

@@ -17,8 +17,14 @@ from typing import Any
 
 import orjson
 
-from reason_llm.config import Config
-from reason_llm.data import Conditioning, DataSet, load_evaluation, renderer_of
+from reason_llm.config import Config, installation
+from reason_llm.data import (
+    Conditioning,
+    DataSet,
+    environments_by_name,
+    load_evaluation,
+    renderer_of,
+)
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
@@ -234,7 +240,9 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     judge = request.config.score.rewards[0]
     source = judge.source_sha256
     if judge.custom is not None and source is None:
-        source = sha256(Path(judge.custom.rpartition(":")[0]), MIB)[:16]
+        source = sha256(installation.file(judge.custom.rpartition(":")[0]), MIB)[:16]
+    games = environments_by_name(request.config.sample.environment).values()
+    files = [installation.file(each.removeprefix("agent:").rpartition(":")[0]) for each in games]
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -246,6 +254,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
         "reward_sha256": source,
+        "environments_sha256": [sha256(each, MIB)[:16] for each in files if each.suffix == ".py"],
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import CommandLine, Config, file as config_file, nearest
+from reason_llm.data import GYM, TASKSET
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
 from reason_llm.run.store import folder as run_folder
@@ -176,7 +177,7 @@ def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         label, equals, source = name.partition("=")
-        if not equals:
+        if not equals or "?" in label:  # verifiers:TASKSET?size=200
             known = own | {k: v for k, v in PRESETS.items() if k not in own}
             label, source = _of_name(name, known)
         if label in found:
@@ -189,7 +190,7 @@ def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
 def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
     if name in known:
         return name, known[name]
-    if "/" in name or _FILE.fullmatch(name.lower()):
+    if "/" in name or _FILE.fullmatch(name.lower()) or name.startswith((GYM, TASKSET)):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
         f"--sets {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "

@@ -9,11 +9,13 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 import httpx
 import orjson
 
+from reason_llm.config import installation
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session, TokenServer
 
@@ -68,15 +70,20 @@ def mcp_tools(command: str) -> Plays:
     """Rollouts with the tools of the server of this command line.
 
     Raises:
-        ConfigError: the package is missing, or there is no command.
+        ConfigError: the package is missing, or there is no such command.
     """
     words = shlex.split(command)
     if not words:
         raise ConfigError("sample.environment=mcp: names no server; write mcp:COMMAND ARGUMENTS")
     if find_spec("mcp") is None:
         raise ConfigError(
-            f"sample.environment=mcp:{command} needs the package mcp; install it with: pip install "
-            "-e '.[verifiers]'"
+            f"sample.environment=mcp:{command} needs the package mcp; install it with: "
+            f"{installation.install('verifiers')}"
+        )
+    if which(words[0]) is None:
+        raise ConfigError(
+            f"sample.environment=mcp:{command}: there is no program {words[0]}; name the command "
+            "that starts the server"
         )
 
     @asynccontextmanager

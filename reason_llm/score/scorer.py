@@ -143,8 +143,8 @@ class Scorer:
             )
             for g, group in enumerate(groups)
         ]
-        if is_whole and not only_first:
-            _warn_of_unscored(scored)
+        if is_whole:
+            _warn_of_unscored(scored, only_first)
         return scored
 
     def with_model_reward(
@@ -245,18 +245,22 @@ def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> fl
     return sum(given, start=0.0)
 
 
-def _warn_of_unscored(groups: Sequence[Group]) -> None:
-    """Warn of completions to which every reward gave None."""
+def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
+    """Warn of completions to which every reward gave None; in evaluation, where that counts 0, of
+    those whose environment failed."""
     unscored = [
-        (f"{group.prompt.id}#{i}", (completion.environment or {}).get("problem"))
+        (f"{group.prompt.id}#{i}", problem)
         for group in groups
         for i, completion in enumerate(group.completions)
-        if not completion.has_reward
+        for problem in [(completion.environment or {}).get("problem")]
+        if (problem if in_evaluation else not completion.has_reward)
     ]
     if unscored:
         problems = Counter(problem for _, problem in unscored if problem)
         told = "".join(f"; the environment: {each}" for each, _ in problems.most_common(1))
         log.warning(
+            "the environment failed in %d completions, such as %s, which are judged as they are"
+            "%.500s" if in_evaluation else
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
             "teach nothing%.500s", len(unscored), unscored[0][0], told,
         )  # fmt: skip

@@ -214,6 +214,20 @@ def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path:
     assert comparison["greedy"]["p_value"] == 1
 
 
+def test_a_changed_environment_is_another_evaluation(
+    call: Call, run_folder: Path, tmp_path: Path
+) -> None:
+    game = "class Game:\n  def reset(self, **row): ...\n  def step(self, text): return '', True\n"
+    (path := tmp_path / "game.py").write_text(game)
+    asked = (run_folder, "--sample.environment", f"{path}:Game", "--eval.limit", "2", "--out")
+    assert call(*asked, tmp_path / "out")[0] == 0
+    assert rows(tmp_path / "out")[0]["greedy"]["finish_reason"] == "environment"
+    path.write_text(game.replace("return '', True", "return 1 / 0"))
+    assert "the environment failed in 2 completions" in call(*asked, tmp_path / "other")[1]
+    code, _, error = call(*asked, tmp_path / "out")
+    assert (code, "holds an evaluation with other options" in error) == (2, True)
+
+
 CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "nothing": (lambda run: [], ["nothing to evaluate", "runs/quickstart"]),
     "no such set": (lambda run: [str(run), "--sets", "gsm9k"], ["gsm9k", "held_out, gsm8k"]),
@@ -223,6 +237,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         ["--sets names held_out twice"],
     ),
     "a name that is no name": (lambda run: [str(run), "--sets", f"a b={TEST_SET}"], ["'a b'"]),
+    "tasks without what plays them": (
+        lambda run: [str(run), "--sets", "verifiers:sums?size=2"],
+        ["{'verifiers_sums_size_2': 'verifiers:sums?size=2'}", "by sample.environment=verifiers"],
+    ),
     "no number": (lambda run: [str(run), "--k", "many"], ["--k many"]),
     "no number that int() takes": (lambda run: [str(run), "--k", "9" * 5000], ["--k 999", "4096"]),
     "itself": (lambda run: [str(run), "--compare", "adapter"], ["--compare adapter is the model"]),

@@ -40,6 +40,12 @@ def run(program: str, arguments: Sequence[str]) -> None:
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
     chat = Chat(subject, options)
+    if subject.plays:
+        print(
+            "a chat does not play sample.environment: each answer is one turn, what you write is "
+            "the reply to it, and the model is told of no tools",
+            file=sys.stderr,
+        )
     chat.uses_adapter = chat.uses_adapter and not given.base
     terminal = ChatTerminal(chat)
     if interactive:
