@@ -38,9 +38,7 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if (home := str(installation.HOME)) not in sys.path:
-        sys.path.append(
-            home
-        )  # for classes of one's own that are made of those in examples/tools.py
+        sys.path.append(home)  # own classes are made of those in examples/tools.py
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit, GeneratorExit) as error:

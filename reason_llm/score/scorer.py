@@ -109,7 +109,7 @@ class Scorer:
     def score(self, groups: Sequence[Group], only_first: bool = False) -> list[Group]:
         """The same groups with every completion's rewards by name and their weighted sum; without
         the sum where reward models are still to be asked. A reward that gave None is NaN, and the
-        sum is over the others.
+        sum is over the others. Of a completion whose environment failed all are NaN.
 
         Args:
             only_first: leave out all rewards but the first, which judges in evaluation; its None
@@ -124,7 +124,10 @@ class Scorer:
         first: list[list[float]] = []
         values: dict[str, list[list[float]]] = {}
         for reward in rewards:
-            found = self._values(reward, groups, first)
+            found = [
+                [_of_whole(c, value) for c, value in zip(group.completions, of, strict=True)]
+                for group, of in zip(groups, self._values(reward, groups, first), strict=True)
+            ]
             if only_first:  # a missing judgement counts as wrong
                 found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
             first = first or found
@@ -173,7 +176,7 @@ class Scorer:
         ]
 
     def _completed(self, completion: Completion, name: str, value: float) -> Completion:
-        rewards = {**completion.rewards, name: value}
+        rewards = {**completion.rewards, name: _of_whole(completion, value)}
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
         in_order = {reward.name: rewards[reward.name] for reward in self.rewards}
@@ -239,6 +242,11 @@ class Scorer:
             return zero
 
 
+def _of_whole(completion: Completion, value: float) -> float:
+    """The reward; NaN of a rollout that its environment broke off, which teaches nothing."""
+    return math.nan if completion.finish_reason == "error" else value
+
+
 def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> float:
     """Weighted sum of the rewards that were given; 0 without any."""
     given = [r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name])]
@@ -259,7 +267,7 @@ def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
         problems = Counter(problem for _, problem in unscored if problem)
         told = "".join(f"; the environment: {each}" for each, _ in problems.most_common(1))
         log.warning(
-            "the environment failed in %d completions, such as %s, which are judged as they are"
+            "the environment failed in %d completions, such as %s, which count as wrong"
             "%.500s" if in_evaluation else
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
             "teach nothing%.500s", len(unscored), unscored[0][0], told,

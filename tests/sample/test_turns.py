@@ -614,9 +614,13 @@ def test_a_fault_ends_its_rollout_alone(
     assert (bad.finish_reason, bad.environment["problem"]) == ("error", problem)
     assert "reward" not in bad.environment
     assert good.environment == {"turns": 1, "reward": 1.0}
-    section = ScoreSection.model_validate({"rewards": ["environment"]})
+    section = ScoreSection.model_validate({"rewards": ["environment", "format"]})
     with Scorer(section, max_new_tokens=300) as scorer:
-        scorer.score([group])
+        (scored,) = scorer.score([group])
+        (judged,) = scorer.score([group], only_first=True)
+    known = [c.has_reward for c in scored.completions]
+    assert known == [c.finish_reason != "error" for c in scored.completions]
+    assert sorted(c.reward or 0.0 for c in judged.completions) == [0.0, 1.0]
     assert f"teach nothing; the environment: {problem}" in caplog.text
 
 
