@@ -6,10 +6,10 @@ where a record is read from JSON, and not where one is made.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from itertools import compress
+from itertools import accumulate, compress
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -98,7 +98,9 @@ class Completion:
     reward: Number | None = None
     """The weighted sum of the rewards that were given; None until scored."""
     advantage: Number | None = None
-    """None until the whole step is scored."""
+    """Of the whole completion; None until the whole step is scored."""
+    turn_advantages: tuple[Number, ...] = ()
+    """Of each turn of the model, where ``algorithm.credit`` is turn."""
     learner_logprobs: Numbers | None = None
     """T log-probs in nats by the learner before the step's first update; None before learning and
     for completions that it had no need to pass through the model."""
@@ -106,7 +108,7 @@ class Completion:
     """What the model did not write, in order."""
     environment: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
     """Of an environment: the model's ``turns``, its ``calls`` of tools and ``failed_calls``, the
-    ``reward`` it gave, the ``problem`` it had."""
+    ``reward`` it gave, of which the ``turn_rewards`` are a part, the ``problem`` it had."""
     last_turn: Text | None = None
     """Of several turns: the text of the model's last one."""
 
@@ -127,6 +129,27 @@ class Completion:
     def sampled_ids(self) -> tuple[int, ...]:
         """The ids of the tokens that the model wrote."""
         return tuple(compress(self.token_ids, self.is_sampled)) if self.spans else self.token_ids
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Of an environment, before weights: what it gave for each turn of the model; empty where
+        it gave nothing. Raises ValueError for other things than finite numbers."""
+        return record_from_json(tuple[Number, ...], self.environment.get("turn_rewards", ()))
+
+    @property
+    def earned(self) -> list[float]:
+        """The sum of the turns' rewards before each turn; only a 0 where turns have none."""
+        return list(accumulate(self.turn_rewards[:-1], initial=0.0))
+
+    def of_turns(self, values: Sequence[float]) -> list[float]:
+        """T numbers: for each token that of its turn, one of the runs around the spans; 0 where the
+        model did not write it."""
+        found = [0.0] * len(self.token_ids)
+        starts = [0, *(span.end for span in self.spans)]
+        ends = [*(span.start for span in self.spans), len(found)]
+        for value, start, end in zip(values, starts, ends, strict=True):
+            found[start:end] = [value] * (end - start)
+        return found
 
     @property
     def has_reward(self) -> bool:
@@ -184,7 +207,8 @@ def group_from_json(value: Any) -> Group:
 
 
 def check_lengths(group: Group) -> None:
-    """Check that each completion has as many log-probs as tokens, and that its spans lie within.
+    """Check that each completion has as many log-probs as tokens, that its spans lie within, and
+    that its turns have as many rewards and advantages, or none.
 
     Raises:
         ValueError: of one they do not.
@@ -196,6 +220,12 @@ def check_lengths(group: Group) -> None:
                 f"prompt {group.prompt.id!r}, completion {number}: its spans do not follow each "
                 "other within its tokens"
             )
+        for of_turns in (completion.turn_rewards, completion.turn_advantages):
+            if len(of_turns) not in (0, len(completion.spans) + 1):
+                raise ValueError(
+                    f"prompt {group.prompt.id!r}, completion {number}: {len(of_turns)} numbers for "
+                    f"{len(completion.spans) + 1} turns"
+                )
         for logprobs in (completion.logprobs, completion.learner_logprobs):
             if logprobs is not None and len(logprobs) != len(completion.token_ids):
                 raise ValueError(

@@ -30,6 +30,7 @@ Aggregation = Literal["sequence_mean", "token_mean", "sequence_sum", "constant"]
 KLEstimator = Literal["none", "k1", "k2", "k3"]
 KLPlace = Literal["loss", "reward", "token_reward"]
 KLReference = Literal["base", "start"]
+Credit = Literal["rollout", "turn"]
 Keep = Literal["all", "positive", "top_k"]
 Truncated = Literal["train", "leave_out"]
 Correction = Literal[
@@ -58,6 +59,9 @@ class Algorithm(SurrogateColumns):
     their own over the step, after their mean is subtracted; none: 1."""
     normalization: Normalization = "total"
     """total: of the weighted sum of rewards; per_reward: of each reward by itself (GDPO)."""
+    credit: Credit = "rollout"
+    """What a token's advantage is of: the whole rollout; or, in an environment that rewards turns,
+    what is earned from its turn on, less the same baseline and over the same divisor."""
     keep: Keep = "all"
     """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
     each group with the highest rewards."""
@@ -309,6 +313,8 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      ),
      "algorithm.kl_place is {row.kl_place}, where the KL makes advantages, too",
      "leave it out, or set algorithm.kl_place to loss"),
+    ("credit", lambda row, given: row.credit == "turn" and row.teacher,
+     "algorithm.name is opd, which learns no rewards", "leave it out"),
     ("missing_eos_penalty", lambda row, given: row.missing_eos_penalty > 0 and not row.critic,
      "algorithm.name is not ppo", "leave it out"),
     ("missing_eos_penalty",
@@ -333,6 +339,15 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
      "algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which divides "
      "each reward by its own deviation in the group; set scale to group, or to whiten, which does "
      "the same to their sum over the step"),
+    (lambda row: row.credit == "turn" and row.normalization == "per_reward",
+     "algorithm.credit=turn contradicts algorithm.normalization=per_reward, which has no return of "
+     "all rewards; set normalization to total, or credit to rollout"),
+    (lambda row: row.credit == "turn" and (
+        row.surrogate == "gmpo" or (row.surrogate == "clip" and row.ratio == "sequence")
+     ),
+     "algorithm.credit=turn contradicts algorithm.surrogate={row.surrogate} with the whole "
+     "completion's ratio, through which every turn's advantage reaches all tokens; set "
+     "surrogate to clip and ratio to sequence_token, or credit to rollout"),
     (lambda row: row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"),
      "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale and kl "
      "to none"),

@@ -490,6 +490,12 @@ class Config(Section):
         return replace(row, correction="sequence_truncate" if of_sequences else "token_truncate")
 
     @property
+    def turn_weight(self) -> float:
+        """Weight of the turns' rewards in the total; 0 where turns have no credit of their own."""
+        paid = [r for r in self.score.rewards if r.name == "environment" and not r.options]
+        return sum(r.weight for r in paid) if self.algorithm.row().credit == "turn" else 0.0
+
+    @property
     def of_stage(self) -> Stage:
         """The table's entry for the run's stage."""
         return STAGES[self.stage]
@@ -754,6 +760,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "score.rewards has environment, which the tools of sample.environment={c.sample.environment} "
      "do not give; take a reward that judges the model's last answer"),
+    (lambda c, row: row.credit == "turn" and c.samples and c.turn_weight == 0,
+     "algorithm.credit=turn contradicts score.rewards, which do not pay what an environment gives; "
+     "add environment with a weight, or set credit to rollout"),
     (lambda c, row: {str(c.sample.environment).startswith("verifiers")} != {
         source.startswith("verifiers:")
         for source in (*(each.source for each in c.data.sources), *c.evaluation_sets.values())

@@ -111,8 +111,9 @@ class Datum:
 
 
 def to_data(groups: Sequence[Group]) -> list[Datum]:
-    """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``
-    and ``advantages``."""
+    """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``,
+    ``advantages`` and, of an environment that rewards turns, ``earned``: before weights, what it
+    gave for the turns before the token's own."""
     return [
         Datum.of(
             group.prompt.token_ids,
@@ -124,8 +125,11 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             has_reward=c.has_reward or c.reward is None,
             columns={
                 "sampler_logprobs": c.logprobs,
-                "advantages": [float(c.advantage or 0.0) * wrote for wrote in c.is_sampled],
-            },
+                "advantages": c.of_turns(
+                    c.turn_advantages or [c.advantage or 0.0] * (len(c.spans) + 1)
+                ),
+            }
+            | ({"earned": c.of_turns(c.earned)} if c.turn_rewards else {}),
             is_sampled=c.is_sampled,
         )
         for number, group in enumerate(groups)

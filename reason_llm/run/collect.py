@@ -200,7 +200,8 @@ def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> 
 
 
 def _finished(step: Step, scored: list[Group], drawn: int, counts: dict[str, float]) -> list[Group]:
-    groups = with_advantages(scored, step.config.learned_row, step.job.scorer.weights)
+    weights = step.job.scorer.weights, step.config.turn_weight
+    groups = with_advantages(scored, step.config.learned_row, *weights)
     step.save(groups, drawn, counts, whole=True)
     return groups
 

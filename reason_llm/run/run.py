@@ -129,7 +129,8 @@ class _SavedRollouts:
         job, path = self.job, self.job.run.saved_buffers[step]
         document = saved_rollouts.read(path, job.run.subject)
         saved_rollouts.warn_of_another(path, document, job.run.saved_run)
-        groups = with_advantages(document.groups, job.config.learned_row, job.scorer.weights)
+        weights = job.scorer.weights, job.config.turn_weight
+        groups = with_advantages(document.groups, job.config.learned_row, *weights)
         return replace(document, step=step, groups=without_learner_logprobs(groups))
 
 

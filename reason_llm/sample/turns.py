@@ -3,8 +3,11 @@
     class Guess:                                  # sample.environment: path/to/file.py:Guess
         def reset(self, **row) -> str | None: ...           # ends the prompt's last message
         def step(self, text: str) -> tuple[str, bool]: ...  # a turn -> the reply, is it over
-        def get_reward(self) -> float: ...                  # optional: the reward ``environment``
+        def get_reward(self) -> float: ...                  # optional: of the whole rollout
         notes: dict[str, Any]                               # optional: what it tells at the end
+
+``step`` may give a third value, the turn's reward, where gym has it second. The reward
+``environment`` is the sum of these and of what ``get_reward`` gives.
 
 In the place of ``step`` there may be other public methods, with types and docstrings: they are
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
@@ -68,7 +71,13 @@ def environments_of(
     ``Environments``."""
     if config.sample.environment is None or not config.judges_answers:
         return None
-    asks_itself = own_session(config.sample.environment)[0]
+    asks_itself, named = own_session(config.sample.environment)[0], config.sample.environment
+    kinds = [] if asks_itself else map(environment_class, environments_by_name(named).values())
+    if config.turn_weight and all(map(tool_methods, kinds)):
+        raise ConfigError(
+            f"algorithm.credit=turn contradicts sample.environment={named}, which rewards no "
+            "turns; name a class with step, or set credit to rollout"
+        )
     return (Sessions if asks_itself else Environments)(config, renderer, context_tokens)
 
 
@@ -88,6 +97,8 @@ class _Kind:
     make: Callable[[], Any]
     tools: Mapping[str, Any]
     renderer: Renderer
+    pays_turns: bool
+    """Whether ``step`` must give each turn's reward, as there is no other."""
 
     def reply(self, text: str, name: str = "tool") -> Messages:
         """An environment's or a tool's reply as messages."""
@@ -114,12 +125,14 @@ class Environments:
         self.kinds: dict[str, _Kind] = {}
         for name, where in environments_by_name(self.section.environment).items():
             make = environment_class(where)
-            if pays and not callable(getattr(make, "get_reward", None)):
+            tools = tool_methods(make)
+            pays_turns = pays and not callable(getattr(make, "get_reward", None))
+            if tools and pays_turns:
                 raise ConfigError(
                     f"sample.environment={where} has no method get_reward, which the reward "
                     "environment asks; add it: get_reward() gives a number"
                 )
-            kind = self.kinds[name] = _Kind(name, make, tool_methods(make), renderer.of(name))
+            kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
 
     def kind(self, prompt: Prompt) -> _Kind:
@@ -167,6 +180,8 @@ class _Rollout:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    turn_rewards: list[float | None] = field(default_factory=list)
+    """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
     """Of the model's last turn."""
     notes: dict[str, Any] = field(init=False)
@@ -197,6 +212,7 @@ class _Rollout:
             tokenizer = self.kind.renderer.tokenizer
             (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
         self.notes["turns"] += 1
+        self.turn_rewards.append(None)
         if self.finish is None and (
             completion.finish_reason == "length" or len(completion.token_ids) > room
         ):
@@ -212,7 +228,13 @@ class _Rollout:
         given = self._call("step", lambda: self.environment.step(self.text), _reply)
         if given is None:
             return []
-        text, is_over = given
+        text, is_over, reward = given
+        if reward is None and self.kind.pays_turns:
+            raise ConfigError(
+                f"{self.prompt.id}: step of the environment gave no reward, and there is no method "
+                "get_reward; give (text, whether it is over, reward), or add get_reward()"
+            )
+        self.turn_rewards[-1] = reward
         if is_over:
             self.finish = "environment"
         return self.kind.reply(text)
@@ -252,7 +274,7 @@ class _Rollout:
         self.logprobs += [0.0] * len(ids)
 
     def end(self) -> None:
-        """Ask for the reward and the notes."""
+        """Ask for the rest of the reward and the notes."""
         if self.finish == "error":
             return
         environment = self.environment
@@ -260,6 +282,10 @@ class _Rollout:
             "get_reward", lambda: getattr(environment, "get_reward", _nothing)(), _number
         )
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
+        if self.kind.pays_turns or any(reward is not None for reward in self.turn_rewards):
+            paid = self.notes["turn_rewards"] = [reward or 0.0 for reward in self.turn_rewards]
+            total = sum(paid, start=value or 0.0)
+            value = self._call("the sum of its turns", lambda: total, _number)
         if "problem" in self.notes:
             return
         if value is not None:
@@ -426,11 +452,11 @@ def _begin(value: Any) -> str:
     return _text(value or "")
 
 
-def _reply(value: Any) -> tuple[str, bool]:
+def _reply(value: Any) -> tuple[str, bool, float | None]:
     match value:
-        case (str(text), bool(is_over)):
-            return _text(text), is_over
-    raise _WrongError(f"{value!r:.60}, and not (text, whether it is over)")
+        case (str(text), bool(is_over), *rewards) if len(rewards) < 2:
+            return _text(text), is_over, _number(*rewards or [None])
+    raise _WrongError(f"{value!r:.60}, and not (text, whether it is over, perhaps a reward)")
 
 
 def _number(value: Any) -> float | None:

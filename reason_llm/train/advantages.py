@@ -24,8 +24,14 @@ def group_advantages(
     ddof: int = 1,
     epsilon: float = 1e-4,
     counted_N: Tensor | None = None,
+    earned_KN: Tensor | None = None,
 ) -> Tensor:
     """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon.
+
+    At a turn the reward less what was earned before (the return to go) takes the reward's place;
+    baseline and deviation stay those of whole completions. Without a scale the expected gradient is
+    then the policy's (arXiv:1506.02438 section 2), times (G - 1) / G with ``group_mean``. A mean of
+    each turn's number would not give it: the policy decides how many completions have that turn.
 
     Args:
         rewards_N: total rewards; NaN where there is none, which counts in no mean and no deviation.
@@ -39,9 +45,10 @@ def group_advantages(
             equal, the advantages are 0.
         counted_N: for ``whiten``, the completions over which it is; the others' advantages are 0.
             None: all.
+        earned_KN: part of each reward that was earned before each of K turns or tokens; None: none.
 
     Returns:
-        (N,) in the rewards' dtype, 0 where there is no reward.
+        (N,), or (K, N) with ``earned_KN``, in the rewards' dtype, 0 where there is no reward.
 
     Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
     arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
@@ -57,14 +64,17 @@ def group_advantages(
     if baseline == "leave_one_out":
         count_P1 = known_PG.sum(dim=1, keepdim=True, dtype=rewards_N.dtype)
         centred_PG = centred_PG * (count_P1 / (count_P1 - 1).clamp(min=1))
+    whole_PG, shape = centred_PG, rewards_N.shape
+    if earned_KN is not None:
+        centred_PG, shape = centred_PG - earned_KN.view(-1, *known_PG.shape), earned_KN.shape
     if scale == "whiten":
         counted_PG = known_PG if counted_N is None else known_PG & counted_N.view_as(known_PG)
-        return whiten(centred_PG, counted_PG, ddof, epsilon).reshape(-1)
+        return whiten(centred_PG, counted_PG, ddof, epsilon, whole_PG).reshape(shape)
     if scale != "none":
         over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
         centred_PG = centred_PG / (_deviation(over, ddof) + epsilon)
         centred_PG = centred_PG.masked_fill(_are_equal(over), 0.0)
-    return torch.where(known_PG, centred_PG, 0.0).reshape(-1)
+    return torch.where(known_PG, centred_PG, 0.0).reshape(shape)
 
 
 def _are_equal(values_PG: Tensor) -> Tensor:
@@ -123,9 +133,12 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
     return returns_BT
 
 
-def whiten(values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8) -> Tensor:
-    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal."""
-    chosen = values[mask]
+def whiten(
+    values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8, of: Tensor | None = None
+) -> Tensor:
+    """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal. With ``of``
+    both are of these numbers, one for each entry of the mask."""
+    chosen = (values if of is None else of)[mask]
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
         return torch.zeros_like(values)
     whitened = (values - chosen.mean()) / (chosen.std(correction=ddof) + epsilon)

@@ -142,6 +142,8 @@ class PolicyGradient(Objective):
     """For PPO's row: how values become advantages."""
     teacher_coefficient: float = 1.0
     """For the row opd: weight of the teacher's log-ratio."""
+    turn_weight: float = 0.0
+    """Weight of the column earned in the rewards; 0: turns have no rewards of their own."""
 
     @property
     def entropy_gradient(self) -> bool:
@@ -170,10 +172,10 @@ class PolicyGradient(Objective):
         if not self.row.needs_whole_step:
             return list(data)
         if self.row.critic:
-            return with_critic(data, self.row, self.critic)
+            return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
             return with_teacher(data, self.teacher_coefficient)
-        shaped = shaped_advantages(data, self.row)
+        shaped = shaped_advantages(data, self.row, self.turn_weight)
         return [
             datum.with_trained("advantages", values)
             for datum, values in zip(data, shaped, strict=True)
@@ -314,7 +316,20 @@ def _log_ratio(datum: Datum, name: str) -> Tensor:
     return ours - datum.on_trained(name).to(ours.device)  # a teacher's wait in host memory
 
 
-def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) -> list[Datum]:
+def _earned(data: Sequence[Datum], weight: float) -> Tensor:
+    """(N, T) float64: the part of each row's reward that was earned before the token's turn."""
+    rows = [
+        weight * datum.on_trained("earned").double()
+        if "earned" in datum.columns
+        else torch.zeros(datum.num_trained, dtype=torch.float64)
+        for datum in data
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def with_critic(
+    data: Sequence[Datum], row: Algorithm, critic: CriticSection, turn_weight: float = 0.0
+) -> list[Datum]:
     """Rows with the columns ``advantages``, whitened where the row says so, ``returns``, which the
     critic learns, and ``whole_returns``, those with lambda 1.
 
@@ -346,6 +361,8 @@ def with_critic(data: Sequence[Datum], row: Algorithm, critic: CriticSection) ->
         row.kl_coefficient if off_reward else 0.0,
         row.kl if off_reward else "k1",
     )
+    earned_NT = _earned(data, turn_weight).to(rewards_NT)
+    rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
     advantages_NT, returns_NT = advantages.gae(
         rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
     )
@@ -391,7 +408,9 @@ def _teaches(data: Sequence[Datum], row: Algorithm, mask_NT: Tensor) -> Tensor:
     return torch.tensor(chosen, device=mask_NT.device)
 
 
-def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
+def shaped_advantages(
+    data: Sequence[Datum], row: Algorithm, turn_weight: float = 0.0
+) -> list[Tensor]:
     """Advantages of each row's trained tokens, with the KL to the base subtracted from the reward.
 
     ``reward``: ``r - beta sum_t k``, then baseline and scale as always, where k is the row's
@@ -409,6 +428,7 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
         losses.kl_penalty(d.on_trained("old_logprobs"), d.on_trained("ref_logprobs"), row.kl)
         for d in data
     ]
+    earned_NT = _earned(data, turn_weight)
     if row.kl_place == "reward":
         rewards_N = torch.tensor(
             [
@@ -419,16 +439,16 @@ def shaped_advantages(data: Sequence[Datum], row: Algorithm) -> list[Tensor]:
         )
         size = len(data) // len({datum.group for datum in data})
         counted_N = torch.tensor([not _is_left_out(datum, row) for datum in data])
-        found_N = advantages.group_advantages(
-            rewards_N, size, row.scale, row.baseline, counted_N=counted_N
+        found_TN = advantages.group_advantages(
+            rewards_N, size, row.scale, row.baseline, counted_N=counted_N, earned_KN=earned_NT.T
         )
-        return [torch.full_like(k, float(value)) for k, value in zip(kl, found_N, strict=True)]
+        return [found_TN[: len(k), i].to(k) for i, k in enumerate(kl)]
     lengths = [len(k) for k in kl]
     rewards_NT = torch.nn.utils.rnn.pad_sequence([-beta * k for k in kl], batch_first=True)
     mask_NT = torch.arange(rewards_NT.shape[1])[None] < torch.tensor(lengths)[:, None]
     mask_NT = mask_NT.to(rewards_NT.device)
     for index, datum in enumerate(data):
         rewards_NT[index, lengths[index] - 1] += datum.reward
-    returns_NT = advantages.returns_to_go(rewards_NT, mask_NT)
+    returns_NT = advantages.returns_to_go(rewards_NT, mask_NT) - earned_NT.to(rewards_NT)
     whitened_NT = advantages.whiten(returns_NT, mask_NT & _teaches(data, row, mask_NT))
     return [whitened_NT[index, :length] for index, length in enumerate(lengths)]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from statistics import stdev
 
 import torch
@@ -23,7 +24,10 @@ def varies_enough(group: Group, algorithm: Algorithm) -> bool:
 
 
 def with_advantages(
-    groups: Sequence[Group], algorithm: Algorithm, weights: Mapping[str, float] | None = None
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    weights: Mapping[str, float] | None = None,
+    turn_weight: float = 0.0,
 ) -> list[Group]:
     """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
     that do not vary enough. A completion without any reward counts in no baseline, and its
@@ -31,6 +35,7 @@ def with_advantages(
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
+        turn_weight: of the turns' rewards in the total; 0: each completion has one advantage.
     """
     size = len(groups[0].completions)
     completions = [c for group in groups for c in group.completions]
@@ -50,19 +55,24 @@ def with_advantages(
             rewards_RN, weights_R, size, algorithm.scale, counted_N=counted_N
         )
     else:
+        earned = zip_longest(*(c.earned for c in completions), fillvalue=0.0)
+        earned_KN = torch.tensor(list(earned), dtype=torch.float64)
         rewards = [c.reward if c.has_reward else math.nan for c in completions]
         rewards_N = torch.tensor(rewards, dtype=torch.float64)
         found = advantages.group_advantages(
-            rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N
-        )
+            rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N,
+            earned_KN=turn_weight * earned_KN,
+        )  # fmt: skip
     taught_P = torch.tensor([varies_enough(group, algorithm) for group in groups])
-    values = iter(found.masked_fill(~taught_P.repeat_interleave(size), 0.0).tolist())
-    return [
-        replace(
-            group, completions=tuple(replace(c, advantage=next(values)) for c in group.completions)
-        )
-        for group in groups
-    ]
+    found = found.masked_fill(~taught_P.repeat_interleave(size), 0.0).view(-1, len(completions))
+    values = iter(found.T.tolist())
+
+    def taught(completion: Completion) -> Completion:
+        found = next(values)
+        turns = tuple(found[: len(completion.turn_rewards)]) if turn_weight else ()
+        return replace(completion, advantage=found[0], turn_advantages=turns)
+
+    return [replace(group, completions=tuple(map(taught, group.completions))) for group in groups]
 
 
 def with_learner_logprobs(

@@ -192,6 +192,7 @@ def _of_rollouts(config: Config) -> Objective:
         ROUNDING_NATS if rounds else 0.0,
         config.critic,
         config.teacher.coefficient,
+        config.turn_weight,
     )
 
 

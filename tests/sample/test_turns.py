@@ -587,7 +587,7 @@ class NoNumber(Echo):
     [
         (Raises, "step raised OSError: no way"),
         (Exits, "step raised SystemExit: 3"),
-        (Wrong, "step gave 'over', and not (text, whether it is over)"),
+        (Wrong, "step gave 'over', and not (text, whether it is over, perhaps a reward)"),
         (NeverBegins, "reset raised ValueError: no room"),
         (NoNumber, "get_reward gave nan, and not a finite number"),
     ],

@@ -105,8 +105,9 @@ function conversation({ text, lengths, played }) {
     while (token < end) at += lengths[token++];
     return text.slice(begin, at);
   };
-  for (const [start, end] of [...played.spans, [lengths.length, lengths.length]]) {
+  for (const [turn, [start, end]] of [...played.spans, [lengths.length, lengths.length]].entries()) {
     for (const part of upTo(start).split(CALL)) nodes.push(...(callIn(part) ? [folded(callIn(part), part, "call")] : limited(part, FIRST_CHARS)));
+    if (played.turn_rewards) nodes.push(make("p", { class: "muted" }, `reward ${shown(played.turn_rewards[turn])}`));
     const reply = upTo(end).trim();
     if (reply.length > FOLD_CHARS) nodes.push(folded(`${reply.slice(0, 80)} … ${reply.length.toLocaleString("en")} characters`, reply, "reply"));
     else if (reply) nodes.push(make("div", { class: "reply" }, ...visible(reply, filters.needle)));
