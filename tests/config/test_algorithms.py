@@ -15,6 +15,7 @@ from reason_llm.config.algorithms import (
     Algorithm,
     AlgorithmSection,
     Baseline,
+    Credit,
     KLEstimator,
     KLPlace,
     Normalization,
@@ -69,6 +70,7 @@ def test_kl_none_takes_its_coefficient_along() -> None:
         ("dapo", {"correction": "none", "correction_cap": 3.0}, "correction_cap=3.0"),
         ("dapo", {"correction": "none", "correction_floor": 0.5}, "correction_floor=0.5"),
         ("dapo", {"kl_place": "reward"}, "kl_place=reward"),
+        ("opd", {"credit": "turn"}, "credit=turn"),
     ],
 )
 def test_an_ignored_override_is_an_error(name: str, overrides: dict, named: str) -> None:
@@ -86,6 +88,9 @@ def test_an_ignored_override_is_an_error(name: str, overrides: dict, named: str)
         ("gdpo", {"baseline": "leave_one_out"}, "baseline=leave_one_out", "normalization=per_rew"),
         ("gdpo", {"scale": "batch"}, "scale=batch", "normalization=per_reward"),
         ("dr_grpo", {"normalization": "per_reward"}, "scale=none", "normalization=per_reward"),
+        ("gdpo", {"credit": "turn"}, "credit=turn", "normalization=per_reward"),
+        ("gspo", {"credit": "turn"}, "credit=turn", "ratio to sequence_token"),
+        ("gmpo", {"credit": "turn"}, "credit=turn", "surrogate=gmpo"),
         ("grpo", {"max_ratio": 0.5}, "max_ratio=0.5", "above 1"),
         ("rloo", {"kl_place": "token_reward"}, "kl_place=token_reward", "baseline=leave_one_out"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5", "above 1"),
@@ -132,8 +137,13 @@ def test_the_docs_have_an_equation_for_each_choice() -> None:
         Aggregation,
         KLEstimator,
         KLPlace,
+        Credit,
     )
-    choices = {choice for column in of_columns for choice in get_args(column)} - {"none", "total"}
+    choices = {choice for column in of_columns for choice in get_args(column)} - {
+        "none",
+        "total",
+        "rollout",
+    }
     choices |= set(SURROGATES)
     assert len(choices) > 20
     assert (choices | {*PREFERENCES, "ppo", "opd"}) - named == set()

@@ -172,6 +172,29 @@ def test_turns_follow_each_other_as_ids(monkeypatch: pytest.MonkeyPatch) -> None
     assert talk.sampled_ids == (*ids_of("one"), END, *ids_of("two"), END, *ids_of("over"), END)
 
 
+class Pays:
+    """A number is its turn's reward; another turn has none."""
+
+    def reset(self) -> None: ...
+
+    def step(self, text: str) -> Any:
+        return (f"heard {text}", False, *([float(text)] if text[-1].isdigit() else []))
+
+
+@pytest.mark.parametrize("more", [0.0, 10.0])
+def test_turns_have_rewards(more: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is cut off before ``step`` has 0."""
+    paying = type("Paying", (Pays,), {"get_reward": lambda self: more} if more else {})
+    sampler = Told(["1", "2.5"], ["-2", "x" * 300], ["3"])
+    groups = play(sampler, environments(paying, monkeypatch, turns=3), [a_prompt()] * 2, most=200)
+    ended = [group.completions[0] for group in groups]
+    assert [c.finish_reason for c in ended] == ["turns", "length"]
+    given = [(c.environment["turn_rewards"], c.environment["reward"] - more) for c in ended]
+    assert given == [([1, -2, 3], 2), ([2.5, 0], 2.5)]
+    with pytest.raises(ConfigError, match="step of the environment gave no reward, and there is"):
+        play(Told(["one"]), environments(Pays, monkeypatch), [a_prompt()])
+
+
 def test_what_ends_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * 80
     sampler = Told(["one", long, "one", "over"], ["two"])
@@ -675,6 +698,13 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"step": lambda self, text: ("a", "no bool")}, "step gave ('a', 'no bool'), and not"),
     ({"step": lambda self, text: (Unreadable(), True)}, "step raised RuntimeError: no text"),
     ({"step": lambda self, text: iter([])}, "step gave <list_iterator"),
+    ({"step": lambda self, text: ("a", 1.0, True)}, "step gave ('a', 1.0, True), and not (text"),
+    ({"step": lambda self, text: ("a", True, math.nan)}, "step gave nan, and not a finite number"),
+    ({"step": lambda self, text: ("a", True, "1")}, "step gave '1', and not a finite number"),
+    (
+        {"step": lambda self, text: ("a", True, 1.7e308), "get_reward": lambda self: 1.7e308},
+        "the sum of its turns gave inf, and not a finite number",
+    ),
     ({"get_reward": raising(SystemExit(2))}, "get_reward raised SystemExit: 2"),
     ({"get_reward": lambda self: "1.0"}, "get_reward gave '1.0', and not a finite number"),
     ({"get_reward": lambda self: Unreadable()}, "get_reward raised RuntimeError: no number"),
@@ -766,3 +796,10 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
         Environments(config_of(f"{path}:Class"), renderer(TOKENIZER), 400)
     with pytest.raises(ValueError, match=r"score\.rewards has environment"):
         config_of(None)
+    path.write_text(inspect.getsource(Sums).replace("Any", "int"))
+    for where in (f"{path}:Sums", "agent:its.py:play"):
+        tree = config_of(where).model_dump() | {"algorithm": {"credit": "turn"}}
+        with pytest.raises(ConfigError, match=r"credit=turn contradicts .* which rewards no turns"):
+            turns.environments_of(Config.model_validate(tree), renderer(TOKENIZER), 400)
+    with pytest.raises(ValueError, match=r"credit=turn contradicts score\.rewards"):
+        Config.model_validate(tree | {"score": {"rewards": ["boxed"]}})

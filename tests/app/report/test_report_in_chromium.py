@@ -412,6 +412,7 @@ def test_a_rollout_of_turns_is_a_conversation(
     played = talk(
         f"I compute.{call}", "\ntool\n<b>2</b>\nassistant\n", "And <tool_call>{no json", "\nlong "
         + "x" * 500, "It is 2.", turns=3, calls=2, failed_calls=1, reward=1.0,
+        turn_rewards=[0.25, 0.0, 0.75],
     )  # fmt: skip
     failed = talk("<img src=x onerror=\"document.title='taken'\">", turns=1, problem="step raised")
     made = group(["a", "b"], [1.0, 0.0])
@@ -426,10 +427,11 @@ def test_a_rollout_of_turns_is_a_conversation(
     )
     assert found[:3] == [
         ["DETAILS", "call", 'python {"code":"1 + 1"}'],
+        ["P", "muted", "reward 0.25"],
         ["DIV", "reply", "tool\n<b>2</b>\nassistant"],
-        ["DETAILS", "call", "a call that cannot be read"],
     ]
-    assert found[3][:2] == ["DETAILS", "reply"] and "505 characters" in found[3][2]
+    assert found[3] == ["DETAILS", "call", "a call that cannot be read"]
+    assert found[5][:2] == ["DETAILS", "reply"] and "505 characters" in found[5][2]
     assert page.run("document.querySelectorAll('.card details[open]').length") == 0
     heads = page.run("[...document.querySelectorAll('.card header')].map((e) => e.textContent)")
     assert "3 turns, 2 calls, 1 failed, over" in heads[0]
