@@ -39,8 +39,7 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
     with Scorer(config.score, config.sample.max_new_tokens, answers=answers) as scorer:
         _check(document.groups, scorer.columns, source)
         scored = scorer.score(document.groups)
-        weights = scorer.weights, config.turn_weight
-        groups = with_advantages(scored, config.algorithm.row(), *weights)
+        groups = with_advantages(scored, config.algorithm.row(), scorer.weights, config.turn_weight)
     changed = config.model_dump(mode="json", include={"score", "algorithm"})
     run = RunIdentity(uuid.uuid4().hex[:12], document.run.name, document.run.config | changed)
     return replace(

@@ -284,8 +284,7 @@ class _Rollout:
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
         if self.kind.pays_turns or any(reward is not None for reward in self.turn_rewards):
             paid = self.notes["turn_rewards"] = [reward or 0.0 for reward in self.turn_rewards]
-            total = sum(paid, start=value or 0.0)
-            value = self._call("the sum of its turns", lambda: total, _number)
+            value = self._call("the sum of its turns", lambda: sum(paid, value or 0.0), _number)
         if "problem" in self.notes:
             return
         if value is not None:
