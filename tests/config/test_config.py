@@ -320,6 +320,11 @@ def test_what_may_change_on_resuming_is_a_table() -> None:
         ["data.template: 'auto' -> 'r1_zero'"],
         [],
     )
+    for mapping in ({"a": 1}, {}), ({}, {"a": 1}):  # an option is taken out, or comes
+        old, new = (dump(data={"train": "x", "template_arguments": given}) for given in mapping)
+        assert [key.partition(":")[0] for key in changes(old, new).refused] == [
+            "data.template_arguments.a"
+        ]
 
 
 def test_more_steps_stretch_a_schedule_and_are_told() -> None:

@@ -253,6 +253,23 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     assert len(cache.read_text().splitlines()) == 3
 
 
+def test_a_judge_that_answers_between_failures_is_not_silent(
+    serve: Callable[[Answer], Server],
+) -> None:
+    def flaky(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
+        handler.close_connection = True
+        return None if "bad" in str(body) else says("Score: 9")
+
+    options = llm_judge.JudgeOptions(url=serve(flaky).url, model="m", retries=0)
+    judge = llm_judge.LanguageModelJudge(options, None)
+    for number in range(llm_judge.MAX_UNANSWERED + 1):
+        asked = group(f"bad {number}", f"good {number}")
+        with pytest.raises(ConnectionError):
+            judge.score(asked.prompt, asked.completions[0])
+        assert judge.score(asked.prompt, asked.completions[1]) == 1.0
+    judge.close()
+
+
 def hang(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
     time.sleep(20)
     return None

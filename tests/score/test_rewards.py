@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from pydantic import ValidationError
 
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import Completion, Group, Prompt, Span
 from reason_llm.score import Scorer
+from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
     cosine,
     length_in_group,
@@ -90,6 +92,7 @@ def test_think_answer_tags(text: str, value: float) -> None:
         ("<think></think><answer></answer>", 1),
         ("so <think>a</think><answer>3</answer>", 0),
         ("<think>a</think><answer>3</answer> so", 0),
+        ("<think>a</think> so <answer>3</answer>", 0),
         ("<answer>3</answer><think>a</think>", 0),
         ("<think>a</think><think>b</think><answer>3</answer>", 0),
         ("<think>a</think><answer>3</answer><answer>3</answer>", 0),
@@ -162,6 +165,24 @@ def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
     assert repetition_penalty([5, 5, 5, 5, 5], 2, -0.5) == -0.375
     assert repetition_penalty([5], 2, -0.5) == 0
     assert reward("repetition_penalty", "abab", ngram=2) == pytest.approx(-1 / 3)
+
+
+def test_what_an_environment_answered_is_in_no_reward_of_tokens() -> None:
+    names = ("boxed", "soft_overlong", "cosine", "length", "repetition_penalty")
+    alone = group("\\boxed{3}", "so \\boxed{3}")
+    first, second = alone.completions
+    ids, logprobs = (*first.token_ids, *[7] * 80), (*first.logprobs, *[0.0] * 80)
+    answered = replace(first, token_ids=ids, logprobs=logprobs, spans=(Span(9, 89),))
+    found = scores(
+        [{"name": name} for name in names], replace(alone, completions=(answered, second))
+    )
+    assert found == scores([{"name": name} for name in names], alone)
+
+
+def test_timeouts_are_those_since_the_last_call() -> None:
+    with Scorer(ScoreSection(), 100) as scorer:
+        default_judge().num_timed_out += 2
+        assert [scorer.take_counts()["score/timeouts"] for _ in range(2)] == [2, 0]
 
 
 def test_reasoning_steps_and_regex() -> None:

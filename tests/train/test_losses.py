@@ -307,12 +307,12 @@ def test_correction_of_the_sampler_by_hand(kind: str, expected: list) -> None:
 
 @pytest.mark.parametrize("kind", ["token_truncate", "sequence_mask"])
 def test_log_ratios_within_rounding_weigh_exactly_1(kind: str) -> None:
-    old = tensor([[5e-4, -9e-4, 1e-3], [2e-3, 5e-4, 0.0]])
+    old = tensor([[5e-4, -9e-4, 1e-3], [2e-3, 5e-4, -5e-3]])
     mask = torch.ones(2, 3, dtype=torch.bool)
     zeros = torch.zeros_like(old)
     found = losses.importance_weights(old, zeros, mask, kind, cap=2.0, rounding=1e-3)
-    rest = math.exp(2e-3)
-    second = [rest, 1.0, 1.0] if kind == "token_truncate" else [rest] * 3
+    more, less = math.exp(2e-3), math.exp(-5e-3)
+    second = [more, 1.0, less] if kind == "token_truncate" else [more * less] * 3
     assert found[0].tolist() == [1.0, 1.0, 1.0]
     assert found[1].tolist() == pytest.approx(second)
     without = losses.importance_weights(old, zeros, mask, kind, cap=2.0)

@@ -36,11 +36,12 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
             parameter.grad = parameter.detach() ** 3
         optimizer.step()
 
-    config = TrainSection(learning_rate=0.1, optimizer=name)
+    config = TrainSection(learning_rate=0.1, weight_decay=0.25, optimizer=name)
     torch.manual_seed(0)
     first = [torch.nn.Parameter(torch.randn(100, 100)) for _ in range(2)]
     start = first[1].detach().clone()
     before = optim.make_optimizer(first, config)
+    assert {(each["lr"], each["weight_decay"]) for each in before.param_groups} == {(0.1, 0.25)}
     step(first, before)
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
     after = optim.make_optimizer(second, config)

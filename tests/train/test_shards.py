@@ -6,7 +6,8 @@
 5. Another adapter in one of them ends the step.
 """
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +43,8 @@ from reason_llm.train import (
     learning,
     with_advantages,
 )
-from reason_llm.train.shards import GradientSum
+from reason_llm.train.shards import GradientSum, _from_json, _to_json
+from reason_llm.train.step_metrics import Tally
 
 COUNT = 4
 
@@ -274,6 +276,18 @@ def test_shards_change_the_gradient_by_rounding_alone(case: str) -> None:
     for name, value in whole["metrics"].items():
         if not name.endswith("padding_fraction"):
             assert dealt["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_a_tally_reaches_the_peers_whole() -> None:
+    """But for what an optimizer step adds to it afterwards."""
+    told = Tally(
+        tokens=1, passed=2, padding=3, left_out=4, sums={"loss": 0.5}, mismatch_max=0.25,
+        log_ratios=[torch.tensor([0.5])], unit_sums={"kl": 6.0}, units={"kl": 7},
+    )  # fmt: skip
+    fresh = asdict(Tally())
+    same = [name for name, value in asdict(told).items() if value == fresh[name]]
+    assert same == ["updates", "rate"]
+    assert _from_json(json.loads(json.dumps(_to_json(told)))) == told
 
 
 def test_another_adapter_in_one_process_ends_the_step() -> None:

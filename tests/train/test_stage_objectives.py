@@ -169,6 +169,19 @@ def test_overrides_of_a_row() -> None:
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(set(PREFERENCES) - {"kto"}))
+def test_a_column_is_refused_where_it_would_change_nothing(name: str) -> None:
+    changes: dict[str, Any] = {
+        "label_smoothing": 0.2, "margin": 0.7, "normalize_length": True,
+        "nll_coefficient": 0.3, "desirable_weight": 2.0, "undesirable_weight": 2.0,
+    }  # fmt: skip
+    for column, value in changes.items():
+        changed = of_row(replace(PREFERENCES[name], **{column: value}))[0]
+        if changed == of_row(PREFERENCES[name])[0]:
+            with pytest.raises(ValueError, match="would be ignored"):
+                resolve(name, {column: value})
+
+
 def test_what_a_pair_loss_asks_for() -> None:
     rows = data(SIDES)
     assert PairLoss(row=PREFERENCES["dpo"]).measured(rows, 1) == ([0, 1, 2, 3], ("ref_logprobs",))
@@ -310,6 +323,9 @@ def test_advantages_are_over_trained_tokens_with_the_kl_of_each() -> None:
     assert discounted[0].on_trained("advantages")[1] == pytest.approx(
         0.2 + 0.05 - 0.6 + 0.5 * last, abs=1e-6
     )
+    squares = with_critic(rows, replace(row, kl="k2"), CriticSection())
+    taken = [2 - 0.5 * kl for kl in (0.04 / 2 + 0.16 / 2, 0.16 / 2, 0.0)]
+    assert squares[0].on_trained("whole_returns").tolist() == pytest.approx(taken, abs=1e-6)
 
 
 def test_advantages_are_whitened_over_all_trained_tokens() -> None:

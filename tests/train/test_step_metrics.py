@@ -33,6 +33,7 @@ def test_tokens_are_averaged_over_tokens_and_losses_over_optimizer_steps() -> No
     other.left_out = 3
     whole.merge(other)
     whole.add_update(norm=2.0, rate=0.2)
+    whole.merge(Tally())  # of a shard without rows
     found = whole.metrics()
     assert found["train/loss"] == 1.5
     assert found["train/grad_norm"] == 3.0

@@ -118,6 +118,16 @@ def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -
     assert [one.passed for one in found] == [3, 0, 1] * 2
 
 
+def test_the_limits_of_cpu_time_follow_the_option(code: CodeTests) -> None:
+    """Those of the kernel, a second later than our own: of one test, and of all calls together."""
+    limit = "__import__('resource').getrlimit(__import__('resource').RLIMIT_CPU)[1] - 1"
+    seconds = int(code.timeout_seconds)
+    program = {"inputs": [""], "outputs": [str(seconds)]}
+    assert fraction(code, program, f"print({limit})") == (1, 1)
+    calls = {"fn_name": "f", "inputs": [[]], "outputs": [[10 * seconds]]}
+    assert fraction(code, calls, f"def f(): return {limit}") == (1, 1)
+
+
 # --- calls
 
 

@@ -75,6 +75,20 @@ def test_the_documents_tell_what_is_paid(
     assert matches(gold, answer, 5.0, question) == {"yes": 1, "no": 0}[verdict]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["mm cm meters km inches feet yards miles", "mg grams kg pounds ounces", "ml liters gallons",
+     "seconds minutes hours days weeks months years", "dollars cents euros", "degrees radians",
+     "mph km/h m/s"],
+)  # fmt: skip
+def test_another_unit_than_the_one_asked_for_is_another_answer(kind: str) -> None:
+    units = kind.split()
+    for asked, said in zip(units, units[1:] + units[:1], strict=True):
+        for unit in (asked, said):
+            found = matches("5", f"5\\text{{ {unit}}}", 5.0, f"How much is it in {asked}?")
+            assert found == (unit == asked), (asked, unit)
+
+
 TASKS = [
     ("Simplify $\\frac{12x^5}{3x^2}$.", "4x^3", "\\frac{12x^5}{3x^2}"),
     ("Simplify $\\sqrt{75}$.", "5\\sqrt{3}", "\\sqrt{75}"),
