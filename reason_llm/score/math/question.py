@@ -29,7 +29,7 @@ _MAX_TOKENS = 400
 _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
-_WORD = re.compile(r"[^\W\d_]++")
+_WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
 _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
@@ -102,8 +102,10 @@ def read_question(text: str) -> Stated:
 
 @functools.lru_cache(maxsize=1024)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a question, each in one spelling."""
-    words = _WORD.findall(text[:MAX_CHARACTERS].lower())
+    """The words of a question, each in one spelling, ``km/h`` also in its parts. Without ``in``,
+    which is hardly ever the unit; ``inches`` is."""
+    found = _WORD.findall(text[:MAX_CHARACTERS].lower())
+    words = {part for word in found for part in (word, *word.split("/"))} - {"in"}
     return frozenset([*words, *map(canonical, words)])
 
 
