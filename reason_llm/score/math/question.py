@@ -102,11 +102,14 @@ def read_question(text: str) -> Stated:
 
 @functools.lru_cache(maxsize=1024)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a question, each in one spelling, ``km/h`` also in its parts. Without ``in``,
-    which is hardly ever the unit; ``inches`` is."""
+    """The words of a question, each in one spelling, ``km/h`` also in its parts, ``km per hour``
+    also as ``km/h``. Without ``in``, which is hardly ever the unit; ``inches`` is."""
     found = _WORD.findall(text[:MAX_CHARACTERS].lower())
     words = {part for word in found for part in (word, *word.split("/"))} - {"in"}
-    return frozenset([*words, *map(canonical, words)])
+    threes = zip(found, found[1:], found[2:], strict=False)
+    words |= {f"{of}/{unit}" for of, per, unit in threes if per == "per"}
+    spelled = (canonical("/".join(map(canonical, word.split("/")))) for word in words)
+    return frozenset([*words, *spelled])
 
 
 def _value(tree: Tree) -> Value | None:

@@ -16,7 +16,7 @@ _SPELLINGS = {
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon",
     "s": "s sec second", "min": "min minute", "h": "h hr hour", "d": "day", "week": "week",
     "month": "month", "yr": "yr year", "usd": "dollar usd", "cent": "cent", "eur": "euro eur",
-    "mph": "mph", "km/h": "km/h kmh kph", "m/s": "m/s", "hz": "hz hertz", "n": "n newton",
+    "mph": "mph mi/h", "km/h": "km/h kmh kph", "m/s": "m/s", "hz": "hz hertz", "n": "n newton",
     "j": "j joule", "w": "w watt", "v": "v volt", "pa": "pa pascal", "c": "c celsius",
     "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg",
     "rad": "rad radian", "unit": "unit", "ohm": "ohm", "k": "k kelvin", "a": "ampere amp",
