@@ -15,6 +15,7 @@ import transformers
 import reason_llm
 import reason_llm.app.training  # what is imported later may set up loggers of its own
 from conftest import ROOT
+from reason_llm.app import export as exporting
 from reason_llm.config import Config, file as config_file
 from reason_llm.errors import ConfigError, Stopped
 from reason_llm.train import losses
@@ -84,6 +85,17 @@ def test_train_twice_then_evaluate_and_export(
     parity = reason_llm.export(run, tmp_path / "merged", dtype="float32")
     assert parity is not None
     assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+def test_export_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[exporting.Request] = []
+    monkeypatch.setattr(exporting, "export", lambda request, console: asked.append(request))
+    reason_llm.export(
+        "run", "out", base="b", which="best", adapter_only=True, dtype="float32", max_shard_gib=1,
+        rollouts="r", push="p", gguf="g",
+    )  # fmt: skip
+    given = (Path("run"), Path("out"), "b", True, "float32", 1 << 30, Path("r"), "p", "g", "best")
+    assert asked == [exporting.Request(*given)]
 
 
 def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None) -> None:

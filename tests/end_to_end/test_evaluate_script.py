@@ -106,7 +106,7 @@ def test_the_base_is_what_transformers_generates(
 
     out = tmp_path / "out"
     code, _, error = call(
-        *(TINY, "--sets", f"sums={TEST_SET}", "--eval.limit", "3", "--eval.max_new_tokens", "32"),
+        *(TINY, "--sets", f"sums={TEST_SET}", "--eval.limit", "3", "--eval.max_new_tokens", "4"),
         *("--data.system_prompt", "none", "--score.rewards", "[{name: think_answer_tags}]"),
         *("--out", out, "--log.console", "quiet"),
     )
@@ -114,7 +114,7 @@ def test_the_base_is_what_transformers_generates(
     base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     for row in rows(out):
         ids = tokenizer(row["prompt"], return_tensors="pt", add_special_tokens=False).input_ids
-        whole = base.generate(ids, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
+        whole = base.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
         assert row["set"] == "sums"
         assert row["greedy"]["text"] == tokenizer.decode(whole, skip_special_tokens=True)
 

@@ -168,11 +168,14 @@ def test_names_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["lm_head"]], ids=["all-linear", "head"])
-@pytest.mark.parametrize("name", most_are_long([*families.OLDER, *families.TODAY], families.OLDER))
+@pytest.mark.parametrize(
+    "name",
+    most_are_long([*families.OLDER, *families.TODAY], [*families.OLDER, "granite", "cohere2"]),
+)
 def test_chunked_log_probs_are_those_of_full_logits(
     name: str, targets: Any, tmp_path: Path
 ) -> None:
-    path = families.make(tmp_path / "base", name)
+    path = families.make(tmp_path / "base", name, attention_dropout=0.1)
     section = ModelSection(
         path=path, dtype="float32", adapter=AdapterSection(rank=4, targets=targets)
     )

@@ -8,10 +8,11 @@ import orjson
 import pytest
 
 from reason_llm.errors import DataError
-from reason_llm.evaluate.accuracy import scores, summarize, table
+from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
 from reason_llm.rollout import Prompt
+from reason_llm.score.statistics import estimate
 
 
 def answer(reward: float, final: str | None = None, tokens: int = 5) -> dict[str, Any]:
@@ -78,6 +79,14 @@ def test_rewards_of_any_range_have_normal_intervals() -> None:
     parts = [outcome("a", number, reward, []) for number, reward in enumerate((-1.0, 2.0, 5.0))]
     greedy = summarize(parts, 0, with_majority=False, compared=False)["results"]["a"]["s"]["greedy"]
     assert (greedy["value"], greedy["high"]) == pytest.approx((2.0, 2 + 1.959964 * 3**0.5))
+
+
+def test_intervals_are_of_the_trials_that_each_problem_stands_for() -> None:
+    values = [0.5, 0.5, 0.5, 0.6]
+    trials = {"greedy": 1, "mean@8": 8, "pass@2": 4, "pass@4": 2, "pass@8": 1, "maj@8": 1}
+    expected = {name: estimate(values, count) for name, count in trials.items()}
+    assert estimates(dict.fromkeys(trials, values), 8) == expected
+    assert len({expected[name].low for name in ("greedy", "pass@4", "pass@2", "mean@8")}) == 4
 
 
 def waves(count: int, size: int = 2) -> list[Wave]:

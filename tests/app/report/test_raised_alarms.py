@@ -45,12 +45,13 @@ def test_an_alarm_that_ended_is_told_with_its_steps_and_curves(tmp_path: Path) -
     assert "No right answer" in (tmp_path / "report.html").read_text()
 
 
-def test_an_alarm_that_lasts_is_not_told_again_after_a_resume(tmp_path: Path) -> None:
-    records = [of(step, is_right=step == 0 or step > 5) for step in range(9)]
+def test_an_alarm_is_told_again_when_it_comes_back_and_not_while_it_lasts(tmp_path: Path) -> None:
+    """A resume changes neither."""
+    records = [of(step, is_right=step in (0, 6, 7, 8)) for step in range(12)]
     folder = write_run(tmp_path / "run", records)
     assert followed(folder, 1, records[1:5]) == [(3, "No right answer")]
-    assert followed(folder, 5, records[5:]) == []
-    assert [each.step for each in raised.read(folder)] == [3]
+    assert followed(folder, 5, records[5:]) == [(11, "No right answer")]
+    assert [each.step for each in raised.read(folder)] == [3, 11]
 
 
 def test_evaluations_of_rows_are_kept_however_long_a_run_is(

@@ -274,6 +274,13 @@ def test_an_environment_that_is_whole_is_read(tmp_path: Path) -> None:
     assert (found.starts, found.notices, found.num_held_out) == ([START], [], 1)
 
 
+def test_a_summary_is_read_only_if_the_run_ended_there(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [record(0), record(1)])
+    for steps, summary in ((0, None), (1, {"steps": 1})):
+        (folder / "summary.json").write_bytes(orjson.dumps({"steps": steps}))
+        assert read_run(folder, "run").summary == summary
+
+
 @pytest.mark.parametrize("name", ["summary.json", "environment.json", "metrics.jsonl"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_what_is_no_file_hangs_nothing(name: str, kind: str, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_learner_s_parameters_are_vllm_s_storage(tokenizer: Any) -> None:
     from dataclasses import replace
 
     section = ModelSection(path=str(TINY), dtype="float32", train="full")
-    prompts = prompts_of(tokenizer, *(f"What is {a} + 8?" for a in (3, 57, 91)))
+    prompts = prompts_of(tokenizer, *(f"What is {a} + 8? " * 20 for a in (3, 57, 91)))
     greedy = SamplingParams(1, 16, temperature=0.0)
 
     def sampled(model: Model) -> list[tuple[int, ...]]:
