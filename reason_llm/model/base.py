@@ -692,12 +692,12 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
 def _disable_dropout(base: nn.Module) -> None:
     """Switch off the base's own dropout, such as GPT-2's, with which the learner would differ from
     the sampler. The adapter's dropout is model.adapter.dropout."""
-    for module in base.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
+    for each in (*base.modules(), base.config.get_text_config(decoder=True)):  # Falcon reads that
+        if isinstance(each, nn.Dropout):
+            each.p = 0.0
+        for name, value in vars(each).items():
             if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+                setattr(each, name, 0.0)
 
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

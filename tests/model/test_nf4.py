@@ -173,9 +173,11 @@ def test_float32_under_vllm_is_refused_before_anything_is_read() -> None:
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as bitsandbytes quantises it, saved so."""
+    """The tiny model as bitsandbytes quantises it, saved so, to compute in float16."""
     folder = tmp_path_factory.mktemp("quantized")
-    ordinary(str(TINY), torch.bfloat16).save_pretrained(folder)
+    model = ordinary(str(TINY), torch.bfloat16)
+    model.config.quantization_config.bnb_4bit_compute_dtype = torch.float16
+    model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((TINY / name).read_bytes())
     return folder
@@ -206,6 +208,7 @@ def test_a_checkpoint_that_is_nf4_already_loads_as_it_is(
     with Model(section, tokenizer, 0, NF4_SIZES if under_vllm else None) as model:
         layers = [m for m in model.decoder.modules() if isinstance(m, Linear4bit)]
         assert len(layers) == 7 * model.text_config.num_hidden_layers
+        assert {layer.compute_dtype for layer in layers} == {torch.bfloat16}
         with torch.no_grad():
             assert torch.allclose(model.logits(model.hidden_states(ids)), expected, atol=0.05)
         if under_vllm:

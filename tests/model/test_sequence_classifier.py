@@ -69,13 +69,14 @@ def test_its_bytes_are_those_of_its_weights(dtype: torch.dtype, tmp_path: Path) 
     assert look_at(folder).max_tokens == 64
 
 
-def planned(folder: Path, kind: str, gib: float) -> memory.Plan:
+def planned(folder: Path, kind: str, gib: float, **train: Any) -> memory.Plan:
     options = {"path": str(folder), "normalize": "none"}
     config = Config.model_validate(
         {
             "model": {"path": str(TINY)},
             "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl")},
             "sample": {"engine": "vllm" if kind == "cuda" else "transformers"},
+            "train": train,
             "score": {
                 "rewards": [
                     {"name": "boxed", "weight": 0},
@@ -113,6 +114,17 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
     monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
     with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?6\.0"):
         planned(folder, "cuda", 8)
+
+
+def test_a_micro_batch_fits_where_it_is_scored_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, large = make(tmp_path / "model"), ClassifierShape(GIB, 4 << 20, None)
+    monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
+    plan = planned(folder, "cuda", 24)
+    assert 0.9 * 24 * GIB < plan.scoring_bytes < 0.95 * 24 * GIB
+    with pytest.raises(ConfigError, match=rf"8192 needs 3.*; set it to {plan.micro_batch_tokens} "):
+        planned(folder, "cuda", 24, micro_batch_tokens=8192)
 
 
 def test_nothing_is_copied_back_from_the_device(

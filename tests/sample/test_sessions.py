@@ -34,7 +34,7 @@ from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, Sessions, tasksets
-from reason_llm.sample.token_server import MOST_BYTES, SESSION, Session, TokenServer
+from reason_llm.sample.token_server import MOST_BYTES, SESSION, Branch, Session, TokenServer
 
 TOKENIZER = load_tokenizer(str(TINY))
 END = 2
@@ -225,6 +225,12 @@ def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
             (groups, [[p.token_ids for p in asked] for asked in sampler.asked], sampler.seeds)
         )
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_branch_in_which_the_model_wrote_most_is_learned() -> None:
+    replied_at_length = Branch((1,), ids=[5] * 9, spans=[Span(1, 8)])
+    written = Branch((1,), ids=[5] * 5, spans=[Span(1, 2)])
+    assert Session(a_prompt(), branches=[replied_at_length, written]).learned is written
 
 
 @long

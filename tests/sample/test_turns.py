@@ -431,10 +431,12 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training"])
-def test_tools_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "no_tool"), [("qwen2_5", "get_reward"), ("qwen3_training", "no")]
+)
+def test_tools_are_called(name: str, no_tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jinja = (SHIPPED / f"{name}.jinja").read_text()
-    turns_ = [call("add", a=2, b=3), call("later", text="a") + call("no"), "It is 5."]
+    turns_ = [call("add", a=2, b=3), call("later", text="a") + call(no_tool), "It is 5."]
     turns_ = [f"{HM}{turn}" for turn in turns_]
     played = environments(Sums, monkeypatch, jinja)
     (group,) = play(Told(*([turn] for turn in turns_)), played, [a_prompt()], most=900)
@@ -444,7 +446,8 @@ def test_tools_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = renderer(TOKENIZER, jinja)
     replies = [
         said("5", "tool"),
-        said("again: a<|im_end|>", "tool") + said("{'error': 'Tool no not found.'}", "tool"),
+        said("again: a<|im_end|>", "tool")
+        + said(f"{{'error': 'Tool {no_tool} not found.'}}", "tool"),
     ]
     talk = [{"role": "user", "content": "Question 0?"}]
     for turn, reply in zip(turns_, [*replies, []], strict=True):

@@ -191,7 +191,7 @@ def plan(
     micro_batch = draft.largest(draft.unit_tokens, most, outside_sampling)
     asked = config.train.micro_batch_tokens
     if asked != "auto":
-        needed = draft.total(0, asked).learning
+        needed = outside_sampling(asked)
         if needed > draft.usable:
             raise ConfigError(
                 f"train.micro_batch_tokens={asked} needs {_gib(needed)} GiB and "
