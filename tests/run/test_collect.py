@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from reason_llm.run.collect import Step, collect, is_kept, sampled_before
 from reason_llm.run.start.prepare import Job, prepare
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
+from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.team import ahead
 from reason_llm.run.watch import SILENT
 
 BOXED = {"boxed": 1.0}
@@ -197,3 +200,31 @@ def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:
 def collected_afresh(job: Job, flat: Callable[[int], bool]) -> Any:
     job.config.run.buffer.unlink()
     return collected(job, Scripted(flat))
+
+
+def test_each_step_ahead_begins_where_the_one_before_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of the prompts."""
+    identity = RunIdentity("a", "run", {})
+    documents = {3: Document(identity, 3, True, False, 4, [])}
+    drawn = {}
+
+    def collected(later: Step, sampler: object) -> None:
+        drawn[later.number] = later.drawn
+        documents[later.number] = Document(identity, later.number, True, False, 5, [])
+
+    monkeypatch.setattr(ahead, "collect", collected)
+    monkeypatch.setattr(ahead, "sampler_of", lambda model, tokens: None)
+    named = SimpleNamespace
+    job: Any = named(
+        config=named(run=named(shards=2, max_staleness=3, steps=9)), plan=named(cache_tokens=0)
+    )
+    crew: Any = named(
+        learners=named(policy=named(model=None)), version_of=lambda number: number - 3
+    )
+    buffer: Any = named(find=documents.get)
+    stop: Any = named(requested=False)
+    step = Step(3, 10, {}, 3, None, job, buffer, stop, SILENT, {})
+    ahead._Ahead(crew, step, lambda version: None, {})._work()  # type: ignore[arg-type]
+    assert drawn == {4: 14, 5: 19, 6: 24}

@@ -3,12 +3,15 @@
 1. Mean, interval and pass@k are those of the rewards.   2. Accuracy, best and headline go by them.
 3. A resumed run evaluates with the same bits.           4. Greedy stays as it is.
 5. What the samples are drawn with is part of what a best evaluation is compared by.
+6. A reward model's length is that of the answer.
 """
 
 import gzip
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -17,7 +20,8 @@ from conftest import ROOT
 from reason_llm.app import lines
 from reason_llm.app.training import train
 from reason_llm.config import Config
-from reason_llm.run.held_out import of_samples, sampling_params
+from reason_llm.model import Datum
+from reason_llm.run.held_out import judge, of_samples, sampling_params
 from reason_llm.run.store import metrics
 from reason_llm.score.statistics import proportion
 
@@ -93,3 +97,15 @@ def test_a_run_is_judged_by_its_samples(small_run: Callable[..., Config], tmp_pa
     other = small_run(**options | {"run__name": "other", "run__seed": 1, "run__steps": 1})
     train(other)
     assert records_of(other)[0] != first
+
+
+def test_a_reward_model_that_pays_by_the_token_goes_by_length_whatever_the_prompts() -> None:
+    lengths = [(90, 4), (90, 2), (3, 7), (3, 5), (50, 1), (50, 9)]
+    data = [Datum.of(range(asked), range(answer)) for asked, answer in lengths]
+    settings = SimpleNamespace(
+        objective=SimpleNamespace(unit="pair", output="scores"), role="policy"
+    )
+    learner: Any = SimpleNamespace(
+        settings=settings, judge=lambda data: {}, scores=lambda data, role: [a for _, a in lengths]
+    )
+    assert judge(learner, data)["eval/length_correlation"] == pytest.approx(1.0)

@@ -9,6 +9,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from reason_llm.config import Config
 from reason_llm.loop import train
 from reason_llm.model import Datum
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.run import Run
 from reason_llm.run.store import metrics
 from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.document import Document, RunIdentity, read_document
@@ -56,6 +58,22 @@ def test_the_newest_groups_with_signal_in_the_places_of_those_without(
     with caplog.at_level(logging.WARNING):
         assert Replay(archive, RUN, 1).beside(2, steps[2]) == []
     assert "the rollouts of step 2 are not in" in caplog.text
+
+
+def test_the_archive_keeps_what_a_run_that_goes_on_learns_once_more(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "all", 1)  # full with any document
+    for step in range(5):
+        archive.add(Document(RUN, step, True, False, 0, []), needed_from=0)
+    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    run: Any = SimpleNamespace(
+        _archived=archive, job=SimpleNamespace(folder=tmp_path),
+        config=SimpleNamespace(learns=False, train=SimpleNamespace(replay=2)),
+        learners=SimpleNamespace(policy=SimpleNamespace(logprobs_at_start=[])),
+        _writer=SimpleNamespace(submit=lambda write: write()),
+    )  # fmt: skip
+    Run._archive(run, Document(RUN, 5, True, False, 0, []))
+    kept = [path.name for path in sorted((tmp_path / "buffers").iterdir())]
+    assert kept == [f"step-0000000{step}.json.gz" for step in (3, 4, 5)]
 
 
 REPLAY: dict[str, Any] = {

@@ -293,7 +293,9 @@ def test_a_stop_string_that_no_token_can_write_is_refused() -> None:
     assert stop_strings(tokenizer, ()) is None
     assert stop_strings(tokenizer, ("two",)) is stop_strings(tokenizer, ("two",)) is not None
     for strings in (("two", "☃"), ("Two",)):
-        with pytest.raises(ConfigError, match=rf"stop='{strings[-1]}': the tokenizer does not write"):
+        with pytest.raises(
+            ConfigError, match=rf"stop='{strings[-1]}': the tokenizer does not write"
+        ):
             stop_strings(tokenizer, strings)
 
 

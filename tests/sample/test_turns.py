@@ -431,9 +431,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
-@pytest.mark.parametrize(
-    ("name", "no_tool"), [("qwen2_5", "get_reward"), ("qwen3_training", "no")]
-)
+@pytest.mark.parametrize(("name", "no_tool"), [("qwen2_5", "get_reward"), ("qwen3_training", "no")])
 def test_tools_are_called(name: str, no_tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jinja = (SHIPPED / f"{name}.jinja").read_text()
     turns_ = [call("add", a=2, b=3), call("later", text="a") + call(no_tool), "It is 5."]
