@@ -689,7 +689,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     return base
 
 
-def _disable_dropout(base: nn.Module) -> None:
+def _disable_dropout(base: Any) -> None:
     """Switch off the base's own dropout, such as GPT-2's, with which the learner would differ from
     the sampler. The adapter's dropout is model.adapter.dropout."""
     for each in (*base.modules(), base.config.get_text_config(decoder=True)):  # Falcon reads that
