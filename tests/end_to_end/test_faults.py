@@ -160,9 +160,9 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
     assert len(twice) <= may_lose, f"sampled again: {twice}"
     lost = sum(end.updates for end in ends) - uninterrupted.updates
     assert lost <= sum(
-        # The optimizer step under way, and where saving is what failed or was slow, the one before.
-        (0 if f.kind in SAVES else 1 + ("newest" in f.damage or f.phase in ("checkpoint", "any")))
-        * run.updates_per_checkpoint
+        # The optimizer step under way and the one before, which may be on its way to the disk;
+        # one more where the newest checkpoint is damaged.
+        (0 if f.kind in SAVES else 2 + ("newest" in f.damage)) * run.updates_per_checkpoint
         for f in faults
     )
     shutil.rmtree(folder)

@@ -451,8 +451,12 @@ def test_the_head_is_struck(
     os.kill(run.process.pid, number)
     assert run.end() in (-signal.SIGKILL, STOPPED)
     until = time.monotonic() + 300
-    while set(Path("/tmp").glob("reason_llm-*")) - before and time.monotonic() < until:
+    left = set(Path("/tmp").glob("reason_llm-*")) - before
+    while (left or any(Path(f"/proc/{each}").exists() for each in others)) and (
+        time.monotonic() < until
+    ):
         time.sleep(0.1)
+        left = set(Path("/tmp").glob("reason_llm-*")) - before
     assert set(Path("/tmp").glob("reason_llm-*")) == before
     assert not [each for each in others if Path(f"/proc/{each}").exists()]
     run_to_its_end(config, "--run.shards", "8")  # by one process alone
