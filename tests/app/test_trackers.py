@@ -34,6 +34,8 @@ RUN_ID = "abc123def456"
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No network, and nothing outside of the test's own folder."""
     monkeypatch.setenv("WANDB_MODE", "offline")
+    # A service that somebody started before keeps the run of a killed process.
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio")
