@@ -1,0 +1,374 @@
+"""Every option of the config changes a run, first where it should, or is named with its own test.
+
+An option that is read, checked and then not passed on is a mistake that nobody sees. Each case runs
+a small run twice, with the option and without it, and names the first thing that differs.
+"""
+
+import gzip
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+
+from conftest import ROOT
+from option_runs import (
+    BINS,
+    DPO,
+    FULL,
+    KL,
+    KTO,
+    OFF,
+    OPD,
+    PPO,
+    RM,
+    SFT,
+    SMALL,
+    STALE,
+    STEPS,
+    TURNS,
+    config_of_case,
+    make_folder,
+)
+from reason_llm.config import Config
+from reason_llm.errors import ReasonError
+from reason_llm.loop import train
+from reason_llm.run.store import metrics
+
+
+def row(name: str, **columns: Any) -> dict[str, Any]:
+    """A row of the algorithm table, over rollouts of several optimizer steps."""
+    return OFF | {"algorithm": {"name": name, **columns}}
+
+
+CASES: list[tuple[dict[str, Any], str, Any, str]] = [
+    (SMALL, "run.seed", 1, "prompts"),
+    (SMALL, "run.steps", 2, "files"),
+    (SMALL, "run.epochs", 0.1, "files"),
+    (SMALL, "run.from_buffer", "{folder}/buffers", "files"),
+    (STEPS | {"run__keep_checkpoints": 3}, "run.save_every", 2, "files"),
+    (STEPS, "run.keep_checkpoints", 1, "files"),
+    (SMALL, "run.keep_best", False, "files"),
+    (SMALL, "run.keep_buffers", "none", "files"),
+    (STEPS, "run.keep_buffers_gib", 1e-9, "files"),
+    (STEPS, "run.max_staleness", 1, "files"),
+    (SMALL, "run.shards", 2, "rollouts"),
+    (SMALL, "model.path", "{folder}/model", "rollouts"),
+    (SMALL, "model.dtype", "bfloat16", "rollouts"),
+    (SMALL, "model.quantize", "nf4", "rollouts"),
+    (SMALL, "model.start", "{folder}/start", "files"),
+    (SMALL | {"model__adapter": {}}, "model.train", "full", "files"),
+    (FULL, "model.trainable", ".*mlp.*", "learned"),
+    (SMALL, "model.adapter.rank", 4, "learned"),
+    (SMALL, "model.adapter.alpha", 8, "learned"),
+    (SMALL, "model.adapter.rslora", True, "learned"),
+    (SMALL, "model.adapter.dropout", 0.5, "learned"),
+    (SMALL, "model.adapter.targets", ["q_proj"], "learned"),
+    (SMALL, "data.train", "{folder}/held_out.jsonl", "prompts"),
+    (SMALL, "data.order", "informative", "prompts"),
+    (SMALL, "data.columns.prompt", "other", "prompts"),
+    (SMALL, "data.columns.answer", "other", "prompts"),
+    (SMALL, "data.columns_of", {"{folder}/sums.jsonl": {"prompt": "other"}}, "prompts"),
+    (SMALL, "data.preprocess", "{folder}/reward.py:louder", "prompts"),
+    (SMALL, "data.limit", 8, "prompts"),
+    (SMALL | {"data__train": "{folder}/broken.jsonl"}, "data.on_bad_row", "skip", "files"),
+    (SMALL, "data.system_prompt", "Add them up, please.", "prompts"),
+    (SMALL, "data.template", "{folder}/template.jinja", "prompts"),
+    (
+        SMALL | {"data__template": "{folder}/template.jinja"},
+        "data.template_arguments",
+        {"loud": True},
+        "prompts",
+    ),
+    (SMALL | {"eval": {}}, "data.eval", None, "files"),
+    (SMALL, "data.max_prompt_tokens", 16, "prompts"),
+    (SFT, "data.max_tokens", 40, "learned"),
+    (SMALL, "data.pass_rate", {"column": "rate", "min": 0.5}, "prompts"),
+    (SMALL, "data.pass_rate", {"column": "rate", "max": 0.5}, "prompts"),
+    (SMALL, "data.deduplicate", True, "prompts"),
+    (SMALL, "data.contamination", "drop", "prompts"),
+    (SMALL, "sample.prompts_per_step", 3, "prompts"),
+    (SMALL, "sample.completions_per_prompt", 3, "rollouts"),
+    (SMALL, "sample.max_new_tokens", 8, "rollouts"),
+    (SMALL, "sample.temperature", 0.5, "rollouts"),
+    (SMALL, "sample.top_p", 0.5, "rollouts"),
+    (SMALL, "sample.top_k", 2, "rollouts"),
+    (SMALL, "sample.min_p", 0.5, "rollouts"),
+    (SMALL, "sample.stop", ["1"], "rollouts"),
+    (SMALL, "sample.environment", "{folder}/reward.py:Asks", "prompts"),
+    (TURNS, "sample.turns", 2, "rollouts"),
+    (TURNS, "sample.turn_tokens", 4, "rollouts"),
+    (TURNS, "sample.reply_tokens", 8, "rollouts"),
+    (SMALL, "score.rewards", [{"custom": "{folder}/reward.py:spread", "weight": 2}], "scores"),
+    (
+        SMALL | {"score__rewards": [{"custom": "{folder}/reward.py:fails"}]},
+        "score.on_error",
+        "zero",
+        "files",
+    ),
+    (OFF, "algorithm.name", "gspo", "learned"),
+    (row("grpo"), "algorithm.ratio", "sequence", "learned"),
+    (row("grpo"), "algorithm.clip_low", 1e-4, "learned"),
+    (row("grpo"), "algorithm.clip_high", 1e-4, "learned"),
+    (row("grpo"), "algorithm.delta", 1.3, "learned"),
+    (row("grpo"), "algorithm.dual_clip", 1.001, "learned"),
+    (row("sapo"), "algorithm.temperature_positive", 3.0, "learned"),
+    (row("sapo"), "algorithm.temperature_negative", 3.0, "learned"),
+    (row("grpo"), "algorithm.baseline", "leave_one_out", "advantages"),
+    (row("grpo"), "algorithm.scale", "none", "advantages"),
+    (
+        row("grpo")
+        | {
+            "score__rewards": [
+                {"custom": "{folder}/reward.py:spread"},
+                {"custom": "{folder}/reward.py:longer"},
+            ]
+        },
+        "algorithm.normalization",
+        "per_reward",
+        "advantages",
+    ),
+    (row("grpo"), "algorithm.keep", "positive", "learned"),
+    (row("grpo", keep="top_k", top_k=3), "algorithm.top_k", 1, "learned"),
+    (row("grpo"), "algorithm.surrogate", "reinforce", "learned"),
+    (row("grpo"), "algorithm.aggregation", "sequence_sum", "learned"),
+    (KL, "algorithm.kl", "k2", "learned"),
+    (KL, "algorithm.kl_coefficient", 1.0, "learned"),
+    (KL, "algorithm.kl_place", "reward", "learned"),
+    (KL, "algorithm.kl_reference", "start", "learned"),
+    (PPO | {"algorithm": {"name": "ppo", "kl": "k1"}}, "algorithm.kl_target", 0.01, "learned"),
+    (
+        PPO | {"algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.01}, "run__steps": 3},
+        "algorithm.kl_horizon",
+        8,
+        "adapter",
+    ),
+    (row("grpo"), "algorithm.entropy_coefficient", 0.5, "learned"),
+    (row("grpo"), "algorithm.top_entropy_fraction", 0.2, "learned"),
+    (STALE, "algorithm.off_policy_threshold", 1e-3, "learned"),
+    (row("grpo"), "algorithm.max_ratio", 1.01, "learned"),
+    (STALE, "algorithm.correction", "none", "learned"),
+    (STALE, "algorithm.correction_cap", 1.01, "learned"),
+    (STALE, "algorithm.correction_floor", 0.99, "learned"),
+    (row("grpo"), "algorithm.min_reward_std", 0.2, "advantages"),
+    (
+        SMALL | {"score__rewards": [{"name": "think_answer_tags"}]},
+        "algorithm.dynamic_sampling",
+        3,
+        "prompts",
+    ),
+    (
+        SMALL | {"algorithm": {"dynamic_sampling": 3}},
+        "algorithm.success_range",
+        [0.1, 0.6],
+        "prompts",
+    ),
+    (row("grpo"), "algorithm.truncated", "leave_out", "learned"),
+    (PPO, "algorithm.missing_eos_penalty", 1.0, "learned"),
+    (
+        TURNS | {"sample__environment": "{folder}/reward.py:Pays"},
+        "algorithm.credit",
+        "turn",
+        "learned",
+    ),
+    (SMALL, "train.learning_rate", 1e-3, "learned"),
+    (OFF, "train.schedule", "linear", "learned"),
+    (
+        OFF | {"train__schedule": "polynomial"},
+        "train.schedule_options",
+        {"power": 3.0},
+        "learned",
+    ),
+    (OFF, "train.warmup_steps", 2, "learned"),
+    (SMALL, "train.optimizer", "adafactor", "adapter"),
+    (SMALL, "train.optimizer", "muon", "adapter"),
+    (SMALL, "train.weight_decay", 0.5, "adapter"),
+    (SMALL, "train.ema", 0.5, "files"),
+    (SFT, "train.rows_per_step", 8, "learned"),
+    (SMALL, "train.epochs", 2, "learned"),
+    (SMALL, "train.optimizer_steps", 2, "learned"),
+    (STEPS, "train.replay", 2, "learned"),
+    (SMALL, "train.micro_batch_tokens", 256, "learned"),
+    (SMALL, "train.packing", "padded", "learned"),
+    (SMALL, "train.max_grad_norm", 1e-3, "adapter"),
+    (STEPS, "eval.every", 2, "files"),
+    (SMALL, "eval.sets", {"again": "{folder}/held_out.jsonl"}, "evaluated"),
+    (SFT, "eval.rows", None, "files"),
+    (SMALL, "eval.limit", 2, "evaluated"),
+    (SMALL | {"run__steps": 4}, "eval.patience", 1, "files"),
+    (SMALL, "eval.samples", 2, "evaluated"),
+    (SMALL, "eval.max_new_tokens", 2, "evaluated"),
+    (SMALL, "eval.keep_completions", False, "files"),
+    (PPO, "critic.learning_rate", 1e-3, "learned"),
+    (PPO, "critic.updates", 2, "learned"),
+    (PPO, "critic.warmup_steps", 0, "learned"),
+    (PPO, "critic.gamma", 0.5, "learned"),
+    (PPO, "critic.lam", 0.5, "learned"),
+    (PPO, "critic.value_lam", 0.5, "learned"),
+    (PPO | {"critic__updates": 2}, "critic.value_clip", 0.01, "learned"),
+    (PPO, "critic.start", "{folder}/judge", "learned"),
+    (OPD, "teacher.adapter", "{folder}/judge", "learned"),
+    (
+        OPD | {"teacher__adapter": None, "teacher__prompt": "Think. {prompt}"},
+        "teacher.model",
+        "{folder}/model",
+        "learned",
+    ),
+    (
+        OPD | {"teacher__model": "{folder}/model", "teacher__adapter": None},
+        "teacher.quantize",
+        "nf4",
+        "learned",
+    ),
+    (OPD, "teacher.prompt", "Think. {prompt}", "learned"),
+    (OPD, "teacher.coefficient", 0.1, "learned"),
+    (SFT, "sft.aggregation", "sequence_mean", "learned"),
+    (BINS, "sft.condition", "reward", "learned"),
+    (BINS, "sft.condition_bins", 2, "learned"),
+    (BINS, "sft.condition_text", "{reward}: {input}", "learned"),
+    (
+        BINS | {"data__eval": "{folder}/held_out.jsonl", "score__rewards": [{"name": "boxed"}]},
+        "sft.condition_target",
+        "0",
+        "evaluated",
+    ),
+    (RM | {"run__steps": 2}, "reward.centering", 1.0, "adapter"),
+    (RM | {"data__train": "{folder}/margins.jsonl"}, "reward.margin", False, "learned"),
+    (DPO, "preference.name", "ipo", "learned"),
+    (DPO | {"model__start": "{folder}/start"}, "preference.reference", "base", "files"),
+    (DPO, "preference.beta", 1.0, "learned"),
+    (DPO, "preference.label_smoothing", 0.3, "learned"),
+    (DPO | {"preference__name": "simpo"}, "preference.margin", 3.0, "learned"),
+    (
+        DPO | {"preference__name": "ipo"},
+        "preference.normalize_length",
+        True,
+        "learned",
+    ),
+    (DPO, "preference.nll_coefficient", 0.5, "learned"),
+    (KTO, "preference.desirable_weight", 2.0, "learned"),
+    (KTO, "preference.undesirable_weight", 2.0, "learned"),
+]
+ELSEWHERE = {
+    "stage": "tests/end_to_end/test_stages.py",
+    "run.name": "names the folder where every case looks",
+    "run.directory": "the same",
+    "run.buffer": "tests/run/test_buffers_apart.py",
+    "run.resume": "tests/end_to_end/test_resume.py",
+    "run.ray": "tests/end_to_end/test_replicas.py",
+    "run.replicas": "tests/end_to_end/test_replicas.py",
+    "run.samplers": "tests/end_to_end/test_staleness.py",
+    "run.sum": "tests/end_to_end/test_replicas.py",
+    "model.context_tokens": "refuses what is longer: tests/data/test_load.py",
+    "model.trust_remote_code": "tests/end_to_end/test_untrusted.py",
+    "model.allow_pickle": "tests/end_to_end/test_untrusted.py",
+    "model.backend": "of a GPU",
+    "model.deterministic": "of a GPU",
+    "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
+    "data.form": "tests/data/test_forms.py",
+    "data.split": "of the Hub: tests/data/test_load.py",
+    "sample.engine": "of vLLM: tests/model/vllm",
+    "sample.prompts_per_wave": "when the buffer is written: tests/run/test_collect.py",
+    "sample.tool_calls_per_turn": "tests/sample/test_turns.py",
+    "sample.environment_seconds": "tests/sample/test_turns.py",
+    "score.sandbox": "tests/score/code",
+    "score.timeout_seconds": "tests/score/test_rewards.py",
+    "train.gradient_checkpointing": "memory alone: tests/model/plan",
+    "memory.budget_gib": "tests/model/plan",
+    "memory.host_gib": "tests/model/plan",
+    "log.console": "tests/end_to_end/test_console.py",
+    "log.project": "tests/app/test_trackers.py",
+    "log.trackers": "tests/app/test_trackers.py",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("options"))
+
+
+def observed(folder: Path) -> dict[str, Any]:
+    """What the run in ``folder`` did, in the order in which it did it in its first step."""
+    run = folder / "runs" / "small"
+    records = [
+        {k: v for k, v in record.items() if not k.startswith(("time/", "memory/"))}
+        for record in metrics.read_all(run)
+    ]
+    documents = [
+        orjson.loads(gzip.decompress(file.read_bytes()))["groups"]
+        for file in sorted(run.glob("buffers/step*"))
+    ]
+    first = documents[0] if documents else []
+    completions = [each for group in first for each in group["completions"]]
+    learned = [
+        {k: v for k, v in record.items() if k.startswith(("train/", "critic/"))}
+        for record in records
+    ]
+    return {
+        "files": sorted(str(file.relative_to(run)) for file in run.rglob("*")),
+        "prompts": [group["prompt"] for group in first],
+        "rollouts": [[c["token_ids"], c["logprobs"]] for c in completions],
+        "scores": [[c["rewards"], c["reward"]] for c in completions],
+        "advantages": [c["advantage"] for c in completions],
+        "learned": learned[:2],
+        "adapter": [
+            hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in [*run.glob("adapter/*.safetensors"), *run.glob("model/*.safetensors")]
+        ],
+        "evaluated": [
+            [{k: v for k, v in each.items() if k.startswith("eval/")} for each in records],
+            [gzip.decompress(file.read_bytes()) for file in sorted(run.glob("evaluations/*"))],
+        ],
+        "later": [documents[1:], learned[2:]],
+    }
+
+
+def run_of(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """What a run with these options does."""
+    for old in ("runs", "buffer.json"):
+        path = folder / old
+        if path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    try:
+        train(config_of_case(folder, options))
+    except ReasonError as error:
+        return {"files": str(error)}
+    return observed(folder)
+
+
+def leaves(section: type[BaseModel], before: str = "") -> Iterator[str]:
+    """The dotted name of every option."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and name != "pass_rate":
+            yield from leaves(kind, f"{before}{name}.")
+        else:
+            yield before + name
+
+
+_bases: dict[str, dict[str, Any]] = {}
+
+
+@pytest.mark.parametrize(("base", "option", "value", "first"), CASES)
+def test_an_option_acts_first_where_it_should(
+    base: dict[str, Any], option: str, value: Any, first: str, folder: Path
+) -> None:
+    key = orjson.dumps(base).decode()
+    if key not in _bases:
+        _bases[key] = run_of(folder, base)
+    without = _bases[key]
+    with_it = run_of(folder, base | {option.replace(".", "__"): value})
+    differing = [part for part in without if without[part] != with_it[part]]
+    assert differing and differing[0] == first
+
+
+def test_every_option_is_here_or_named() -> None:
+    named = {option for _, option, _, _ in CASES}
+    assert sorted(named & ELSEWHERE.keys()) == []
+    paths = [part for text in ELSEWHERE.values() for part in text.split() if "/" in part]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert sorted({*leaves(Config)} - named - ELSEWHERE.keys()) == []
