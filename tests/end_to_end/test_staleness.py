@@ -24,7 +24,7 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import read_document
 from reason_llm.run.team import ahead, cluster
-from reason_llm.run.team.cluster import Member
+from reason_llm.run.team.cluster import Member, alive
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner, Learners
@@ -264,6 +264,14 @@ def test_the_head_takes_what_the_samplers_have_not_begun(
     assert records(helped) == records(whole)
 
 
+def all_alive(members: Sequence[Member]) -> list[Member]:
+    """``cluster.alive`` when those that were started again have loaded their models, too."""
+    for member in members:
+        if member.opened is not None:
+            member.opened.result()
+    return alive(members)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_samplers_that_die(
@@ -280,6 +288,7 @@ def test_samplers_that_die(
             raise PeersLost("died")
 
     monkeypatch.setattr(local_cluster, "before", before)
+    monkeypatch.setattr(cluster, "alive", all_alive)
     train(struck)
     assert calls > 7
     assert adapter(struck) == adapter(whole)
@@ -381,20 +390,16 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
 ) -> None:
     """Also where the head, as it comes back, holds the earlier one to sample by it."""
     learned, loaded, lost = [], [], []
-    original, original_alive = Learners.learn, cluster.alive
+    original = Learners.learn
 
     def learn(self: Learners, *arguments: Any) -> Any:
         found = original(self, *arguments)
         learned.append(self.policy.model.adapter_of("policy"))
         return found
 
-    def alive(members: Sequence[Member]) -> list[Member]:
+    def alive_later(members: Sequence[Member]) -> list[Member]:
         """It is back as the head begins to sample by version 1, and no sooner."""
-        if lost and len(learned) < 2:
-            return []
-        for member in members:
-            member.opened.result()
-        return original_alive(members)
+        return [] if lost and len(learned) < 2 else all_alive(members)
 
     def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "sample" and not learned:
@@ -406,7 +411,7 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
             raise Killed  # threads cannot learn together
 
     monkeypatch.setattr(Learners, "learn", learn)
-    monkeypatch.setattr(cluster, "alive", alive)
+    monkeypatch.setattr(cluster, "alive", alive_later)
     monkeypatch.setattr(local_cluster, "before", before)
     with pytest.raises(Killed):
         train(make("back", run__replicas=2))
