@@ -318,7 +318,9 @@ class Run:
 
         Raises:
             Stopped: a signal asked for the end; everything is saved.
+            WriteError: what was saved of the step before cannot be written.
         """
+        self._writer.wait()  # so that one step at most is on its way to the disk
         self.record |= learned
         drawn, last = self.config.train.rows_per_step, None
         deviations = self.state.deviations

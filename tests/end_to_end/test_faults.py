@@ -159,10 +159,16 @@ def suffer(trainer: Trainer, faults: Sequence[Fault], uninterrupted: Ended, like
     may_lose = sum(max(f.may_lose, e.may_lose) for f, e in zip(faults, ends, strict=False))
     assert len(twice) <= may_lose, f"sampled again: {twice}"
     lost = sum(end.updates for end in ends) - uninterrupted.updates
+    has_rows = run.options.get("algorithm", {}) is None
     assert lost <= sum(
-        # The optimizer step under way and the one before, which may be on its way to the disk;
-        # one more where the newest checkpoint is damaged.
-        (0 if f.kind in SAVES else 2 + ("newest" in f.damage)) * run.updates_per_checkpoint
+        # The step under way; and the one before, where its checkpoint is damaged or may be on its
+        # way to the disk: sampling waits for it, a stage that learns rows has one step on its way.
+        (
+            0
+            if f.kind in SAVES
+            else 1 + (has_rows or "newest" in f.damage or f.phase in ("checkpoint", "any"))
+        )
+        * run.updates_per_checkpoint
         for f in faults
     )
     shutil.rmtree(folder)

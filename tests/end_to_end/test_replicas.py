@@ -23,12 +23,19 @@ from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
 from reason_llm.run.start.resolve import replicas_of
 from reason_llm.run.team import cluster
-from replica_runs import Started, adapter, quick_start, records, strike
+from replica_runs import SECONDS, Started, adapter, quick_start, records
 from stage_runs import PIPELINES
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.xdist_group("replicas")  # make faults: one cluster at a time
 STOPPED = 128 + signal.SIGINT
+LEARN = "reason_llm.train.learner:Learners.learn"
+UPDATE = "reason_llm.train.learner:Learner._update"
+SAMPLE_BESIDE = "reason_llm.sample:sample_lot"
+"""By which a process beside the head samples a lot."""
+STARTED_AGAIN = "are left and another one is started"
+ARMS_AHEAD = Fault("ahead", "arms", ("reason_llm.run.team.ahead:_Ahead.sample",))
+"""As the samplers are first asked for a later step."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +90,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> None:
     """The same adapter and the same metrics; one line says what happened; nothing is left."""
     before = set(Path("/tmp").glob("reason_llm-*"))
-    run = Started(quick_start(tmp_path), "--run.replicas", "2")
-    killed = strike(run, "step 1/2", signal.SIGKILL)
+    fault = Fault("learning", "SIGKILL", (LEARN,), 2)
+    run = Started(quick_start(tmp_path), "--run.replicas", "2", in_replicas=fault)
     assert run.end() == 0, run.printed
-    told = [line for line in run.printed.splitlines() if f"process {killed}" in line]
+    told = [line for line in run.printed.splitlines() if "replica 1 (" in line]
     assert len(told) == 1, run.printed
     assert "died" in told[0]
     assert "1 of 2 replicas are left and another one is started" in told[0]
@@ -107,8 +114,9 @@ mv "$1" "$1-gone"
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_read_write_and_move_nothing_of_a_cluster(tmp_path: Path) -> None:
     before = set(Path("/tmp").glob("reason_llm-*"))
-    run = Started(quick_start(tmp_path), "--run.replicas", "2")
-    run.wait_for("step 1/2")
+    fault = Fault("learning", "waits", (LEARN,), 2)
+    run = Started(quick_start(tmp_path), "--run.replicas", "2", fault=fault)
+    run.wait_at_place()
     (folder,) = set(Path("/tmp").glob("reason_llm-*")) - before
     listing = sorted(path.name for path in folder.iterdir())
     assert listing[-1] == "ray" and listing[0].startswith("peers-")
@@ -118,6 +126,7 @@ def test_another_user_can_read_write_and_move_nothing_of_a_cluster(tmp_path: Pat
     )  # fmt: skip
     assert (shown.stdout, shown.stderr.count("\n")) == ("", 8), shown.stderr
     assert sorted(path.name for path in folder.iterdir()) == listing
+    run.go_on()
     assert run.end() == 0, run.printed
 
 
@@ -125,9 +134,10 @@ def test_another_user_can_read_write_and_move_nothing_of_a_cluster(tmp_path: Pat
 def test_sigterm_to_the_whole_group_saves_and_goes_on(tmp_path: Path, alone: Path) -> None:
     """What timeout, Slurm and systemd send."""
     config = quick_start(tmp_path)
-    run = Started(config, "--run.replicas", "2")
-    run.wait_for("2 replicas on 1 machine")
+    run = Started(config, "--run.replicas", "2", fault=Fault("learning", "waits", (LEARN,)))
+    run.wait_at_place()
     os.killpg(run.process.pid, signal.SIGTERM)
+    run.go_on()
     assert run.end() == 128 + signal.SIGTERM, run.printed
     assert run.printed.count("stopped; the same command goes on from here") == 1, run.printed
     assert "Traceback" not in run.printed and "died" not in run.printed, run.printed
@@ -144,12 +154,13 @@ def test_a_sampler_is_killed_while_it_samples_ahead(tmp_path: Path) -> None:
         each.mkdir()
     stale = ("--run.max_staleness", "1")
     run_to_its_end(quick_start(alone, steps=3), "--run.shards", "8", *stale)
-    run = Started(quick_start(killed, steps=3), "--run.samplers", "1", *stale)
-    process = strike(run, "step 1/3", signal.SIGKILL)
+    run = Started(
+        quick_start(killed, steps=3), "--run.samplers", "1", *stale,
+        fault=ARMS_AHEAD, in_replicas=Fault("ahead", "SIGKILL", (SAMPLE_BESIDE,)),
+    )  # fmt: skip
     assert run.end() == 0, run.printed
-    told = [line for line in run.printed.splitlines() if f"process {process}" in line]
+    told = [line for line in run.printed.splitlines() if "sampler 1 (" in line]
     assert len(told) == 1, run.printed
-    assert "sampler 1 " in told[0]
     assert "1 of 2 processes are left and another one is started" in told[0]
     assert " ahead " in run.printed
     assert adapter(killed) == adapter(alone)
@@ -262,17 +273,16 @@ def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> No
 
 
 STRUCK = [
-    (signal.SIGKILL, "before training", 0.1),
-    (signal.SIGKILL, "step 1/4", 0.0),
-    (signal.SIGKILL, "step 1/4", 0.4),
-    (signal.SIGKILL, "step 1/4", 0.7),
-    (signal.SIGKILL, "step 1/4", 1.0),
-    (signal.SIGKILL, "step 2/4", 1.3),
-    (signal.SIGKILL, "step 2/4", 1.6),
-    (signal.SIGSTOP, "step 1/4", 0.2),
-    (signal.SIGSTOP, "step 1/4", 1.0),
-    (signal.SIGTERM, "step 1/4", 0.5),
-    (signal.SIGSEGV, "step 1/4", 0.5),
+    Fault("sampling", "SIGKILL", (SAMPLE_BESIDE,)),  # before training
+    Fault("sampling", "SIGKILL", (f"after {SAMPLE_BESIDE}",), 4),
+    Fault("learning", "SIGKILL", (LEARN,)),
+    Fault("learning", "SIGKILL", (UPDATE,), 2),
+    Fault("learning", "SIGKILL", (f"after {UPDATE}",), 2),
+    Fault("learning", "SIGKILL", (f"after {LEARN}",), 3),
+    Fault("sampling", "SIGSTOP", (SAMPLE_BESIDE,), 4),
+    Fault("learning", "SIGSTOP", (UPDATE,), 2),
+    Fault("sampling", "SIGTERM", (SAMPLE_BESIDE,), 4),
+    Fault("learning", "SIGSEGV", (UPDATE,), 2),
 ]
 
 
@@ -284,16 +294,27 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("number", "after", "pause"), STRUCK)
+@pytest.mark.parametrize("fault", STRUCK, ids=lambda fault: fault.name)
 @pytest.mark.parametrize("replicas", ["2", "4"])
-def test_a_replica_is_struck(
-    replicas: str, number: signal.Signals, after: str, pause: float, tmp_path: Path,
-    four_steps: Path,
-) -> None:  # fmt: skip
-    run = Started(quick_start(tmp_path, steps=4), "--run.replicas", replicas)
-    struck = strike(run, after, number, pause)
+def test_a_replica_is_struck(replicas: str, fault: Fault, tmp_path: Path, four_steps: Path) -> None:
+    config = quick_start(tmp_path, steps=4)
+    run = Started(config, "--run.replicas", replicas, in_replicas=fault)
     assert run.end() == 0, run.printed
-    assert sum(f"process {struck}" in line for line in run.printed.splitlines()) == 1, run.printed
+    assert run.printed.count(STARTED_AGAIN) == 1, run.printed
+    assert adapter(tmp_path) == adapter(four_steps)
+    assert records(tmp_path) == records(four_steps)
+
+
+@pytest.mark.faults
+def test_an_idle_replica_is_killed(tmp_path: Path, four_steps: Path) -> None:
+    fault = Fault("evaluation", "waits", ("reason_llm.run.held_out:evaluate",))
+    run = Started(quick_start(tmp_path, steps=4), "--run.replicas", "2", fault=fault)
+    run.wait_at_place()
+    (replica,) = run.replicas()
+    os.kill(replica, signal.SIGKILL)
+    run.go_on()
+    assert run.end() == 0, run.printed
+    assert run.printed.count(STARTED_AGAIN) == 1, run.printed
     assert adapter(tmp_path) == adapter(four_steps)
     assert records(tmp_path) == records(four_steps)
 
@@ -310,16 +331,20 @@ AHEAD = ("--run.replicas", "2", "--run.samplers", "1", *STALE)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("pause", [0.0, 0.7, 1.4])
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("place", "call", "head"),
+    [(LEARN, 1, None), (f"after {UPDATE}", 2, None),
+     (SAMPLE_BESIDE, 1, ARMS_AHEAD), (f"after {SAMPLE_BESIDE}", 1, ARMS_AHEAD)],
+    ids=["learns", "has learned", "samples", "has sampled"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
 def test_a_replica_or_a_sampler_is_struck_while_both_work(
-    number: signal.Signals, which: int, pause: float, tmp_path: Path, four_stale_steps: Path
+    kind: str, place: str, call: int, head: Fault | None, tmp_path: Path, four_stale_steps: Path
 ) -> None:
-    run = Started(quick_start(tmp_path, steps=4), *AHEAD)
-    struck = strike(run, "step 1/4", number, pause, which)
+    config, fault = quick_start(tmp_path, steps=4), Fault("", kind, (place,), call)
+    run = Started(config, *AHEAD, fault=head, in_replicas=fault)
     assert run.end() == 0, run.printed
-    assert sum(f"process {struck}" in line for line in run.printed.splitlines()) == 1, run.printed
+    assert run.printed.count(STARTED_AGAIN) == 1, run.printed
     assert adapter(tmp_path) == adapter(four_stale_steps)
     assert records(tmp_path) == records(four_stale_steps)
 
@@ -355,40 +380,23 @@ def test_the_head_is_struck_at_a_place(
 
 
 ANOTHER_ADAPTER = """
-import importlib.abc, sys
+import faulty_train, torch
+calls = []
 
-class Spoiler(importlib.abc.MetaPathFinder):
-    # Has a replica move its adapter by a hair after its second update.
-    def find_spec(self, name, path=None, target=None):
-        if name != "reason_llm.run.team.replica":
-            return None
-        sys.meta_path.remove(self)
-        import torch
-        from reason_llm.train.learner import Learner
-        original, calls = Learner._update, []
+def move_by_a_hair(learner, *arguments):
+    calls.append(1)
+    if len(calls) == 2:
+        with torch.no_grad():
+            learner.parameters[0].view(-1)[0] += 1e-6
 
-        def update(learner, *arguments):
-            found = original(learner, *arguments)
-            calls.append(1)
-            if len(calls) == 2:
-                with torch.no_grad():
-                    learner.parameters[0].view(-1)[0] += 1e-6
-            return found
-
-        Learner._update = update
-        return None
-
-if any("default_worker.py" in each for each in sys.orig_argv):
-    sys.meta_path.insert(0, Spoiler())
+faulty_train.wrap("reason_llm.train.learner:Learner._update", faulty_train.nothing, move_by_a_hair)
 """
 
 
 @pytest.mark.faults
 def test_a_replica_with_another_adapter_ends_the_run(tmp_path: Path, four_steps: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(ANOTHER_ADAPTER)
     config = quick_start(tmp_path, steps=4)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    run = Started(config, "--run.replicas", "2", environment={"PYTHONPATH": path})
+    run = Started(config, "--run.replicas", "2", in_replicas=ANOTHER_ADAPTER)
     assert run.end() == 2, run.printed
     last = run.printed.splitlines()[-1]
     assert "step 1: the replicas learned different adapters (0: " in last, run.printed
@@ -399,30 +407,32 @@ def test_a_replica_with_another_adapter_ends_the_run(tmp_path: Path, four_steps:
 @pytest.mark.faults
 def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Path) -> None:
     """With another token, or none, one line says what is missing; nothing is written."""
-    port = "26379"
     token = "0123456789abcdef" * 4
     environment = os.environ | {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
-    folder = tempfile.mkdtemp(prefix="ray-")
+    started = Path(tempfile.mkdtemp(prefix="ray-")) / "ray_current_cluster"
     start = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port,
-        "--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", folder,
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", "0",
+        "--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", str(started.parent),
     ]  # fmt: skip
     daemon = subprocess.Popen(
         start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    options = ("--run.replicas", "2", "--run.ray", f"127.0.0.1:{port}")
     try:
-        time.sleep(15)
-        assert daemon.poll() is None
+        until = time.monotonic() + SECONDS
+        while not (started.exists() and started.read_text()):
+            assert daemon.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        address = f"127.0.0.1:{started.read_text().rpartition(':')[2]}"
+        options = ("--run.replicas", "2", "--run.ray", address)
         for number, wrong in enumerate(({"RAY_AUTH_TOKEN": "f" * 64}, {"HOME": str(tmp_path)})):
             folder = tmp_path / f"refused-{number}"
             folder.mkdir()
             run = Started(quick_start(folder, steps=4), *options, environment=wrong)
             assert run.end() == 2, run.printed
             last = run.printed.splitlines()[-1]
-            assert f"run.ray=127.0.0.1:{port} cannot be joined" in last, run.printed
+            assert f"run.ray={address} cannot be joined" in last, run.printed
             assert "RAY_AUTH_TOKEN" in last
             assert not (folder / "runs" / "run" / "metrics.jsonl").exists()
         joined = Started(
@@ -432,23 +442,28 @@ def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Pa
         assert adapter(tmp_path) == adapter(four_steps)
     finally:
         daemon.terminate()
-        daemon.wait(60)
+        daemon.wait(SECONDS)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("pause", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [("reason_llm.sample.shards:sample_lot", 2), (LEARN, 2), (UPDATE, 2),
+     ("rename */step-0000000?", 3)],
+    ids=["sampling", "learning", "optimizer step", "checkpoint"],
+)  # fmt: skip
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_the_head_is_struck(
-    number: signal.Signals, pause: float, tmp_path: Path, four_steps: Path
+    number: signal.Signals, place: str, call: int, tmp_path: Path, four_steps: Path
 ) -> None:
     """The same command goes on; nothing is left running meanwhile."""
     before = set(Path("/tmp").glob("reason_llm-*"))
     config = quick_start(tmp_path, steps=4)
-    run = Started(config, "--run.replicas", "2")
-    run.wait_for("step 1/4")
-    time.sleep(pause)
+    run = Started(config, "--run.replicas", "2", fault=Fault("", "waits", (place,), call))
+    run.wait_at_place()
     others = run.replicas()
     os.kill(run.process.pid, number)
+    run.go_on()
     assert run.end() in (-signal.SIGKILL, STOPPED)
     until = time.monotonic() + 300
     left = set(Path("/tmp").glob("reason_llm-*")) - before

@@ -95,6 +95,14 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
     assert differences(outcome(folder), outcome(like)) == []
 
 
+def test_a_full_disk_ends_a_stage_of_rows_one_step_later(trainer: Trainer, tmp_path: Path) -> None:
+    """Little is learned that cannot be saved, and one checkpoint at most waits to be written."""
+    write_config(tmp_path / "run", "sft")
+    full = Fault("checkpoint", "ENOSPC", (fault_table.TENSORS,))  # of the untrained policy
+    ended = trainer.run(tmp_path / "run", full, "--run.steps", "9")
+    assert (ended.status, ended.updates) == (2, 2), ended.printed
+
+
 def falls(records: Records, name: str = "eval/loss", to: float = 1.0) -> None:
     """To this part of what it was."""
     first, *_, last = [record[name] for record in records if name in record]

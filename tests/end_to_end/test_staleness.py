@@ -1,13 +1,12 @@
 """Steps that are sampled by an earlier policy (run.max_staleness), and ahead by samplers: the same
 adapter whoever samples and whatever happens."""
 
-import contextlib
 import itertools
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from reason_llm.loop import train
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import read_document
-from reason_llm.run.team import ahead
+from reason_llm.run.team import ahead, cluster
+from reason_llm.run.team.cluster import Member, alive
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner, Learners
@@ -225,6 +225,24 @@ def test_samplers_do_the_next_step_while_one_is_learned(
     assert list((folder(helped) / "ahead").iterdir()) == []
 
 
+def have_samplers_wait_for_the_head(
+    local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler begins what is sampled by version 1, ahead, when the head has begun to help."""
+    original, helps = ahead._Ahead._sample, threading.Event()
+
+    def sample(*given: Any) -> None:
+        helps.set()
+        original(*given)
+
+    def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "sample" and arguments[2] == 1:
+            assert helps.wait(600)
+
+    monkeypatch.setattr(ahead._Ahead, "_sample", sample)
+    monkeypatch.setattr(local_cluster, "before", before)
+
+
 @pytest.mark.long
 def test_the_head_takes_what_the_samplers_have_not_begun(
     make: Make,
@@ -233,12 +251,7 @@ def test_the_head_takes_what_the_samplers_have_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, helped = alone(2), make("helped", 2, run__samplers=1)
-
-    def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "sample":
-            time.sleep(0.3)
-
-    monkeypatch.setattr(local_cluster, "before", before)
+    have_samplers_wait_for_the_head(local_cluster, monkeypatch)
     train(helped)
     told = [
         orjson.loads(line) for line in (folder(helped) / "metrics.jsonl").read_bytes().splitlines()
@@ -249,6 +262,14 @@ def test_the_head_takes_what_the_samplers_have_not_begun(
     )
     assert adapter(helped) == adapter(whole)
     assert records(helped) == records(whole)
+
+
+def all_alive(members: Sequence[Member]) -> list[Member]:
+    """``cluster.alive`` when those that were started again have loaded their models, too."""
+    for member in members:
+        if member.opened is not None:
+            member.opened.result()
+    return alive(members)
 
 
 @pytest.mark.long
@@ -267,6 +288,7 @@ def test_samplers_that_die(
             raise PeersLost("died")
 
     monkeypatch.setattr(local_cluster, "before", before)
+    monkeypatch.setattr(cluster, "alive", all_alive)
     train(struck)
     assert calls > 7
     assert adapter(struck) == adapter(whole)
@@ -367,22 +389,21 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
     make: Make, local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the head, as it comes back, holds the earlier one to sample by it."""
-    learned, loaded, starts = [], [], []
-    original, three = Learners.learn, threading.Event()
+    learned, loaded, lost = [], [], []
+    original = Learners.learn
 
-    def learn(self: Any, *arguments: Any) -> Any:
+    def learn(self: Learners, *arguments: Any) -> Any:
         found = original(self, *arguments)
-        learned.append(self.model.adapter_of("policy"))
-        if len(learned) == 3:
-            three.set()
+        learned.append(self.policy.model.adapter_of("policy"))
         return found
 
+    def alive_later(members: Sequence[Member]) -> list[Member]:
+        """It is back as the head begins to sample by version 1, and no sooner."""
+        return [] if lost and len(learned) < 2 else all_alive(members)
+
     def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "open":
-            starts.append(number)
-            if len(starts) == 2:
-                assert three.wait(600)
-        if method == "sample" and len(starts) == 1:
+        if method == "sample" and not learned:
+            lost.append(number)
             raise PeersLost("died")
         if method == "load" and learned:
             loaded.append((len(learned), arguments[0]))
@@ -390,18 +411,19 @@ def test_a_replica_that_comes_back_is_given_the_newest_adapter(
             raise Killed  # threads cannot learn together
 
     monkeypatch.setattr(Learners, "learn", learn)
+    monkeypatch.setattr(cluster, "alive", alive_later)
     monkeypatch.setattr(local_cluster, "before", before)
-    with contextlib.suppress(BaseException):
+    with pytest.raises(Killed):
         train(make("back", run__replicas=2))
-    assert loaded
-    for count, state in loaded:
-        newest = [each.tobytes() for each in map(_array, learned[count - 1].values())]
-        given = [
-            _array(each).tobytes()
-            for key, each in state.items()
-            if key.startswith("policy/") and "." not in key
-        ]
-        assert sorted(given) == sorted(newest)
+    ((count, state),) = loaded
+    assert count == 2
+    newest = [each.tobytes() for each in map(_array, learned[-1].values())]
+    given = [
+        _array(each).tobytes()
+        for key, each in state.items()
+        if key.startswith("policy/") and "." not in key
+    ]
+    assert sorted(given) == sorted(newest)
 
 
 def _array(tensor: Any) -> Any:
@@ -416,8 +438,7 @@ def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
     whole, failing = alone(), make("head", run__samplers=1)
     with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
         kill_at(struck, ahead._Ahead, "_sample", 1, TrainingError("the head is broken"))
-        slow = lambda number, method, arguments: time.sleep(0.3 * (method == "sample"))  # noqa: E731
-        struck.setattr(local_cluster, "before", slow)
+        have_samplers_wait_for_the_head(local_cluster, struck)
         train(failing)
     assert "failed (the head is broken); it is tried again in its turn" in caplog.text
     assert adapter(failing) == adapter(whole)
