@@ -137,6 +137,13 @@ def test_light_rooms_load_no_heavy_library(module: str) -> None:
     assert shown.stdout.strip() == "set()"
 
 
+@pytest.mark.long
+def test_a_run_without_an_environment_loads_no_server() -> None:
+    code = "import sys, reason_llm.app.training; print('aiohttp' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
 def test_the_package_alone_loads_no_library() -> None:
     code = "import sys; old = {*sys.modules}; import reason_llm; print(*{*sys.modules} - old)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

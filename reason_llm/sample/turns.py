@@ -54,8 +54,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.sessions import Sessions
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
 
 AT_A_TIME = 32
 """Environments that step at the same time."""
@@ -66,7 +65,7 @@ MOST_NOTES_BYTES = 1 << 16
 
 def environments_of(
     config: Config, renderer: Renderer, context_tokens: int
-) -> "Environments | Sessions | None":
+) -> Episodes | None:
     """The environments of ``sample.environment``, None without; arguments and errors as of
     ``Environments``."""
     if config.sample.environment is None or not config.judges_answers:
@@ -78,14 +77,16 @@ def environments_of(
             f"algorithm.credit=turn contradicts sample.environment={named}, which rewards no "
             "turns; name a class with step, or set credit to rollout"
         )
-    return (Sessions if asks_itself else Environments)(config, renderer, context_tokens)
+    if not asks_itself:
+        return Environments(config, renderer, context_tokens)
+    from reason_llm.sample.sessions import Sessions  # aiohttp is for those that need it
+
+    return Sessions(config, renderer, context_tokens)
 
 
-def in_environment(sampler: Sampler, environments: "Environments | Sessions | None") -> Sampler:
+def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
     """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
-    if isinstance(environments, Sessions):
-        return environments.over(sampler)
-    return sampler if environments is None else _Playing(environments, sampler)
+    return sampler if environments is None else environments.over(sampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,10 @@ class Environments:
                 )
             kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
+
+    def over(self, sampler: Sampler) -> Sampler:
+        """See ``Episodes.over``."""
+        return _Playing(self, sampler)
 
     def kind(self, prompt: Prompt) -> _Kind:
         """The environment that the prompt's row names."""

@@ -34,7 +34,8 @@ from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, Sessions, tasksets
+from reason_llm.sample import SamplingParams, tasksets
+from reason_llm.sample.sessions import Sessions
 from reason_llm.sample.token_server import MOST_BYTES, SESSION, Branch, Session, TokenServer
 
 TOKENIZER = load_tokenizer(str(TINY))
