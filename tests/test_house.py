@@ -57,6 +57,7 @@ OWNERS = {
     "aiohttp": {"sample"},
     "mcp": {"sample"},
     "verifiers": {"data", "sample"},
+    "renderers": {"data"},
 }
 KNOWN = {name_of(module) for module in MODULES}
 FOLDERS = {name_of(module) for module in MODULES if module.name == "__init__.py"}

@@ -40,9 +40,9 @@ import orjson
 from reason_llm.config import Config
 from reason_llm.data import (
     ENVIRONMENT,
+    Call,
     Messages,
     Renderer,
-    calls_of,
     environment_class,
     environment_name,
     environments_by_name,
@@ -63,9 +63,7 @@ MOST_CHARACTERS = 1 << 16
 MOST_NOTES_BYTES = 1 << 16
 
 
-def environments_of(
-    config: Config, renderer: Renderer, context_tokens: int
-) -> Episodes | None:
+def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
     """The environments of ``sample.environment``, None without; arguments and errors as of
     ``Environments``."""
     if config.sample.environment is None or not config.judges_answers:
@@ -189,6 +187,8 @@ class _Rollout:
     """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
     """Of the model's last turn."""
+    calls: list[Call | None] = field(default_factory=list)
+    """In it."""
     notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
 
@@ -216,6 +216,8 @@ class _Rollout:
         if len(completion.token_ids) > room:
             tokenizer = self.kind.renderer.tokenizer
             (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
+        if self.kind.tools:
+            self.calls = self.kind.renderer.calls(self.text, completion.token_ids[:room])
         self.notes["turns"] += 1
         self.turn_rewards.append(None)
         if self.finish is None and (
@@ -245,7 +247,7 @@ class _Rollout:
         return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
-        calls, most = calls_of(self.text), self.environments.section.tool_calls_per_turn
+        calls, most = self.calls, self.environments.section.tool_calls_per_turn
         if not calls:
             self.finish = "stop"
         replies: Messages = []
