@@ -198,12 +198,11 @@ class _Rollout:
     def begin(self) -> str:
         """Make the environment and reset it; what it says."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
-        if self.kind.name:
-            row.pop(ENVIRONMENT)
+        hidden = ENVIRONMENT if self.kind.name else None
 
         def reset() -> Any:
             self.environment = self.kind.make()
-            return self.environment.reset(**_taken(self.environment.reset, row))
+            return self.environment.reset(**_taken(self.environment.reset, row, hidden))
 
         return self._call("reset", reset, _begin) or ""
 
@@ -428,12 +427,17 @@ class _Playing:
         progress(0, sum(each.finish is not None for each in live))
 
 
-def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function takes of the row's columns, by name."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(each.kind == each.VAR_KEYWORD for each in parameters):
-        return dict(row)
-    return {each.name: row[each.name] for each in parameters if each.name in row}
+def _taken(
+    function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
+) -> dict[str, Any]:
+    """What a function takes of the row's columns, by name; the hidden one where it names it."""
+    named = inspect.signature(function).parameters
+    takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
+    return {
+        name: value
+        for name, value in row.items()
+        if name in named or (takes_all and name != hidden)
+    }
 
 
 class _WrongError(ValueError):

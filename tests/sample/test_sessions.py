@@ -170,6 +170,9 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ValueError, match=says):
             small(tmp_path, **options)
+    for of_verifiers in ("verifiers", "verifiers?renderer=qwen3"):
+        small(tmp_path, sample__environment=of_verifiers, data__train="verifiers:x")
+    small(tmp_path, sample__environment="verifiers_x.py:A")
 
 
 @pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])

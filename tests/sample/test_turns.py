@@ -113,7 +113,7 @@ def said(text: str, role: str = "user") -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
 
-def config_of(environment: str | None, **options: Any) -> Config:
+def config_of(environment: str | dict[str, str] | None, **options: Any) -> Config:
     return Config.model_validate(
         {
             "data": {"train": "rows.jsonl"},
@@ -577,6 +577,31 @@ def test_rows_name_their_environments(tmp_path: Path) -> None:
     data.write_text(json.dumps({**rows[0], "environment": "other"}))
     with pytest.raises(DataError, match=r"column environment='other'.*has sums, echo"):
         load_data(config, tokenizer, 2000)
+
+
+@pytest.mark.parametrize(
+    ("taken", "seen"),
+    [
+        ("environment, **row", {"environment": "one", "row": {"a": 1}}),
+        ("*, environment", {"environment": "one"}),
+        ("**row", {"row": {"a": 1}}),
+        ("a", {"a": 1}),
+    ],
+)
+def test_reset_is_told_the_environment_s_name_if_it_asks(
+    taken: str, seen: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rest of the columns as in TRL."""
+    path = tmp_path / "its.py"
+    path.write_text(
+        f"class Its:\n    def reset(self, {taken}):\n        given = dict(locals())\n"
+        "        del given['self']\n        self.notes = given\n\n"
+        "    def step(self, text):\n        return '', True, 1.0\n"
+    )
+    told = replace(renderer(TOKENIZER), tools_of={"one": ()})
+    played = Environments(config_of({"one": f"{path}:Its"}), told, 1000)
+    (group,) = play(Told(["It."]), played, [a_prompt(environment="one", a=1)])
+    assert group.completions[0].environment["notes"] == seen
 
 
 def test_notes_are_kept_and_paid(monkeypatch: pytest.MonkeyPatch) -> None:
