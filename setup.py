@@ -40,8 +40,9 @@ UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 GYM = ["reasoning-gym==0.1.25"]
-# It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3.
-VERIFIERS = ["verifiers==0.4.0", "mcp==2.0.0"]
+# It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3; it needs the
+# renderers, with which turns are put together.
+VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12", "mcp==2.0.0"]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]

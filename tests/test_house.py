@@ -57,6 +57,7 @@ OWNERS = {
     "aiohttp": {"sample"},
     "mcp": {"sample"},
     "verifiers": {"data", "sample"},
+    "renderers": {"data"},
 }
 KNOWN = {name_of(module) for module in MODULES}
 FOLDERS = {name_of(module) for module in MODULES if module.name == "__init__.py"}
@@ -135,6 +136,13 @@ def test_light_rooms_load_no_heavy_library(module: str) -> None:
     code = f"import sys, reason_llm{module}; print({{'torch', 'transformers'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.long
+def test_a_run_without_an_environment_loads_no_server() -> None:
+    code = "import sys, reason_llm.app.training; print('aiohttp' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
 
 
 def test_the_package_alone_loads_no_library() -> None:

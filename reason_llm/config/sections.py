@@ -763,7 +763,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: row.credit == "turn" and c.samples and c.turn_weight == 0,
      "algorithm.credit=turn contradicts score.rewards, which do not pay what an environment gives; "
      "add environment with a weight, or set credit to rollout"),
-    (lambda c, row: {str(c.sample.environment).startswith("verifiers")} != {
+    (lambda c, row: {re.split("[:?]", str(c.sample.environment))[0] == "verifiers"} != {
         source.startswith("verifiers:")
         for source in (*(each.source for each in c.data.sources), *c.evaluation_sets.values())
      },

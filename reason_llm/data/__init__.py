@@ -13,6 +13,7 @@ from reason_llm.data.time_limit import abandon, within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 from reason_llm.data.tools import (
     ENVIRONMENT,
+    Call,
     calls_of,
     environment_class,
     environment_name,
@@ -27,6 +28,7 @@ __all__ = [
     "GYM",
     "SIDES",
     "TASKSET",
+    "Call",
     "Conditioning",
     "Data",
     "DataSet",

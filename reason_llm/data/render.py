@@ -11,18 +11,21 @@ time are limited.
 
 import hashlib
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from reason_llm.data.families import ASKED, Family, family_of
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
+from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import Confined, Panic, without_panics
 from reason_llm.rollout import Prompt
@@ -37,8 +40,14 @@ AT_ONCE = 256
 """Conversations that a process is asked for at once: a question and its answer take 0.3 ms."""
 
 _REPLY = "an environment's reply"
-_ASKED: Messages = [{"role": "user", "content": "."}]
-_ANSWERED = {"role": "assistant", "content": "<think>\n.\n</think>\n\n."}
+_ANSWERS = {
+    "<think>\n\n</think>\n\n": ".",
+    "<think>\n": ".\n</think>\n\n.",
+    "": "<think>\n.\n</think>\n\n.",
+}
+"""By what of a thought a template writes before it."""
+_MARK = "\ufdd0"
+"""In the place of a control token; no text has it, as it is no character."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -172,15 +181,42 @@ class Renderer:
             ConfigError: the template does not write an answer before a reply as it was sampled.
             DataError: the tokenizer gives up or takes too long.
         """
-        replies = [
+        cut = [
             [{**each, "content": self._cut(each["content"], most_tokens)} for each in reply]
             for reply in replies
         ]
-        (begin, _, _), *wholes = self._rendered(
-            [_ASKED, *([*_ASKED, _ANSWERED, *reply] for reply in replies)]
-        )
-        answered, found = f"{begin}{_ANSWERED['content']}", []
-        for reply, (whole, problem, _) in zip(replies, wholes, strict=True):
+        added = self.tokenizer.added_tokens_decoder.values()
+        controls = sorted((str(each) for each in added if each.special), reverse=True)
+        control = re.compile("|".join(map(re.escape, [*controls, _MARK])))
+        spelled = [control.findall("".join(each["content"] for each in reply)) for reply in cut]
+        marked = [
+            [{**each, "content": control.sub(_MARK, each["content"])} for each in reply]
+            for reply in cut
+        ]
+        family = _family(self.tokenizer, self.template)
+        if family is None or not all(map(family.knows, marked)):
+            return list(map(self._plain, self._after_answers(marked), spelled))
+        return [
+            self._plain(self.tokenizer.decode(ids), texts) if texts else ids
+            for ids, texts in zip(map(family.reply, marked), spelled, strict=True)
+        ]
+
+    def calls(self, text: str, ids: Sequence[int]) -> list[Call | None]:
+        """The calls in an answer, of which the text and the token ids are given; None stands for
+        one that cannot be read."""
+        family = _family(self.tokenizer, self.template)
+        if family is None or "tool" not in family.turns:
+            return calls_of(text)
+        return family.calls(ids, self.tools)
+
+    def _after_answers(self, replies: Sequence[Messages]) -> list[str]:
+        """What the template writes for each of these replies; errors as of ``replies``."""
+        ((begin, _, _),) = self._rendered([ASKED])
+        opened, rest = next(each for each in _ANSWERS.items() if str(begin).endswith(each[0]))
+        answer = {"role": "assistant", "content": opened + rest}
+        wholes = self._rendered([[*ASKED, answer, *reply] for reply in replies])
+        answered, found = f"{begin}{rest}", []
+        for whole, problem, _ in wholes:
             if whole is None or not whole.startswith(answered):
                 raise ConfigError(
                     f"{self.template.source} {problem or 'writes an earlier answer anew'}, so what "
@@ -188,18 +224,17 @@ class Renderer:
                     "keeps whole answers, thoughts and all, as data.template: TRL has such files "
                     "in its chat_templates"
                 )
-            found.append(self._plain(whole[len(answered) :], [m["content"] for m in reply]))
+            found.append(whole[len(answered) :])
         return found
 
-    def _plain(self, text: str, contents: Sequence[str]) -> list[int]:
-        """Token ids of a text in which control tokens of these parts are text."""
-        controls, ids = self.tokenizer.all_special_tokens, list[int]()
-        if any(control in content for control in controls for content in contents):
-            for content in contents:
-                before, here, text = text.partition(content.strip())
-                plain = self.tokenizer(here, add_special_tokens=False, split_special_tokens=True)
-                ids += [*self.token_ids(_REPLY, before), *plain["input_ids"]]
-        return ids + self.token_ids(_REPLY, text)
+    def _plain(self, text: str, controls: Sequence[str]) -> list[int]:
+        """Token ids of a text in which ``_MARK`` stands for these control tokens, as texts."""
+        first, *rest = text.split(_MARK)
+        ids = self.token_ids(_REPLY, first)
+        for control, part in zip(cycle(controls), rest):
+            plain = self.tokenizer(control, add_special_tokens=False, split_special_tokens=True)
+            ids += [*plain["input_ids"], *self.token_ids(_REPLY, part)]
+        return ids
 
     def _cut(self, text: str, most_tokens: int) -> str:
         """The text, without its middle where it has more tokens."""
@@ -241,6 +276,17 @@ class Renderer:
                 "the model's tokenizer",
                 lambda: list(self.tokenizer(texts, add_special_tokens=False)["input_ids"]),
             )
+
+
+@lru_cache(maxsize=2)
+def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Family | None:
+    """The family whose turns are those of the template."""
+
+    def written(messages: Messages, tools: Sequence[dict[str, Any]]) -> list[int]:
+        renderer = Renderer(tokenizer, template, None, tuple(tools))
+        return renderer.token_ids(_REPLY, renderer.text(_REPLY, messages))
+
+    return family_of(tokenizer, written)
 
 
 _PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDictionary()

@@ -16,12 +16,9 @@ from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
-
-import orjson
 
 from reason_llm.config import PYTHON, Rows, installation
-from reason_llm.data.tasksets import TASKSET, rows_of_tasks
+from reason_llm.data.tasksets import TASKSET, options_of, rows_of_tasks
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
 
@@ -271,8 +268,9 @@ def gym_tasks(source: str) -> Any:
     try:
         import reasoning_gym
 
-        options = {key: orjson.loads(value) for key, value in parse_qsl(asked, strict_parsing=True)}
-        return reasoning_gym.create_dataset(name, **{"size": GYM_SIZE, "seed": 0, **options})
+        return reasoning_gym.create_dataset(
+            name, **{"size": GYM_SIZE, "seed": 0} | options_of(asked)
+        )
     except ImportError as error:
         raise DataError(
             f"{source} needs the package reasoning-gym; install it with: "

@@ -1,5 +1,5 @@
-"""Tasks of a taskset of verifiers, as rows: ``verifiers:NAME?size=200&OPTION=VALUE``, where NAME is
-an installed package or a module that exports a Taskset. No torch here."""
+"""Tasks of a taskset of verifiers, as rows: ``verifiers:NAME?skip=0&size=200&OPTION=VALUE``, where
+NAME is an installed package or a module that exports a Taskset. No torch here."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -16,14 +16,32 @@ TASKSET, TASKS = "verifiers:", 2000
 """What such a source begins with, and how many of its tasks are taken without ``size``."""
 
 
-def parsed_source(source: str) -> tuple[str, dict[str, Any]]:
-    """The taskset's name, and the options that the source gives.
+def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
+    """The taskset's name, which of its tasks are meant, and its own options.
 
     Raises:
-        ValueError: an option is no JSON.
+        ValueError: as ``options_of``.
     """
     name, _, asked = source.removeprefix(TASKSET).partition("?")
-    return name, {key: orjson.loads(value) for key, value in parse_qsl(asked, strict_parsing=True)}
+    options = options_of(asked)
+    skip, size = options.pop("skip", 0), options.pop("size", TASKS)
+    return name, slice(skip, skip + size), options
+
+
+def options_of(asked: str) -> dict[str, Any]:
+    """Options after the ``?`` of a source: each is JSON, or else a text.
+
+    Raises:
+        ValueError: one has no value.
+    """
+    return {key: _value(value) for key, value in parse_qsl(asked, strict_parsing=True)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
 
 
 @cache
@@ -41,10 +59,9 @@ def tasks_of(source: str) -> tuple[Any, ...]:
             f"{installation.install('verifiers')}"
         ) from error
     try:
-        name, options = parsed_source(source)
-        size = options.pop("size", TASKS)
+        name, part, options = parsed_source(source)
         config = taskset_config_type(name).model_validate({"id": name, **options})
-        return tuple(islice(load_taskset(config), size))
+        return tuple(islice(load_taskset(config), part.start, part.stop))
     except Exception as error:  # tasksets raise what they like
         raise DataError(
             f"{source}: verifiers loads no such taskset ({one_line(error)[:300]}); write "

@@ -44,11 +44,10 @@ from reason_llm.model.plan import Plan, look_at
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import (
-    Environments,
+    Episodes,
     Progress,
     Sampler,
     SamplingParams,
-    Sessions,
     environments_of,
     in_environment,
     prove_sampler_is_policy,
@@ -70,7 +69,7 @@ class _Stage:
     tokenizer: Any
     sets: list[DataSet]
     plan: Plan
-    environments: Environments | Sessions | None
+    environments: Episodes | None
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the

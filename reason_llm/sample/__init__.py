@@ -1,8 +1,7 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.sessions import Sessions
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -14,19 +13,18 @@ from reason_llm.sample.shards import (
 )
 from reason_llm.sample.stop_strings import stop_strings
 from reason_llm.sample.transformers_sampler import TransformersSampler, stream
-from reason_llm.sample.turns import Environments, environments_of, in_environment
+from reason_llm.sample.turns import environments_of, in_environment
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
     "Dealer",
     "Draw",
-    "Environments",
+    "Episodes",
     "Lot",
     "Part",
     "Progress",
     "Sampler",
     "SamplingParams",
-    "Sessions",
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",

@@ -45,3 +45,11 @@ class Sampler(Protocol):
         """Number of these prompts that fit into memory together with all their completions; at
         least 1."""
         ...
+
+
+class Episodes(Protocol):
+    """Rollouts of several turns in environments."""
+
+    def over(self, sampler: Sampler) -> Sampler:
+        """The Sampler of whole rollouts over a sampler of turns."""
+        ...

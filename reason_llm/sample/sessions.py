@@ -62,7 +62,7 @@ class Sessions:
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
 
     def over(self, sampler: Sampler) -> Sampler:
-        """The Sampler of whole rollouts over a sampler of turns."""
+        """See ``Episodes.over``."""
         return _Serving(self, sampler)
 
 

@@ -1,6 +1,7 @@
 """Strings that end a completion, ``sample.stop``: found across token borders by Transformers' own
 criterion, which reads the tokens' texts and never decodes a row."""
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,18 +27,13 @@ def stop_strings(
         return None
     from transformers import StopStringCriteria
 
-    def refused(string: str) -> ConfigError:
-        return ConfigError(
+    for string in strings:
+        ids = tokenizer.encode(string, add_special_tokens=False)
+        with suppress(ValueError):
+            if ids and StopStringCriteria(tokenizer, [string])(torch.tensor([ids]), None):
+                continue
+        raise ConfigError(
             f"sample.stop={string!r:.110}: the tokenizer does not write it, so it would end no "
             "completion; remove it"
         )
-
-    try:
-        criterion = StopStringCriteria(tokenizer, list(strings))
-    except ValueError as error:
-        raise refused(strings[0]) from error
-    for string in strings:
-        ids = tokenizer.encode(string, add_special_tokens=False)
-        if not ids or not criterion(torch.tensor([ids]), None):
-            raise refused(string)
-    return criterion
+    return StopStringCriteria(tokenizer, list(strings))

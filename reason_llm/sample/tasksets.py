@@ -102,8 +102,7 @@ def _environment(source: str, turns: int) -> Any:
     from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment
 
     sys.modules.setdefault(HARNESS, _harness())
-    name, options = parsed_source(source)
-    options.pop("size", None)
+    name, _, options = parsed_source(source)
     kind = env_config_type(name)
     role: dict[str, Any] = {"runtime": {"type": "subprocess"}, "max_turns": turns}
     if default_harness_id(name) != name:

@@ -40,9 +40,9 @@ import orjson
 from reason_llm.config import Config
 from reason_llm.data import (
     ENVIRONMENT,
+    Call,
     Messages,
     Renderer,
-    calls_of,
     environment_class,
     environment_name,
     environments_by_name,
@@ -54,8 +54,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.sessions import Sessions
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
 
 AT_A_TIME = 32
 """Environments that step at the same time."""
@@ -64,9 +63,7 @@ MOST_CHARACTERS = 1 << 16
 MOST_NOTES_BYTES = 1 << 16
 
 
-def environments_of(
-    config: Config, renderer: Renderer, context_tokens: int
-) -> "Environments | Sessions | None":
+def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
     """The environments of ``sample.environment``, None without; arguments and errors as of
     ``Environments``."""
     if config.sample.environment is None or not config.judges_answers:
@@ -78,14 +75,16 @@ def environments_of(
             f"algorithm.credit=turn contradicts sample.environment={named}, which rewards no "
             "turns; name a class with step, or set credit to rollout"
         )
-    return (Sessions if asks_itself else Environments)(config, renderer, context_tokens)
+    if not asks_itself:
+        return Environments(config, renderer, context_tokens)
+    from reason_llm.sample.sessions import Sessions  # aiohttp is for those that need it
+
+    return Sessions(config, renderer, context_tokens)
 
 
-def in_environment(sampler: Sampler, environments: "Environments | Sessions | None") -> Sampler:
+def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
     """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
-    if isinstance(environments, Sessions):
-        return environments.over(sampler)
-    return sampler if environments is None else _Playing(environments, sampler)
+    return sampler if environments is None else environments.over(sampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +133,10 @@ class Environments:
                 )
             kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
+
+    def over(self, sampler: Sampler) -> Sampler:
+        """See ``Episodes.over``."""
+        return _Playing(self, sampler)
 
     def kind(self, prompt: Prompt) -> _Kind:
         """The environment that the prompt's row names."""
@@ -184,6 +187,8 @@ class _Rollout:
     """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
     """Of the model's last turn."""
+    calls: list[Call | None] = field(default_factory=list)
+    """In it."""
     notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
 
@@ -193,12 +198,11 @@ class _Rollout:
     def begin(self) -> str:
         """Make the environment and reset it; what it says."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
-        if self.kind.name:
-            row.pop(ENVIRONMENT)
+        hidden = ENVIRONMENT if self.kind.name else None
 
         def reset() -> Any:
             self.environment = self.kind.make()
-            return self.environment.reset(**_taken(self.environment.reset, row))
+            return self.environment.reset(**_taken(self.environment.reset, row, hidden))
 
         return self._call("reset", reset, _begin) or ""
 
@@ -211,6 +215,8 @@ class _Rollout:
         if len(completion.token_ids) > room:
             tokenizer = self.kind.renderer.tokenizer
             (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
+        if self.kind.tools:
+            self.calls = self.kind.renderer.calls(self.text, completion.token_ids[:room])
         self.notes["turns"] += 1
         self.turn_rewards.append(None)
         if self.finish is None and (
@@ -240,7 +246,7 @@ class _Rollout:
         return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
-        calls, most = calls_of(self.text), self.environments.section.tool_calls_per_turn
+        calls, most = self.calls, self.environments.section.tool_calls_per_turn
         if not calls:
             self.finish = "stop"
         replies: Messages = []
@@ -421,12 +427,17 @@ class _Playing:
         progress(0, sum(each.finish is not None for each in live))
 
 
-def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function takes of the row's columns, by name."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(each.kind == each.VAR_KEYWORD for each in parameters):
-        return dict(row)
-    return {each.name: row[each.name] for each in parameters if each.name in row}
+def _taken(
+    function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
+) -> dict[str, Any]:
+    """What a function takes of the row's columns, by name; the hidden one where it names it."""
+    named = inspect.signature(function).parameters
+    takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
+    return {
+        name: value
+        for name, value in row.items()
+        if name in named or (takes_all and name != hidden)
+    }
 
 
 class _WrongError(ValueError):

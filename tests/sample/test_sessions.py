@@ -29,11 +29,13 @@ from reason_llm.app.training import run_training
 from reason_llm.config import Config
 from reason_llm.data import Renderer, own_session, plain_messages
 from reason_llm.data.rows import read_rows
+from reason_llm.data.tasksets import parsed_source
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, Sessions, tasksets
+from reason_llm.sample import SamplingParams, tasksets
+from reason_llm.sample.sessions import Sessions
 from reason_llm.sample.token_server import MOST_BYTES, SESSION, Branch, Session, TokenServer
 
 TOKENIZER = load_tokenizer(str(TINY))
@@ -168,6 +170,9 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ValueError, match=says):
             small(tmp_path, **options)
+    for of_verifiers in ("verifiers", "verifiers?renderer=qwen3"):
+        small(tmp_path, sample__environment=of_verifiers, data__train="verifiers:x")
+    small(tmp_path, sample__environment="verifiers_x.py:A")
 
 
 @pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])
@@ -526,6 +531,44 @@ def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Pa
     (completion,) = groups[0].completions
     assert completion.environment["rewards"] == {"used": 1.0}
     assert len(completion.spans) == 1
+
+
+def test_a_source_names_tasks_and_options() -> None:
+    source = "verifiers:arena?game=Hangman-v0&skip=30&size=4&first=5&hard=true"
+    options = {"game": "Hangman-v0", "first": 5, "hard": True}
+    assert parsed_source(source) == ("arena", slice(30, 34), options)
+    assert parsed_source("verifiers:arena") == ("arena", slice(0, 2000), {})
+
+
+@long
+def test_the_first_tasks_can_be_left_out() -> None:
+    kept = [row for _, row in read_rows("verifiers:sums_taskset?size=4", "train")][2:]
+    left = [row for _, row in read_rows("verifiers:sums_taskset?skip=2&size=2", "eval")]
+    assert left == kept
+
+
+@long
+@pytest.mark.filterwarnings("default")
+def test_a_published_taskset_unchanged(
+    episodes: list[tuple[Session, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hangman of TextArena, whose words are NLTK's: here one word."""
+    pytest.importorskip("textarena", reason="pip install verifiers[ta]")
+    import nltk
+
+    (tmp_path / "corpora" / "words").mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (tmp_path / "corpora" / "words" / name).write_text("tee\n")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(nltk, "download", lambda *names, **options: True)
+    source = "verifiers:textarena?game=Hangman-v0&skip=3&size=2"
+    prompts = [a_prompt(number, source + ":row {}") for number in (1, 2)]
+    own = sessions("verifiers", context=3000)
+    groups = play(own, Told("[T]", "[E]", numbered=False), prompts, each=4, most=400)
+    check_equal(groups, episodes)
+    for completion in (each for group in groups for each in group.completions):
+        assert completion.environment["rewards"] == {"game_reward": 1.0}
+        assert completion.environment["turns"] == 2
 
 
 # 7. Runs

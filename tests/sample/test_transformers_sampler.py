@@ -292,7 +292,7 @@ def test_a_stop_string_that_no_token_can_write_is_refused() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="z")
     assert stop_strings(tokenizer, ()) is None
     assert stop_strings(tokenizer, ("two",)) is stop_strings(tokenizer, ("two",)) is not None
-    for strings in (("two", "☃"), ("Two",)):
+    for strings in (("two", "☃"), ("Two",), ("o", "Two")):
         with pytest.raises(
             ConfigError, match=rf"stop='{strings[-1]}': the tokenizer does not write"
         ):

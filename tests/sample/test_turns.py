@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import torch
-import trl
+from transformers.utils import get_json_schema
 
-from chat_templates import CHATML, DROPS_THINKING, renderer
+from chat_templates import CHATML, DROPS_THINKING, SHIPPED, of_family, renderer
 from conftest import TINY
 from families import SIZES
 from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
@@ -113,7 +113,7 @@ def said(text: str, role: str = "user") -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
 
-def config_of(environment: str | None, **options: Any) -> Config:
+def config_of(environment: str | dict[str, str] | None, **options: Any) -> Config:
     return Config.model_validate(
         {
             "data": {"train": "rows.jsonl"},
@@ -370,18 +370,23 @@ def test_a_template_that_drops_thoughts_is_refused(monkeypatch: pytest.MonkeyPat
         environments(Echo, monkeypatch, DROPS_THINKING)
 
 
-SHIPPED = Path(trl.__file__).with_name("chat_templates")
-
-
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "llama3_1", "gemma3"])
-def test_templates_of_families(name: str) -> None:
-    """TRL's copies of them."""
+@pytest.mark.parametrize(
+    ("name", "opened"),
+    [
+        *((name, "") for name in ("qwen2_5", "qwen3_training", "llama3_1", "gemma3")),
+        ("qwen3_5_think_training", "<think>\n"),
+        ("qwen3_5_nothink_training", "<think>\n\n</think>\n\n"),
+    ],
+)
+def test_templates_of_families(name: str, opened: str) -> None:
+    """TRL's copies of them; some open a thought before the answer, or close it."""
     writes = renderer(TOKENIZER, (SHIPPED / f"{name}.jinja").read_text())
     talk = [{"role": "user", "content": "Ask."}]
     ids = writes.token_ids("", writes.text("", talk))
-    for turn, reply in ((f"{HM}First.", "No."), (f"{HM}Second.", "Yes. <b>|</b>")):
+    thought = opened if opened.endswith("</think>\n\n") else HM
+    for turn, reply in ((f"{thought}First.", "No."), (f"{thought}Second.", "Yes. <b>|</b>")):
         (more,) = writes.replies([said(reply)], 100)
-        ids += [*ids_of(turn), *more]
+        ids += [*ids_of(turn.removeprefix(opened)), *more]
         talk += [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
     assert ids == writes.token_ids("", writes.text("", talk))
 
@@ -454,6 +459,22 @@ def test_tools_are_called(name: str, no_tool: str, monkeypatch: pytest.MonkeyPat
     begin = writes.text("", talk[:1])
     assert TOKENIZER.decode(c.token_ids) == whole.removeprefix(begin).rstrip("\n")
     assert list(c.token_ids).count(END) == 5
+
+
+def test_tools_of_a_family_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Qwen3.5's own form; what is called in a thought is not."""
+    monkeypatch.setitem(globals(), "TOKENIZER", of_family("qwen3_5_think"))
+    two, three = (f"<parameter={n}>\n{v}\n</parameter>\n" for n, v in (("a", 2), ("b", 3)))
+    wanted = f"<tool_call>\n<function=add>\n{two}{three}</function>\n</tool_call>"
+    monkeypatch.setattr(turns, "environment_class", lambda where: Sums)
+    writes = renderer(TOKENIZER, TOKENIZER.chat_template)
+    writes = replace(writes, tools=(get_json_schema(Sums().add),))
+    played = Environments(config_of("its.py:Class"), writes, context_tokens=1000)
+    sampler = Told([f"hm\n</think>\n\n{wanted}"], [f"{wanted}?\n</think>\n\nIt is 5."])
+    (group,) = play(sampler, played, [a_prompt()], most=900)
+    (c,) = group.completions
+    assert c.environment == {"turns": 2, "calls": 1, "reward": 1.0}
+    assert "<tool_response>\n5\n</tool_response>" in TOKENIZER.decode(c.token_ids)
 
 
 def test_the_model_is_told_of_its_tools(tmp_path: Path) -> None:
@@ -556,6 +577,31 @@ def test_rows_name_their_environments(tmp_path: Path) -> None:
     data.write_text(json.dumps({**rows[0], "environment": "other"}))
     with pytest.raises(DataError, match=r"column environment='other'.*has sums, echo"):
         load_data(config, tokenizer, 2000)
+
+
+@pytest.mark.parametrize(
+    ("taken", "seen"),
+    [
+        ("environment, **row", {"environment": "one", "row": {"a": 1}}),
+        ("*, environment", {"environment": "one"}),
+        ("**row", {"row": {"a": 1}}),
+        ("a", {"a": 1}),
+    ],
+)
+def test_reset_is_told_the_environment_s_name_if_it_asks(
+    taken: str, seen: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rest of the columns as in TRL."""
+    path = tmp_path / "its.py"
+    path.write_text(
+        f"class Its:\n    def reset(self, {taken}):\n        given = dict(locals())\n"
+        "        del given['self']\n        self.notes = given\n\n"
+        "    def step(self, text):\n        return '', True, 1.0\n"
+    )
+    told = replace(renderer(TOKENIZER), tools_of={"one": ()})
+    played = Environments(config_of({"one": f"{path}:Its"}), told, 1000)
+    (group,) = play(Told(["It."]), played, [a_prompt(environment="one", a=1)])
+    assert group.completions[0].environment["notes"] == seen
 
 
 def test_notes_are_kept_and_paid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Environments, Sessions, environments_of, stop_strings
+from reason_llm.sample import Episodes, environments_of, stop_strings
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ResolvedRun:
     """Number of replicas; 0: as many as the joined cluster has GPUs for."""
     reward_models: list[RewardModelFolder]
     """Those that the rewards ask."""
-    environments: Environments | Sessions | None
+    environments: Episodes | None
     """Those of ``sample.environment``."""
     digests: tuple[str, str]
     """Digests of the base's config and of the prompts' form, which a reward model must match."""
