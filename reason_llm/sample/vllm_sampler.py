@@ -1,13 +1,15 @@
 """Sampling with vLLM over the shared weights: the whole wave at once, token ids in and out.
 
-vLLM batches continuously, reads the prompt of a group once and shares it. Log-probs are
-``processed``: after temperature and filters, of the distribution that was drawn from.
+vLLM batches continuously, reads the prompt of a group once and shares it. Rollouts of several turns
+come and go in one batch. Log-probs are ``processed``: after temperature and filters, of the
+distribution that was drawn from.
 
 Not here: the engine and its memory (``model/shared_weights``).
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from reason_llm.errors import ModelError
 from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
-from reason_llm.sample.protocol import Progress, SamplingParams
+from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 
 
 class VllmSampler:
@@ -44,36 +46,34 @@ class VllmSampler:
     ) -> list[list[Group]]:
         """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
         return them. Each request has a seed of its own, which follows from theirs."""
-        if not self.engine.awake:
-            raise ModelError("vLLM is asleep: sample within the sampling phase")
-        llm = self.engine.llm
         asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
-        with torch.compiler.set_stance(
-            "force_eager" if self.model.device.type == "cpu" else "default"
-        ):
-            requests = llm.enqueue(
-                [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked],
-                [self._vllm_params(params, number) for _, number in asked],
-                lora_request=self.sync.request,
-                use_tqdm=False,
-            )
-            outputs = []
-            try:
-                while llm.llm_engine.has_unfinished_requests():
-                    for output in llm.llm_engine.step():
-                        if output.finished:
-                            outputs.append(output)
-                            tokens = sum(len(choice.token_ids) for choice in output.outputs)
-                            progress(tokens, len(output.outputs))
-            except BaseException:  # Ctrl-C too: nothing may go on while the learner learns
-                llm.llm_engine.abort_request(requests, internal=True)
-                raise
-        outputs.sort(key=lambda output: int(output.request_id))
-        groups = iter(
-            Group(prompt, tuple(self._completion(choice) for choice in output.outputs))
-            for (prompt, _), output in zip(asked, outputs, strict=True)
+        outputs: dict[int, Any] = {}
+        with self.batch() as batch:
+            for place, (prompt, number) in enumerate(asked):
+                batch.add(place, prompt, params, number)
+            while len(outputs) < len(asked):
+                for place, choices in batch.step():
+                    outputs[place] = choices
+                    progress(sum(len(choice.token_ids) for choice in choices), len(choices))
+        groups = (
+            Group(prompt, tuple(map(self.completion, outputs[place])))
+            for place, (prompt, _) in enumerate(asked)
         )
         return [list(islice(groups, len(prompts))) for prompts, _ in waves]
+
+    @contextmanager
+    def batch(self) -> Iterator["Batch"]:
+        """Context of a batch. What is under way at its end is dropped, also after Ctrl-C: nothing
+        may go on while the learner learns."""
+        if not self.engine.awake:
+            raise ModelError("vLLM is asleep: sample within the sampling phase")
+        batch = Batch(self)
+        on_cpu = self.model.device.type == "cpu"
+        with torch.compiler.set_stance("force_eager" if on_cpu else "default"):
+            try:
+                yield batch
+            finally:
+                batch.keep(lambda key: False)
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """Number of all prompts: vLLM queues what does not fit."""
@@ -99,7 +99,8 @@ class VllmSampler:
             spaces_between_special_tokens=False,
         )
 
-    def _completion(self, choice: Any) -> Completion:
+    def completion(self, choice: Any) -> Completion:
+        """What vLLM sampled."""
         ids = tuple(choice.token_ids)
         logprobs = tuple(
             shortest_decimals(
@@ -110,6 +111,51 @@ class VllmSampler:
         return Completion(
             ids, text, logprobs, "stop" if choice.finish_reason == "stop" else "length"
         )
+
+
+class Batch:
+    """What vLLM decodes together: requests come, each with a key, and go when they are done."""
+
+    def __init__(self, sampler: VllmSampler) -> None:
+        self._sampler = sampler
+        self._llm = sampler.engine.llm
+        self._under_way: dict[str, tuple[Any, str]] = {}
+        """Key and vLLM's name of each request, by its number."""
+
+    @property
+    def keys(self) -> set[Any]:
+        """Of what is under way."""
+        return {key for key, _ in self._under_way.values()}
+
+    def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+        """Add a request, at any time."""
+        (name,) = self._llm.enqueue(
+            [{"prompt_token_ids": list(prompt.token_ids)}],
+            [self._sampler._vllm_params(params, seed)],
+            lora_request=self._sampler.sync.request,
+            use_tqdm=False,
+        )
+        self._under_way[name.partition("-")[0]] = key, name
+
+    def keep(self, is_wanted: Callable[[Any], bool]) -> None:
+        """Drop the requests of all other keys."""
+        dropped = {n: name for n, (key, name) in self._under_way.items() if not is_wanted(key)}
+        self._llm.llm_engine.abort_request(list(dropped.values()), internal=True)
+        for number in dropped:
+            del self._under_way[number]
+
+    def step(self) -> list[tuple[Any, list[Any]]]:
+        """Decode a token of each; keys and completions of what ended."""
+        ended = [each for each in self._llm.llm_engine.step() if each.finished]
+        return [(self._under_way.pop(each.request_id)[0], each.outputs) for each in ended]
+
+
+def joinable(sampler: Sampler) -> VllmSampler | None:
+    """The sampler, if requests may join a batch under way: vLLM's. With ``model.deterministic``
+    none, since the same batches give the same bits."""
+    if isinstance(sampler, VllmSampler) and not sampler.model.deterministic:
+        return sampler
+    return None
 
 
 def _seeded(prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[Prompt, int]]:

@@ -1,0 +1,170 @@
+"""Rollouts over the real vLLM: requests come and go in one batch.
+
+1. What joins a batch, and what leaves it.
+2. Agents: nobody waits for another, and who comes first changes no token.
+3. With ``model.deterministic`` there is a barrier, and equal bits. An engine that fails ends the
+   wave alone.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_sessions import AGENTS, END, TOKENIZER, a_prompt, play, sessions
+
+from conftest import TINY
+from families import SIZES, prompts_of, randomize
+from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group
+from reason_llm.sample import SamplingParams, VllmSampler, sampling
+from reason_llm.sample.token_server import Ask, Branch, Session, TokenServer
+
+pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Model]:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    section = ModelSection(path=str(TINY), adapter=AdapterSection(rank=8, alpha=16))
+    with Model(section, TOKENIZER, 0, SIZES) as model:
+        randomize(model, seed=1)
+        yield model
+
+
+@pytest.fixture
+def sampler(shared: Model) -> Iterator[VllmSampler]:
+    with sampling(shared, 0) as sampler:
+        assert isinstance(sampler, VllmSampler)
+        yield sampler
+
+
+# 1. A batch
+
+
+def test_requests_join_and_leave(sampler: VllmSampler) -> None:
+    first, second, third = prompts_of(TOKENIZER, "2 + 3 = ?", "4 + 5 = ?", "6 + 7 = ?")
+    params, seen = SamplingParams(1, 12), {}
+    with sampler.batch() as batch:
+        batch.add("first", first, params, 1)
+        batch.add("never", second, params, 2)
+        batch.step()
+        batch.keep(lambda key: key != "never")
+        batch.add("third", third, params, 3)
+        assert batch.keys == {"first", "third"}
+        while batch.keys:
+            seen |= {key: sampler.completion(choice) for key, (choice,) in batch.step()}
+        batch.add("left", second, params, 2)
+    assert not sampler.engine.llm.llm_engine.has_unfinished_requests()
+    assert seen.keys() == {"first", "third"}
+    for name, prompt, seed in (("first", first, 1), ("third", third, 3)):
+        with sampler.batch() as batch:
+            batch.add(name, prompt, params, seed)
+            while batch.keys:
+                for _, (choice,) in batch.step():
+                    assert sampler.completion(choice).token_ids == seen[name].token_ids
+
+
+def test_what_waits_beside_what_is_under_way() -> None:
+    own = sessions(f"agent:{AGENTS}:two_turns")
+    first, second, third = (Session(a_prompt(n)) for n in range(3))
+    loop = asyncio.new_event_loop()
+    first.ask, second.ask = (Ask(Branch((1,)), (), 9, loop.create_future()) for _ in range(2))
+    asked = [(first, first.ask), (second, second.ask)]
+    with TokenServer([first, second, third], own.section, own.renderer, 99, 50, [END]) as server:
+        assert server.waiting(set()) == asked  # the third keeps nobody waiting
+        assert server.waiting({asked[0]}) == asked[1:]
+        assert server.waiting(set(asked)) == []
+        assert server.wants(asked[0])
+        server.end(third)
+        assert server.waiting() == asked
+        gone, second.ask = asked[1], None  # its client has gone
+        assert not server.wants(gone)
+        for each in (first, second):
+            server.end(each)
+        assert not server.wants(asked[0])
+        assert server.waiting(set()) == server.waiting() == []
+        server.answer(asked, [Completion((5,), "", (-1.0,), "stop")] * 2)
+        assert first.branches == second.branches == []
+    loop.close()
+
+
+# 2. Agents
+
+
+def in_order(sampler: Any, *order: int) -> list[Group]:
+    """Three rows' rollouts, each of which goes on when the one before has ended."""
+    before = dict(zip(order, (None, *order), strict=False))
+    rows = [a_prompt(n, name=n, after=before[n]) for n in range(3)]
+    own = sessions(f"agent:{AGENTS}:after_another", turn_tokens=20)
+    return play(own, sampler, rows, each=2, most=120)
+
+
+def test_who_comes_first_changes_no_token(sampler: VllmSampler) -> None:
+    """Over a barrier the rollouts would wait for each other for ever."""
+    forth, back = in_order(sampler, 0, 1, 2), in_order(sampler, 2, 1, 0)
+    drawn = set()
+    for group, other in zip(forth, back, strict=True):
+        assert group.prompt.token_ids == other.prompt.token_ids
+        for one, two in zip(group.completions, other.completions, strict=True):
+            assert one.environment == two.environment == {"turns": 2, "reward": 1.0}
+            assert (one.token_ids, one.spans) == (two.token_ids, two.spans)
+            drawn.add(one.token_ids)
+            ids = torch.tensor([[*group.prompt.token_ids, *one.token_ids]])
+            with torch.no_grad():
+                logits = sampler.model.policy(ids).logits[0, :-1]
+            learner = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(one.token_ids) :, 0]
+            mask = torch.tensor(one.is_sampled)
+            for logprobs in (one.logprobs, two.logprobs):
+                found = torch.tensor(logprobs)
+                assert torch.allclose(found[mask], learner[mask], atol=5e-5)
+                assert (found[~mask] == 0).all() and not mask.all()
+    assert len(drawn) > 3
+
+
+# 3. The barrier, and faults
+
+
+@pytest.mark.long
+def test_deterministic_keeps_the_barrier(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = sampler.sample
+
+    def counted(prompts: Any, *rest: Any) -> list[Group]:
+        sizes.append(len(prompts))
+        return real(prompts, *rest)
+
+    monkeypatch.setattr(sampler, "sample", counted)
+    monkeypatch.setattr(sampler.model, "deterministic", True)
+    own = sessions(f"agent:{AGENTS}:two_turns", turn_tokens=20)
+    twice = [play(own, sampler, [a_prompt(n) for n in range(2)], each=4) for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert sizes == [8, 8, 8, 8]
+
+
+@pytest.mark.long
+def test_an_engine_that_fails_ends_the_wave(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sampler.engine.llm.llm_engine
+    real, calls = engine.step, 0
+
+    def fails() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("the card fell off the bus")
+        return real()
+
+    own = sessions(f"agent:{AGENTS}:two_turns", turn_tokens=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", fails)
+        with pytest.raises(RuntimeError, match="fell off"):
+            play(own, sampler, [a_prompt()], each=2)
+    assert not engine.has_unfinished_requests()
+    (group,) = play(own, sampler, [a_prompt()], each=2)
+    assert [c.environment["turns"] for c in group.completions] == [2, 2]
