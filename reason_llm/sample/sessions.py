@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import Config
@@ -31,11 +31,11 @@ from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
+from reason_llm.sample.batches import batch_of
 from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.tasksets import tasksets
 from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
-from reason_llm.sample.vllm_sampler import VllmSampler, joinable
 
 
 class Sessions:
@@ -88,41 +88,29 @@ class _Serving:
             rollouts, own.section, own.renderer, own.context_tokens, params.max_new_tokens,
             own.end_token_ids,
         )  # fmt: skip
-        vllm = joinable(self._sampler)
-        with server, _played(own, server):
-            if vllm is None:
-                self._in_batches(server, params, seed, progress)
-            else:
-                _as_they_come(vllm, server, params, seed, progress)
+        ended = 0
+        with server, _played(own, server), batch_of(self._sampler, seed) as batch:
+            while True:
+                batch.keep(server.wants)
+                asked = server.waiting(batch.keys, joins=batch.joins)
+                before, ended = ended, sum(each.has_ended for each in rollouts)
+                progress(0, ended - before)
+                for session, ask in asked:
+                    turn = f"{rollouts.index(session)}/turn/{session.notes['turns']}"
+                    batch.add(
+                        (session, ask),
+                        replace(session.prompt, token_ids=ask.ids),
+                        replace(params, num_completions=1, max_new_tokens=ask.most),
+                        random.Random(f"{seed}/{turn}").getrandbits(62),
+                    )
+                if not batch.keys:
+                    break
+                done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
+                server.answer(list(done), [completion for (completion,) in done.values()])
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for group in groups:
             self._speak(group, params, seed)
         return [self._group(group) for group in groups]
-
-    def _in_batches(
-        self, server: TokenServer, params: SamplingParams, seed: int, progress: Progress
-    ) -> None:
-        """Answer all that wait in one batch, turn by turn: equal batches have equal bits."""
-        ended = 0
-        for turn in count():
-            asked = server.waiting()
-            progress(0, len(server.sessions) - len(asked) - ended)
-            ended = len(server.sessions) - len(asked)
-            if not asked:
-                return
-            answers = self._turn(
-                [replace(each.prompt, token_ids=ask.ids) for each, ask in asked],
-                replace(params, max_new_tokens=max(ask.most for _, ask in asked)),
-                random.Random(f"{seed}/turn/{turn}").getrandbits(63),
-                lambda tokens, ended: progress(tokens, 0),
-            )
-            server.answer(asked, answers)
-
-    def _turn(
-        self, prompts: list[Prompt], params: SamplingParams, seed: int, progress: Progress
-    ) -> list[Completion]:
-        params = replace(params, num_completions=1)
-        return [g.completions[0] for g in self._sampler.sample(prompts, params, seed, progress)]
 
     def _speak(self, group: list[Session], params: SamplingParams, seed: int) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
@@ -131,9 +119,9 @@ class _Serving:
             return
         asked = [each.learned.prompt for each in group if each.branches]
         prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
-        one = replace(params, max_new_tokens=1)
-        said = self._turn([prompt] * len(silent), one, seed, lambda tokens, ended: None)
-        for each, completion in zip(silent, said, strict=True):
+        one = replace(params, num_completions=1, max_new_tokens=1)
+        said = self._sampler.sample([prompt] * len(silent), one, seed, lambda tokens, ended: None)
+        for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
             if each.finish is None:
                 each.fail("it never asked the model")
             ids, logprobs = list(completion.token_ids), list(completion.logprobs)
@@ -172,32 +160,6 @@ class _Serving:
             ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
             spans=tuple(spans), environment=session.notes, last_turn=branch.text,
         )  # fmt: skip
-
-
-def _as_they_come(
-    vllm: VllmSampler, server: TokenServer, params: SamplingParams, seed: int, progress: Progress
-) -> None:
-    """Add what comes to the batch that is under way, each with the seed of its own turn."""
-    ended = 0
-    with vllm.batch() as batch:
-        while True:
-            batch.keep(server.wants)
-            asked = server.waiting(batch.keys)
-            before, ended = ended, sum(each.has_ended for each in server.sessions)
-            progress(0, ended - before)
-            for session, ask in asked:
-                turn = f"{server.sessions.index(session)}/turn/{session.notes['turns']}"
-                batch.add(
-                    (session, ask),
-                    replace(session.prompt, token_ids=ask.ids),
-                    replace(params, num_completions=1, max_new_tokens=ask.most),
-                    random.Random(f"{seed}/{turn}").getrandbits(62),
-                )
-            if not batch.keys:
-                return
-            done = {key: vllm.completion(each) for key, (each,) in batch.step()}
-            progress(sum(len(each.token_ids) for each in done.values()), 0)
-            server.answer(list(done), list(done.values()))
 
 
 @cache

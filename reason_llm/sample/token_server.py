@@ -272,13 +272,13 @@ class TokenServer:
         return session.ask is ask and not session.has_ended
 
     def waiting(
-        self, under_way: Collection[tuple[Session, Ask]] | None = None
+        self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
         """The rollouts that wait, once every live one does; none when all have ended.
 
         Args:
-            under_way: what is answered already, without a barrier. Then those that wait beside it,
-                at once; if nothing is under way, once there is one.
+            under_way: what will be answered already; other requests are told at once.
+            joins: they are told as soon as there is one.
         """
         seconds = self._section.environment_seconds
         with self._changed:
@@ -286,9 +286,8 @@ class TokenServer:
                 live = [each for each in self.sessions if not each.has_ended]
                 late = [each for each in live if each.ask is None]
                 asked = [(each, each.ask) for each in live if each.ask is not None]
-                if under_way is not None:
-                    asked = [each for each in asked if each not in under_way]
-                if not late or under_way or (asked and under_way is not None):
+                asked = [each for each in asked if each not in under_way]
+                if not late or under_way or (joins and asked):
                     return asked
                 if self._changed.wait(seconds):
                     continue

@@ -18,7 +18,7 @@ import torch
 from reason_llm.errors import ModelError
 from reason_llm.model import Model, decode
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Progress, SamplingParams
 
 
 class VllmSampler:
@@ -47,27 +47,23 @@ class VllmSampler:
         """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
         return them. Each request has a seed of its own, which follows from theirs."""
         asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
-        outputs: dict[int, Any] = {}
+        found: dict[int, Group] = {}
         with self.batch() as batch:
             for place, (prompt, number) in enumerate(asked):
                 batch.add(place, prompt, params, number)
-            while len(outputs) < len(asked):
-                for place, choices in batch.step():
-                    outputs[place] = choices
-                    progress(sum(len(choice.token_ids) for choice in choices), len(choices))
-        groups = (
-            Group(prompt, tuple(map(self.completion, outputs[place])))
-            for place, (prompt, _) in enumerate(asked)
-        )
+            while batch.keys:
+                for place, completions in batch.step(progress):
+                    found[place] = Group(asked[place][0], completions)
+        groups = (found[place] for place in range(len(asked)))
         return [list(islice(groups, len(prompts))) for prompts, _ in waves]
 
     @contextmanager
-    def batch(self) -> Iterator["Batch"]:
+    def batch(self) -> Iterator["VllmBatch"]:
         """Context of a batch. What is under way at its end is dropped, also after Ctrl-C: nothing
         may go on while the learner learns."""
         if not self.engine.awake:
             raise ModelError("vLLM is asleep: sample within the sampling phase")
-        batch = Batch(self)
+        batch = VllmBatch(self)
         on_cpu = self.model.device.type == "cpu"
         with torch.compiler.set_stance("force_eager" if on_cpu else "default"):
             try:
@@ -99,8 +95,7 @@ class VllmSampler:
             spaces_between_special_tokens=False,
         )
 
-    def completion(self, choice: Any) -> Completion:
-        """What vLLM sampled."""
+    def _completion(self, choice: Any) -> Completion:
         ids = tuple(choice.token_ids)
         logprobs = tuple(
             shortest_decimals(
@@ -113,19 +108,18 @@ class VllmSampler:
         )
 
 
-class Batch:
+class VllmBatch:
     """What vLLM decodes together: requests come, each with a key, and go when they are done."""
+
+    joins = True
+    """Whether requests join what is under way."""
 
     def __init__(self, sampler: VllmSampler) -> None:
         self._sampler = sampler
         self._llm = sampler.engine.llm
-        self._under_way: dict[str, tuple[Any, str]] = {}
-        """Key and vLLM's name of each request, by its number."""
-
-    @property
-    def keys(self) -> set[Any]:
-        """Of what is under way."""
-        return {key for key, _ in self._under_way.values()}
+        self.keys: dict[Any, str] = {}
+        """vLLM's name of each request under way."""
+        self._by_number: dict[str, Any] = {}
 
     def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
         """Add a request, at any time."""
@@ -135,27 +129,25 @@ class Batch:
             lora_request=self._sampler.sync.request,
             use_tqdm=False,
         )
-        self._under_way[name.partition("-")[0]] = key, name
+        self.keys[key], self._by_number[name.partition("-")[0]] = name, key
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
         """Drop the requests of all other keys."""
-        dropped = {n: name for n, (key, name) in self._under_way.items() if not is_wanted(key)}
-        self._llm.llm_engine.abort_request(list(dropped.values()), internal=True)
-        for number in dropped:
-            del self._under_way[number]
+        dropped = [key for key in self.keys if not is_wanted(key)]
+        names = [self.keys.pop(key) for key in dropped]
+        self._llm.llm_engine.abort_request(names, internal=True)
 
-    def step(self) -> list[tuple[Any, list[Any]]]:
+    def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
         """Decode a token of each; keys and completions of what ended."""
-        ended = [each for each in self._llm.llm_engine.step() if each.finished]
-        return [(self._under_way.pop(each.request_id)[0], each.outputs) for each in ended]
-
-
-def joinable(sampler: Sampler) -> VllmSampler | None:
-    """The sampler, if requests may join a batch under way: vLLM's. With ``model.deterministic``
-    none, since the same batches give the same bits."""
-    if isinstance(sampler, VllmSampler) and not sampler.model.deterministic:
-        return sampler
-    return None
+        ended = []
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                key = self._by_number.pop(output.request_id)
+                completions = tuple(map(self._sampler._completion, output.outputs))
+                progress(sum(len(each.token_ids) for each in completions), len(completions))
+                ended.append((key, completions))
+                del self.keys[key]
+        return ended
 
 
 def _seeded(prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[Prompt, int]]:

@@ -1,25 +1,27 @@
 """Rollouts over the real vLLM: requests come and go in one batch.
 
 1. What joins a batch, and what leaves it.
-2. Agents: nobody waits for another, and who comes first changes no token.
+2. Nobody waits for another, and who comes first changes no token.
 3. With ``model.deterministic`` there is a barrier, and equal bits. An engine that fails ends the
    wave alone.
 """
 
 import asyncio
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from test_sessions import AGENTS, END, TOKENIZER, a_prompt, play, sessions
+from test_turns import check_logprobs, environments
 
 from conftest import TINY
-from families import SIZES, prompts_of, randomize
+from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
-from reason_llm.sample import SamplingParams, VllmSampler, sampling
+from reason_llm.sample import SamplingParams, VllmSampler, in_environment, sampling
 from reason_llm.sample.token_server import Ask, Branch, Session, TokenServer
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
@@ -46,16 +48,16 @@ def sampler(shared: Model) -> Iterator[VllmSampler]:
 
 def test_requests_join_and_leave(sampler: VllmSampler) -> None:
     first, second, third = prompts_of(TOKENIZER, "2 + 3 = ?", "4 + 5 = ?", "6 + 7 = ?")
-    params, seen = SamplingParams(1, 12), {}
+    params, seen = SamplingParams(1, 12), dict[str, Any]()
     with sampler.batch() as batch:
         batch.add("first", first, params, 1)
         batch.add("never", second, params, 2)
-        batch.step()
+        batch.step(quiet)
         batch.keep(lambda key: key != "never")
         batch.add("third", third, params, 3)
-        assert batch.keys == {"first", "third"}
+        assert batch.keys.keys() == {"first", "third"}
         while batch.keys:
-            seen |= {key: sampler.completion(choice) for key, (choice,) in batch.step()}
+            seen |= dict(batch.step(quiet))
         batch.add("left", second, params, 2)
     assert not sampler.engine.llm.llm_engine.has_unfinished_requests()
     assert seen.keys() == {"first", "third"}
@@ -63,8 +65,8 @@ def test_requests_join_and_leave(sampler: VllmSampler) -> None:
         with sampler.batch() as batch:
             batch.add(name, prompt, params, seed)
             while batch.keys:
-                for _, (choice,) in batch.step():
-                    assert sampler.completion(choice).token_ids == seen[name].token_ids
+                for _, (completion,) in batch.step(quiet):
+                    assert completion.token_ids == seen[name][0].token_ids
 
 
 def test_what_waits_beside_what_is_under_way() -> None:
@@ -74,9 +76,9 @@ def test_what_waits_beside_what_is_under_way() -> None:
     first.ask, second.ask = (Ask(Branch((1,)), (), 9, loop.create_future()) for _ in range(2))
     asked = [(first, first.ask), (second, second.ask)]
     with TokenServer([first, second, third], own.section, own.renderer, 99, 50, [END]) as server:
-        assert server.waiting(set()) == asked  # the third keeps nobody waiting
-        assert server.waiting({asked[0]}) == asked[1:]
-        assert server.waiting(set(asked)) == []
+        assert server.waiting(joins=True) == asked  # the third keeps nobody waiting
+        assert server.waiting(asked[:1], joins=True) == asked[1:]
+        assert server.waiting(asked, joins=True) == []
         assert server.wants(asked[0])
         server.end(third)
         assert server.waiting() == asked
@@ -85,42 +87,63 @@ def test_what_waits_beside_what_is_under_way() -> None:
         for each in (first, second):
             server.end(each)
         assert not server.wants(asked[0])
-        assert server.waiting(set()) == server.waiting() == []
+        assert server.waiting(joins=True) == server.waiting() == []
         server.answer(asked, [Completion((5,), "", (-1.0,), "stop")] * 2)
         assert first.branches == second.branches == []
     loop.close()
 
 
-# 2. Agents
+# 2. Order
 
 
-def in_order(sampler: Any, *order: int) -> list[Group]:
+class AfterAnother:
+    """Two turns, of which the second comes when another row's rollout has ended."""
+
+    ended: defaultdict[int, threading.Event]
+
+    def reset(self, name: int, after: int | None) -> None:
+        self.name, self.after, self.turns = name, after, 0
+
+    def step(self, text: str) -> tuple[str, bool]:
+        self.turns += 1
+        if self.after is not None:
+            assert self.ended[self.after].wait(300)
+        if self.turns == 2:
+            self.ended[self.name].set()
+        return "3 + 4 = ?", self.turns == 2
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@pytest.fixture(params=["agent", "class"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "agent":
+        return sessions(f"agent:{AGENTS}:after_another")
+    return environments(AfterAnother, monkeypatch, environment_seconds=60)
+
+
+def in_order(own: Any, sampler: Any, *order: int) -> list[Group]:
     """Three rows' rollouts, each of which goes on when the one before has ended."""
+    AfterAnother.ended = defaultdict(threading.Event)
     before = dict(zip(order, (None, *order), strict=False))
     rows = [a_prompt(n, name=n, after=before[n]) for n in range(3)]
-    own = sessions(f"agent:{AGENTS}:after_another", turn_tokens=20)
-    return play(own, sampler, rows, each=2, most=120)
+    return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, quiet)
 
 
-def test_who_comes_first_changes_no_token(sampler: VllmSampler) -> None:
+def test_who_comes_first_changes_no_token(own: Any, sampler: VllmSampler) -> None:
     """Over a barrier the rollouts would wait for each other for ever."""
-    forth, back = in_order(sampler, 0, 1, 2), in_order(sampler, 2, 1, 0)
+    forth, back = in_order(own, sampler, 0, 1, 2), in_order(own, sampler, 2, 1, 0)
     drawn = set()
     for group, other in zip(forth, back, strict=True):
         assert group.prompt.token_ids == other.prompt.token_ids
         for one, two in zip(group.completions, other.completions, strict=True):
-            assert one.environment == two.environment == {"turns": 2, "reward": 1.0}
+            assert one.environment == two.environment
+            assert (one.environment["turns"], one.environment["reward"]) == (2, 1.0)
             assert (one.token_ids, one.spans) == (two.token_ids, two.spans)
             drawn.add(one.token_ids)
-            ids = torch.tensor([[*group.prompt.token_ids, *one.token_ids]])
-            with torch.no_grad():
-                logits = sampler.model.policy(ids).logits[0, :-1]
-            learner = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(one.token_ids) :, 0]
-            mask = torch.tensor(one.is_sampled)
-            for logprobs in (one.logprobs, two.logprobs):
-                found = torch.tensor(logprobs)
-                assert torch.allclose(found[mask], learner[mask], atol=5e-5)
-                assert (found[~mask] == 0).all() and not mask.all()
+        for each in (group, other):
+            check_logprobs(sampler.model, [each], 5e-5)
     assert len(drawn) > 3
 
 
