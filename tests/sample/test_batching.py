@@ -23,6 +23,7 @@ from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
 from reason_llm.sample import SamplingParams, VllmSampler, in_environment, sampling
 from reason_llm.sample.token_server import Ask, Branch, Session, TokenServer
+from reason_llm.sample.vllm_sampler import VllmBatch
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
 
@@ -131,9 +132,19 @@ def in_order(own: Any, sampler: Any, *order: int) -> list[Group]:
     return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, quiet)
 
 
-def test_who_comes_first_changes_no_token(own: Any, sampler: VllmSampler) -> None:
+def test_who_comes_first_changes_no_token(
+    own: Any, sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over a barrier the rollouts would wait for each other for ever."""
+    seeds, real = list[int](), VllmBatch.add
+
+    def add(batch: VllmBatch, key: Any, prompt: Any, params: Any, seed: int) -> None:
+        seeds.append(seed)
+        real(batch, key, prompt, params, seed)
+
+    monkeypatch.setattr(VllmBatch, "add", add)
     forth, back = in_order(own, sampler, 0, 1, 2), in_order(own, sampler, 2, 1, 0)
+    assert set(seeds[:12]) == set(seeds[12:]) and len(set(seeds)) == 12  # one for each turn
     drawn = set()
     for group, other in zip(forth, back, strict=True):
         assert group.prompt.token_ids == other.prompt.token_ids
