@@ -15,6 +15,11 @@ from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 
+def turn_seed(seed: int, rollout: int, turn: int) -> int:
+    """Seed of a turn, from its wave's, the rollout's number there and its own."""
+    return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
+
+
 class Barrier:
     """Batches of any sampler, one after the other; as ``VllmBatch`` else."""
 

@@ -16,7 +16,6 @@ where there is more than one, as with agents that shorten or fork what they say.
 import asyncio
 import inspect
 import math
-import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -31,7 +30,7 @@ from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
-from reason_llm.sample.batches import batch_of
+from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.tasksets import tasksets
@@ -96,12 +95,11 @@ class _Serving:
                 before, ended = ended, sum(each.has_ended for each in rollouts)
                 progress(0, ended - before)
                 for session, ask in asked:
-                    turn = f"{rollouts.index(session)}/turn/{session.notes['turns']}"
                     batch.add(
                         (session, ask),
                         replace(session.prompt, token_ids=ask.ids),
                         replace(params, num_completions=1, max_new_tokens=ask.most),
-                        random.Random(f"{seed}/{turn}").getrandbits(62),
+                        turn_seed(seed, rollouts.index(session), session.notes["turns"]),
                     )
                 if not batch.keys:
                     break

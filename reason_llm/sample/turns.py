@@ -27,7 +27,6 @@ each rollout and no pool; ``reset`` gives a text or None.
 import asyncio
 import inspect
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from copy import deepcopy
@@ -54,7 +53,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample.batches import batch_of
+from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.sessions import Sessions
 
@@ -388,8 +387,7 @@ class _Playing:
             until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
             while asking or batch.keys or answering:
                 for number in asking:
-                    turn = f"{number}/turn/{rollouts[number].notes['turns']}"
-                    own_seed = random.Random(f"{seed}/{turn}").getrandbits(62)
+                    own_seed = turn_seed(seed, number, rollouts[number].notes["turns"])
                     batch.add(number, *self._asked(rollouts[number], params), own_seed)
                 for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
                     rollouts[number].take(completion, params.max_new_tokens)
