@@ -219,8 +219,8 @@ class ModelSection(Section):
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
     deterministic: bool = False
     """true: the same step gives the same bits on a GPU, as it does on a CPU anyway: deterministic
-    operators while learning, vLLM's sampling that does not depend on the batch. Never run on a GPU,
-    nor its cost measured."""
+    operators while learning, vLLM's sampling that does not depend on the batch, and the same
+    batches of turns (docs/environments.md). Never run on a GPU, nor its cost measured."""
     start: Path | None = None
     """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
     train: Literal["adapter", "full"] = "adapter"

@@ -16,14 +16,13 @@ where there is more than one, as with agents that shorten or fork what they say.
 import asyncio
 import inspect
 import math
-import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import Config
@@ -31,6 +30,7 @@ from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
+from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.tasksets import tasksets
@@ -88,30 +88,27 @@ class _Serving:
             own.end_token_ids,
         )  # fmt: skip
         ended = 0
-        with server, _played(own, server):
-            for turn in count():
-                asked = server.waiting()
-                progress(0, len(rollouts) - len(asked) - ended)
-                ended = len(rollouts) - len(asked)
-                if not asked:
+        with server, _played(own, server), batch_of(self._sampler, seed) as batch:
+            while True:
+                batch.keep(server.wants)
+                asked = server.waiting(batch.keys, joins=batch.joins)
+                before, ended = ended, sum(each.has_ended for each in rollouts)
+                progress(0, ended - before)
+                for session, ask in asked:
+                    batch.add(
+                        (session, ask),
+                        replace(session.prompt, token_ids=ask.ids),
+                        replace(params, num_completions=1, max_new_tokens=ask.most),
+                        turn_seed(seed, rollouts.index(session), session.notes["turns"]),
+                    )
+                if not batch.keys:
                     break
-                answers = self._turn(
-                    [replace(each.prompt, token_ids=ask.ids) for each, ask in asked],
-                    replace(params, max_new_tokens=max(ask.most for _, ask in asked)),
-                    random.Random(f"{seed}/turn/{turn}").getrandbits(63),
-                    lambda tokens, ended: progress(tokens, 0),
-                )
-                server.answer(asked, answers)
+                done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
+                server.answer(list(done), [completion for (completion,) in done.values()])
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for group in groups:
             self._speak(group, params, seed)
         return [self._group(group) for group in groups]
-
-    def _turn(
-        self, prompts: list[Prompt], params: SamplingParams, seed: int, progress: Progress
-    ) -> list[Completion]:
-        params = replace(params, num_completions=1)
-        return [g.completions[0] for g in self._sampler.sample(prompts, params, seed, progress)]
 
     def _speak(self, group: list[Session], params: SamplingParams, seed: int) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
@@ -120,9 +117,9 @@ class _Serving:
             return
         asked = [each.learned.prompt for each in group if each.branches]
         prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
-        one = replace(params, max_new_tokens=1)
-        said = self._turn([prompt] * len(silent), one, seed, lambda tokens, ended: None)
-        for each, completion in zip(silent, said, strict=True):
+        one = replace(params, num_completions=1, max_new_tokens=1)
+        said = self._sampler.sample([prompt] * len(silent), one, seed, lambda tokens, ended: None)
+        for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
             if each.finish is None:
                 each.fail("it never asked the model")
             ids, logprobs = list(completion.token_ids), list(completion.logprobs)

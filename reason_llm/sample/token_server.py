@@ -9,8 +9,9 @@ names a rollout of that wave: by the rollout's own key, or by the wave's key and
 Keys are new in each wave, so a rollout that began with another adapter is refused.
 
 **The barrier.** The model is asked when every live rollout waits for it: then in one batch, in the
-rollouts' order. So batches, and with them what is drawn, do not depend on who came first. Rollouts
-that keep the others waiting for too long, with nothing happening, are ended.
+rollouts' order. So batches, and with them what is drawn, do not depend on who came first. With vLLM
+there is none: a request is added to the batch that is under way, and answered when it is done. What
+keeps all others waiting for too long, with nothing happening, is ended.
 
 What was sampled is never encoded again: a chat whose messages go on from those of an earlier answer
 is asked with the ids so far and those of the reply.
@@ -24,7 +25,7 @@ import asyncio
 import hmac
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -83,7 +84,7 @@ class Branch:
         return tuple(ids[known:]) if len(ids) > known and tuple(ids[:known]) == so_far else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ask:
     """What a rollout wants of the model."""
 
@@ -265,15 +266,29 @@ class TokenServer:
             session.has_ended = True
             self._changed.notify_all()
 
-    def waiting(self) -> list[tuple[Session, Ask]]:
-        """The rollouts that wait, once every live one does; none when all have ended."""
+    def wants(self, asked: tuple[Session, Ask]) -> bool:
+        """Whether the rollout still waits for this."""
+        session, ask = asked
+        return session.ask is ask and not session.has_ended
+
+    def waiting(
+        self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
+    ) -> list[tuple[Session, Ask]]:
+        """The rollouts that wait, once every live one does; none when all have ended.
+
+        Args:
+            under_way: what will be answered already; other requests are told at once.
+            joins: they are told as soon as there is one.
+        """
         seconds = self._section.environment_seconds
         with self._changed:
             while True:
                 live = [each for each in self.sessions if not each.has_ended]
                 late = [each for each in live if each.ask is None]
-                if not late:
-                    return [(each, each.ask) for each in live if each.ask is not None]
+                asked = [(each, each.ask) for each in live if each.ask is not None]
+                asked = [each for each in asked if each not in under_way]
+                if not late or under_way or (joins and asked):
+                    return asked
                 if self._changed.wait(seconds):
                     continue
                 for each in late:
@@ -286,7 +301,7 @@ class TokenServer:
         given = []
         with self._changed:
             for (session, ask), completion in zip(asked, answers, strict=True):
-                if session.ask is ask:
+                if self.wants((session, ask)):
                     given.append((ask, session.take(ask, completion)))
         texts = decode(self._renderer.tokenizer, [list(each.token_ids) for _, each in given])
         for (ask, completion), text in zip(given, texts, strict=True):

@@ -14,11 +14,11 @@ tools that the model calls, and a turn without a call is the last one. That is t
 ``environment_factory``, whose classes run unchanged.
 
 There is an object for each rollout. All live rollouts of a wave are asked together, turn by turn;
-then their environments answer side by side. What the model sampled is never encoded again: a
-reply's tokens are put after the ids so far. Any of the methods may be ``async``. They are the
-user's own code, in this process. An environment that raises, or takes longer than
-``sample.environment_seconds``, ends its rollout with the reason ``error``, which teaches nothing; a
-tool's error is told to the model.
+then their environments answer side by side. With vLLM none waits for the others. What the model
+sampled is never encoded again: a reply's tokens are put after the ids so far. Any of the methods
+may be ``async``. They are the user's own code, in this process. An environment that raises, or
+takes longer than ``sample.environment_seconds``, ends its rollout with the reason ``error``, which
+teaches nothing; a tool's error is told to the model.
 
 Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: there is an object for
 each rollout and no pool; ``reset`` gives a text or None.
@@ -27,9 +27,8 @@ each rollout and no pool; ``reset`` gives a text or None.
 import asyncio
 import inspect
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +53,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
+from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
 
 AT_A_TIME = 32
@@ -344,13 +344,11 @@ class _Playing:
             for start in range(0, len(rollouts), params.num_completions):
                 part = slice(start, start + params.num_completions)
                 self._tell(rollouts[part], said[part], params.max_new_tokens)
-            turns = self._environments.section.turns
-            for turn in range(turns):
-                live = [each for each in rollouts if each.finish is None or not each.ids]
-                if not live:
-                    break
-                self._turn(live, params, random.Random(f"{seed}/turn/{turn}"), progress)
-                self._step(live, threads, params.max_new_tokens, turn + 1 == turns, progress)
+            try:
+                self._play(rollouts, threads, params, seed, progress)
+            except BaseException:  # Ctrl-C too
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
             list(threads.map(_Rollout.end, rollouts))
         size = params.num_completions
         return [
@@ -385,46 +383,51 @@ class _Playing:
         for each in group:
             each.prompt = told
 
-    def _turn(
-        self, live: list[_Rollout], params: SamplingParams, seed: random.Random, progress: Progress
-    ) -> None:
-        """Ask the model once for each."""
-        section, most = self._environments.section, params.max_new_tokens
-        room = max(most - len(each.ids) for each in live)
-        params = replace(
-            params, num_completions=1, max_new_tokens=min(room, section.turn_tokens or most)
-        )
-        asked = [
-            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids)) for each in live
-        ]
-        groups = self._sampler.sample(
-            asked, params, seed.getrandbits(63), lambda tokens, ended: progress(tokens, 0)
-        )
-        for each, group in zip(live, groups, strict=True):
-            each.take(group.completions[0], most)
+    def _play(
+        self, rollouts: list[_Rollout], threads: ThreadPoolExecutor, params: SamplingParams,
+        seed: int, progress: Progress,
+    ) -> None:  # fmt: skip
+        """Ask the model for a turn of each, have the environments answer, and ask for the next."""
+        asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
+        with batch_of(self._sampler, seed) as batch:
+            until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
+            while asking or batch.keys or answering:
+                for number in asking:
+                    own_seed = turn_seed(seed, number, rollouts[number].notes["turns"])
+                    batch.add(number, *self._asked(rollouts[number], params), own_seed)
+                for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
+                    rollouts[number].take(completion, params.max_new_tokens)
+                    answering[threads.submit(rollouts[number].answer)] = number
+                done, _ = wait(answering, 0 if batch.keys else None, until)
+                answers = {
+                    answering.pop(each): each.result()
+                    for each in sorted(done, key=answering.__getitem__)
+                }
+                self._reply([(rollouts[n], each) for n, each in answers.items()], params)
+                asking = [number for number in answers if rollouts[number].finish is None]
+                progress(0, len(answers) - len(asking))
 
-    def _step(
-        self,
-        live: list[_Rollout],
-        threads: ThreadPoolExecutor,
-        most: int,
-        is_last: bool,
-        progress: Progress,
-    ) -> None:
-        """Have the environments answer, and the replies read in the next turn if there is one."""
-        answering = [each for each in live if each.finish is None]
-        messages = list(threads.map(_Rollout.answer, answering))
-        going = [(each, m) for each, m in zip(answering, messages, strict=True) if not each.finish]
-        if is_last:
-            for each, _ in going:
+    def _asked(self, rollout: _Rollout, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+        """What the model is asked for in a rollout's next turn."""
+        room = params.max_new_tokens - len(rollout.ids)
+        tokens = min(room, self._environments.section.turn_tokens or room)
+        prompt = replace(rollout.prompt, token_ids=(*rollout.prompt.token_ids, *rollout.ids))
+        return prompt, replace(params, num_completions=1, max_new_tokens=tokens)
+
+    def _reply(self, answered: list[tuple[_Rollout, Messages]], params: SamplingParams) -> None:
+        """Have what the environments answered read in the next turns, where there are such."""
+        section = self._environments.section
+        going = [(each, messages) for each, messages in answered if not each.finish]
+        for each, _ in going:
+            if each.notes["turns"] == section.turns:
                 each.finish = "turns"
         for kind in self._environments.kinds.values():
             told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
-            most_tokens = self._environments.section.reply_tokens
-            replies = kind.renderer.replies([m for _, m in told], most_tokens) if told else []
+            replies = (
+                kind.renderer.replies([m for _, m in told], section.reply_tokens) if told else []
+            )
             for (each, _), ids in zip(told, replies, strict=True):
-                each.reply(ids, most)
-        progress(0, sum(each.finish is not None for each in live))
+                each.reply(ids, params.max_new_tokens)
 
 
 def _taken(

@@ -1,13 +1,15 @@
 """Sampling with vLLM over the shared weights: the whole wave at once, token ids in and out.
 
-vLLM batches continuously, reads the prompt of a group once and shares it. Log-probs are
-``processed``: after temperature and filters, of the distribution that was drawn from.
+vLLM batches continuously, reads the prompt of a group once and shares it. Rollouts of several turns
+come and go in one batch. Log-probs are ``processed``: after temperature and filters, of the
+distribution that was drawn from.
 
 Not here: the engine and its memory (``model/shared_weights``).
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -44,36 +46,30 @@ class VllmSampler:
     ) -> list[list[Group]]:
         """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
         return them. Each request has a seed of its own, which follows from theirs."""
+        asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
+        found: dict[int, Group] = {}
+        with self.batch() as batch:
+            for place, (prompt, number) in enumerate(asked):
+                batch.add(place, prompt, params, number)
+            while batch.keys:
+                for place, completions in batch.step(progress):
+                    found[place] = Group(asked[place][0], completions)
+        groups = (found[place] for place in range(len(asked)))
+        return [list(islice(groups, len(prompts))) for prompts, _ in waves]
+
+    @contextmanager
+    def batch(self) -> Iterator["VllmBatch"]:
+        """Context of a batch. What is under way at its end is dropped, also after Ctrl-C: nothing
+        may go on while the learner learns."""
         if not self.engine.awake:
             raise ModelError("vLLM is asleep: sample within the sampling phase")
-        llm = self.engine.llm
-        asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
-        with torch.compiler.set_stance(
-            "force_eager" if self.model.device.type == "cpu" else "default"
-        ):
-            requests = llm.enqueue(
-                [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked],
-                [self._vllm_params(params, number) for _, number in asked],
-                lora_request=self.sync.request,
-                use_tqdm=False,
-            )
-            outputs = []
+        batch = VllmBatch(self)
+        on_cpu = self.model.device.type == "cpu"
+        with torch.compiler.set_stance("force_eager" if on_cpu else "default"):
             try:
-                while llm.llm_engine.has_unfinished_requests():
-                    for output in llm.llm_engine.step():
-                        if output.finished:
-                            outputs.append(output)
-                            tokens = sum(len(choice.token_ids) for choice in output.outputs)
-                            progress(tokens, len(output.outputs))
-            except BaseException:  # Ctrl-C too: nothing may go on while the learner learns
-                llm.llm_engine.abort_request(requests, internal=True)
-                raise
-        outputs.sort(key=lambda output: int(output.request_id))
-        groups = iter(
-            Group(prompt, tuple(self._completion(choice) for choice in output.outputs))
-            for (prompt, _), output in zip(asked, outputs, strict=True)
-        )
-        return [list(islice(groups, len(prompts))) for prompts, _ in waves]
+                yield batch
+            finally:
+                batch.keep(lambda key: False)
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """Number of all prompts: vLLM queues what does not fit."""
@@ -110,6 +106,48 @@ class VllmSampler:
         return Completion(
             ids, text, logprobs, "stop" if choice.finish_reason == "stop" else "length"
         )
+
+
+class VllmBatch:
+    """What vLLM decodes together: requests come, each with a key, and go when they are done."""
+
+    joins = True
+    """Whether requests join what is under way."""
+
+    def __init__(self, sampler: VllmSampler) -> None:
+        self._sampler = sampler
+        self._llm = sampler.engine.llm
+        self.keys: dict[Any, str] = {}
+        """vLLM's name of each request under way."""
+        self._by_number: dict[str, Any] = {}
+
+    def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+        """Add a request, at any time."""
+        (name,) = self._llm.enqueue(
+            [{"prompt_token_ids": list(prompt.token_ids)}],
+            [self._sampler._vllm_params(params, seed)],
+            lora_request=self._sampler.sync.request,
+            use_tqdm=False,
+        )
+        self.keys[key], self._by_number[name.partition("-")[0]] = name, key
+
+    def keep(self, is_wanted: Callable[[Any], bool]) -> None:
+        """Drop the requests of all other keys."""
+        dropped = [key for key in self.keys if not is_wanted(key)]
+        names = [self.keys.pop(key) for key in dropped]
+        self._llm.llm_engine.abort_request(names, internal=True)
+
+    def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
+        """Decode a token of each; keys and completions of what ended."""
+        ended = []
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                key = self._by_number.pop(output.request_id)
+                completions = tuple(map(self._sampler._completion, output.outputs))
+                progress(sum(len(each.token_ids) for each in completions), len(completions))
+                ended.append((key, completions))
+                del self.keys[key]
+        return ended
 
 
 def _seeded(prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[Prompt, int]]:

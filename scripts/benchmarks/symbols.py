@@ -26,8 +26,7 @@ REACHED = {
     "use_tqdm_on_load",
     "vllm.config.compilation.CompilationConfig": "cudagraph_mode cudagraph_capture_sizes",
     "vllm.config.compilation.CUDAGraphMode": "FULL_DECODE_ONLY",
-    "vllm.v1.engine.llm_engine.LLMEngine": "engine_core has_unfinished_requests step vllm_config "
-    "abort_request",
+    "vllm.v1.engine.llm_engine.LLMEngine": "engine_core step vllm_config abort_request",
     "vllm.v1.engine.core_client.InprocClient": "engine_core shutdown",
     "vllm.v1.engine.core.EngineCore": "scheduler batch_queue release_kv_cache_memory",
     "vllm.v1.core.sched.scheduler.Scheduler": "has_requests",

@@ -1,0 +1,65 @@
+"""The batches in which turns of rollouts are sampled.
+
+With vLLM a request joins the batch under way and leaves it when it is done, so no rollout waits for
+another's tool. With other samplers, and with ``model.deterministic``, there is a barrier: the next
+batch begins when all live rollouts ask. Equal batches have equal bits, whoever came first.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reason_llm.rollout import Completion, Prompt
+from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
+
+
+def turn_seed(seed: int, rollout: int, turn: int) -> int:
+    """Seed of a turn, from its wave's, the rollout's number there and its own."""
+    return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
+
+
+class Barrier:
+    """Batches of any sampler, one after the other; as ``VllmBatch`` else."""
+
+    joins = False
+
+    def __init__(self, sampler: Sampler, seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._number = 0
+        self.keys: dict[Any, tuple[Prompt, SamplingParams]] = {}
+        """What the next batch has."""
+
+    def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+        """Add a request to the next batch, which has a seed of its own."""
+        self.keys[key] = prompt, params
+
+    def keep(self, is_wanted: Callable[[Any], bool]) -> None:
+        """Nothing is under way between the batches."""
+
+    def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
+        """Sample the batch."""
+        asked, self.keys = self.keys, {}
+        if not asked:
+            return []
+        number = f"{self._seed}/turn/{self._number}"
+        self._number += 1
+        groups = self._sampler.sample(
+            [prompt for prompt, _ in asked.values()],
+            max((own for _, own in asked.values()), key=lambda own: own.max_new_tokens),
+            random.Random(number).getrandbits(63),
+            progress,
+        )
+        return [(key, group.completions) for key, group in zip(asked, groups, strict=True)]
+
+
+@contextmanager
+def batch_of(sampler: Sampler, seed: int) -> Iterator[VllmBatch | Barrier]:
+    """Context of the batches of a wave."""
+    if isinstance(sampler, VllmSampler) and not sampler.model.deterministic:
+        with sampler.batch() as batch:
+            yield batch
+    else:
+        yield Barrier(sampler, seed)

@@ -1,0 +1,204 @@
+"""Rollouts over the real vLLM: requests come and go in one batch.
+
+1. What joins a batch, and what leaves it.
+2. Nobody waits for another, and who comes first changes no token.
+3. With ``model.deterministic`` there is a barrier, and equal bits. An engine that fails ends the
+   wave alone.
+"""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_sessions import AGENTS, END, TOKENIZER, a_prompt, play, sessions
+from test_turns import check_logprobs, environments
+
+from conftest import TINY
+from families import SIZES, prompts_of, quiet, randomize
+from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.model.base import Model
+from reason_llm.rollout import Completion, Group
+from reason_llm.sample import SamplingParams, VllmSampler, in_environment, sampling
+from reason_llm.sample.token_server import Ask, Branch, Session, TokenServer
+from reason_llm.sample.vllm_sampler import VllmBatch
+
+pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Model]:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    section = ModelSection(path=str(TINY), adapter=AdapterSection(rank=8, alpha=16))
+    with Model(section, TOKENIZER, 0, SIZES) as model:
+        randomize(model, seed=1)
+        yield model
+
+
+@pytest.fixture
+def sampler(shared: Model) -> Iterator[VllmSampler]:
+    with sampling(shared, 0) as sampler:
+        assert isinstance(sampler, VllmSampler)
+        yield sampler
+
+
+# 1. A batch
+
+
+def test_requests_join_and_leave(sampler: VllmSampler) -> None:
+    first, second, third = prompts_of(TOKENIZER, "2 + 3 = ?", "4 + 5 = ?", "6 + 7 = ?")
+    params, seen = SamplingParams(1, 12), dict[str, Any]()
+    with sampler.batch() as batch:
+        batch.add("first", first, params, 1)
+        batch.add("never", second, params, 2)
+        batch.step(quiet)
+        batch.keep(lambda key: key != "never")
+        batch.add("third", third, params, 3)
+        assert batch.keys.keys() == {"first", "third"}
+        while batch.keys:
+            seen |= dict(batch.step(quiet))
+        batch.add("left", second, params, 2)
+    assert not sampler.engine.llm.llm_engine.has_unfinished_requests()
+    assert seen.keys() == {"first", "third"}
+    for name, prompt, seed in (("first", first, 1), ("third", third, 3)):
+        with sampler.batch() as batch:
+            batch.add(name, prompt, params, seed)
+            while batch.keys:
+                for _, (completion,) in batch.step(quiet):
+                    assert completion.token_ids == seen[name][0].token_ids
+
+
+def test_what_waits_beside_what_is_under_way() -> None:
+    own = sessions(f"agent:{AGENTS}:two_turns")
+    first, second, third = (Session(a_prompt(n)) for n in range(3))
+    loop = asyncio.new_event_loop()
+    first.ask, second.ask = (Ask(Branch((1,)), (), 9, loop.create_future()) for _ in range(2))
+    asked = [(first, first.ask), (second, second.ask)]
+    with TokenServer([first, second, third], own.section, own.renderer, 99, 50, [END]) as server:
+        assert server.waiting(joins=True) == asked  # the third keeps nobody waiting
+        assert server.waiting(asked[:1], joins=True) == asked[1:]
+        assert server.waiting(asked, joins=True) == []
+        assert server.wants(asked[0])
+        server.end(third)
+        assert server.waiting() == asked
+        gone, second.ask = asked[1], None  # its client has gone
+        assert not server.wants(gone)
+        for each in (first, second):
+            server.end(each)
+        assert not server.wants(asked[0])
+        assert server.waiting(joins=True) == server.waiting() == []
+        server.answer(asked, [Completion((5,), "", (-1.0,), "stop")] * 2)
+        assert first.branches == second.branches == []
+    loop.close()
+
+
+# 2. Order
+
+
+class AfterAnother:
+    """Two turns, of which the second comes when another row's rollout has ended."""
+
+    ended: defaultdict[int, threading.Event]
+
+    def reset(self, name: int, after: int | None) -> None:
+        self.name, self.after, self.turns = name, after, 0
+
+    def step(self, text: str) -> tuple[str, bool]:
+        self.turns += 1
+        if self.after is not None:
+            assert self.ended[self.after].wait(300)
+        if self.turns == 2:
+            self.ended[self.name].set()
+        return "3 + 4 = ?", self.turns == 2
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@pytest.fixture(params=["agent", "class"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "agent":
+        return sessions(f"agent:{AGENTS}:after_another")
+    return environments(AfterAnother, monkeypatch, environment_seconds=60)
+
+
+def in_order(own: Any, sampler: Any, *order: int) -> list[Group]:
+    """Three rows' rollouts, each of which goes on when the one before has ended."""
+    AfterAnother.ended = defaultdict(threading.Event)
+    before = dict(zip(order, (None, *order), strict=False))
+    rows = [a_prompt(n, name=n, after=before[n]) for n in range(3)]
+    return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, quiet)
+
+
+def test_who_comes_first_changes_no_token(
+    own: Any, sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a barrier the rollouts would wait for each other for ever."""
+    seeds, real = list[int](), VllmBatch.add
+
+    def add(batch: VllmBatch, key: Any, prompt: Any, params: Any, seed: int) -> None:
+        seeds.append(seed)
+        real(batch, key, prompt, params, seed)
+
+    monkeypatch.setattr(VllmBatch, "add", add)
+    forth, back = in_order(own, sampler, 0, 1, 2), in_order(own, sampler, 2, 1, 0)
+    assert set(seeds[:12]) == set(seeds[12:]) and len(set(seeds)) == 12  # one for each turn
+    drawn = set()
+    for group, other in zip(forth, back, strict=True):
+        assert group.prompt.token_ids == other.prompt.token_ids
+        for one, two in zip(group.completions, other.completions, strict=True):
+            assert one.environment == two.environment
+            assert (one.environment["turns"], one.environment["reward"]) == (2, 1.0)
+            assert (one.token_ids, one.spans) == (two.token_ids, two.spans)
+            drawn.add(one.token_ids)
+        for each in (group, other):
+            check_logprobs(sampler.model, [each], 5e-5)
+    assert len(drawn) > 3
+
+
+# 3. The barrier, and faults
+
+
+@pytest.mark.long
+def test_deterministic_keeps_the_barrier(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = sampler.sample
+
+    def counted(prompts: Any, *rest: Any) -> list[Group]:
+        sizes.append(len(prompts))
+        return real(prompts, *rest)
+
+    monkeypatch.setattr(sampler, "sample", counted)
+    monkeypatch.setattr(sampler.model, "deterministic", True)
+    own = sessions(f"agent:{AGENTS}:two_turns", turn_tokens=20)
+    twice = [play(own, sampler, [a_prompt(n) for n in range(2)], each=4) for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert sizes == [8, 8, 8, 8]
+
+
+@pytest.mark.long
+def test_an_engine_that_fails_ends_the_wave(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sampler.engine.llm.llm_engine
+    real, calls = engine.step, 0
+
+    def fails() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("the card fell off the bus")
+        return real()
+
+    own = sessions(f"agent:{AGENTS}:two_turns", turn_tokens=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", fails)
+        with pytest.raises(RuntimeError, match="fell off"):
+            play(own, sampler, [a_prompt()], each=2)
+    assert not engine.has_unfinished_requests()
+    (group,) = play(own, sampler, [a_prompt()], each=2)
+    assert [c.environment["turns"] for c in group.completions] == [2, 2]
