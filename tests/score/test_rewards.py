@@ -2,8 +2,10 @@
 
 import math
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from pydantic import ValidationError
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import Completion, Group, Prompt, Span
-from reason_llm.score import Scorer
+from reason_llm.score import Scorer, rewards
+from reason_llm.score.code import Outcome
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
     cosine,
@@ -114,6 +117,18 @@ def test_soft_overlong_falls_over_the_cache() -> None:
     found = [soft_overlong(n, 16, 4) for n in range(11, 18)]
     assert found == [0.0, 0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
     assert reward("soft_overlong", "x" * 90, cache_tokens=20) == -0.5
+    assert reward("soft_overlong", "x" * 25, cache_tokens=100) == -0.25
+
+
+@pytest.mark.parametrize(
+    ("limit", "length", "value"), [(100, 85, -0.4), (8192, 7936, -0.75), (2, 2, -1)]
+)
+def test_soft_overlong_s_own_cache(limit: int, length: int, value: float) -> None:
+    """A quarter of the limit, at most 1024 and at least 1."""
+    section = ScoreSection(rewards=[RewardSpec(name="boxed"), RewardSpec(name="soft_overlong")])
+    with Scorer(section, limit) as scorer:
+        (found,) = scorer.score([group("x" * length)])
+    assert found.completions[0].rewards["soft_overlong"] == value
 
 
 def test_cosine_favours_short_right_answers_and_long_wrong_ones() -> None:
@@ -135,6 +150,19 @@ def test_length_in_a_group() -> None:
     assert length_in_group([7, 7], [True, False]) == [0.0, 0.0]
     found = scores([{"name": "boxed"}, {"name": "length"}], group("\\boxed{3}", "so \\boxed{3}"))
     assert [f["length"] for f in found] == [0.5, -0.5]
+
+
+def test_what_is_right_is_said_by_the_first_reward_whatever_stands_between(custom: Path) -> None:
+    """Half right is right, 0 and less are not; tag_count pays the wrong ones. Of both groups."""
+    options = {"correct": [0.9, 0.3], "wrong": [-0.8, -0.2]}
+    specs = [{"custom": f"{custom}:grade", "weight": 0}, {"name": "tag_count"}, {"name": "length"},
+             {"name": "cosine", "options": options}]  # fmt: skip
+    texts = ["+" * 10, "<think>...", "-<think>".ljust(50)]
+    found = scores(specs, group(*texts), group(*texts[::-1]))
+    at_ten = (1 + math.cos(math.pi * 0.1)) / 2
+    by_hand = [(0.5, 0.3 + 0.6 * at_ten), (0.0, -0.2 - 0.6 * at_ten), (-0.5, -0.5)]
+    for row, pair in zip(found, [*by_hand, *by_hand[::-1]], strict=True):
+        assert (row["length"], row["cosine"]) == pytest.approx(pair)
 
 
 @pytest.mark.parametrize("first", ["format", "tag_count", "soft_overlong", "cosine", "length"])
@@ -164,7 +192,10 @@ def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
     assert repetition_penalty([1, 2, 3, 4], 2, -1.0) == 0
     assert repetition_penalty([5, 5, 5, 5, 5], 2, -0.5) == -0.375
     assert repetition_penalty([5], 2, -0.5) == 0
+    assert repetition_penalty([5, 5], 2, -0.5) == 0
     assert reward("repetition_penalty", "abab", ngram=2) == pytest.approx(-1 / 3)
+    assert reward("repetition_penalty", "abab", ngram=2, penalty=-0.6) == pytest.approx(-0.2)
+    assert reward("repetition_penalty", "ababab") == pytest.approx(-0.5)  # aba bab aba bab
 
 
 def test_what_an_environment_answered_is_in_no_reward_of_tokens() -> None:
@@ -190,7 +221,7 @@ def test_reasoning_steps_and_regex() -> None:
     assert reward("reasoning_steps", text) == 1.0
     assert reward("reasoning_steps", text, wanted=6) == 0.5
     assert reward("reasoning_steps", "just 3") == 0.0
-    assert reward("regex", "a\nb", pattern="a.b") == 1
+    assert reward("regex", "so a\nb.", pattern="a.b") == 1
     assert reward("regex", "ab", pattern="a.b") == 0
 
 
@@ -213,7 +244,7 @@ def test_the_total_is_the_weighted_sum_and_the_parts_are_kept() -> None:
 def test_programs_are_rewarded_by_their_tests() -> None:
     tests = '{"inputs": ["1 2\\n", "5 6\\n"], "outputs": ["3\\n", "11\\n"]}'
     good = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
-    half = "```python\nprint(3)\n```"
+    half = "```python\nprint(11)\n```"  # fails the first one
     found = scores(
         [{"name": "code_tests"}, {"name": "code_tests_fraction"}],
         group(good, half, "no code", answer=tests),
@@ -254,6 +285,30 @@ def interrupts(completion):
 def hung(completion):
     if completion == "bad":
         time.sleep(600)
+    return 1
+
+def grade(completion):
+    return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
+
+def true(completion):
+    return True
+
+def least(completion):
+    return -1e9
+
+def most(completion):
+    return 1e9
+
+def less(completion):
+    return -1.1e9
+
+def words(completion):
+    return "1"
+
+def both(completion, completions):
+    return 1
+
+def by_place(completion, /):
     return 1
 
 def nan(completion):
@@ -314,6 +369,10 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         {"short": 7, "slow_length": 2, "rank": 1, "as_generated": 2},
         {"short": 0, "slow_length": 4, "rank": 0, "as_generated": 4},
     ]
+    ends = scores(
+        [{"custom": f"{custom}:{name}"} for name in ("true", "least", "most")], group("a")
+    )
+    assert ends == [{"true": 1.0, "least": -1e9, "most": 1e9}]
     config = ScoreSection.model_validate({"rewards": [{"custom": f"{custom}:short"}]})
     with Scorer(config, 100) as scorer:
         assert scorer.columns == {"level"}
@@ -332,6 +391,8 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ),
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
+        ("less", r"gave '-1100000000.0'; it must give a number from"),
+        ("words", r"gave '1'; it must give a number from"),
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
         ("of_all", r"gave the number 0.5 and no list; .* one number for each completion, as TRL's"),
         ("silent", r"gave None and no list; it must give a list with one number for each"),
@@ -355,7 +416,8 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         assert scorer.take_counts()["score/errors"] == 0
     values = [c.reward for c in scored.completions]
     assert values == ([1, 0] if function in ("leaves", "interrupts", "broken", "hung") else [0, 0])
-    assert counts["score/errors"] == (2 if function in ("nan", "huge", "short") else 1)
+    of_each = ("nan", "huge", "short", "less", "words")
+    assert counts["score/errors"] == (2 if function in of_each else 1)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +433,11 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),
         ({"custom": "{mine}:stars"}, r"takes \* or positional"),
         ({"custom": "{mine}:neither"}, r"must take either completion .* it takes prompt"),
+        (
+            {"custom": "{mine}:both"},
+            r"must take either completion .* takes completion, completions",
+        ),
+        ({"custom": "{mine}:by_place"}, r"takes \* or positional"),
     ],
 )
 def test_a_reward_that_cannot_be_is_refused_at_the_start(
@@ -402,12 +469,62 @@ def test_a_specification_is_one_reward(spec: dict) -> None:
         ScoreSection.model_validate({"rewards": [spec]})
 
 
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_options_reach_the_programs_and_the_comparisons(
+    seconds: float | None, custom: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    answers = {"a": Outcome(3, 4, "wrong"), "b": Outcome(4, 4, None), "c": None}
+
+    def seen(*given: Any, stop_early: Any = None) -> Any:
+        asked.append((*given, stop_early))
+        return answers.get(given[1], 0.5)
+
+    programs = SimpleNamespace(sandbox=SimpleNamespace(description="walls"), outcome=seen)
+    monkeypatch.setattr(
+        rewards, "CodeTests", lambda *given: asked.append(given) or nullcontext(programs)
+    )
+    monkeypatch.setattr(rewards, "matches", seen)
+    specs = [
+        {"name": "code_tests"}, {"name": "code_tests_fraction"}, {"name": "think_answer_tags"},
+        {"name": "boxed", "options": {"equality": "value"}}, {"custom": f"{custom}:broken"},
+    ]  # fmt: skip
+    config = {"rewards": specs, "timeout_seconds": seconds, "sandbox": "limits_only"}
+    section = ScoreSection.model_validate(config)
+    with Scorer(section, 9, runs_programs=False):
+        assert asked == []
+    with Scorer(section, 9) as scorer:
+        assert scorer.descriptions == ["walls"]
+        made: list[Any] = [each.reward.of_one for each in scorer.rewards]
+    assert made[4].__self__.timeout_seconds == (seconds or 60)
+    three = group("a", "b", "c")
+    found = [[made[n](three.prompt, c) for n in (0, 1)] for c in three.completions]
+    assert found == [[0, 0.75], [1, 1], [0, 0]]
+    (marked,) = group("\\boxed{5} <answer>7</answer>").completions
+    assert [made[n](three.prompt, marked) for n in (2, 3)] == [0.5, 0.5]
+    assert asked[:4] == [("limits_only", seconds or 6)] * 2 + [("3", "a", True), ("3", "a", False)]
+    assert asked[-2:] == [("3", "7", seconds or 5, "What?", "form", None),
+                          ("3", "5", seconds or 5, "What?", "value", None)]  # fmt: skip
+
+
 def test_leaving_ends_the_threads() -> None:
     before = threading.active_count()
     with Scorer(ScoreSection(), 100) as scorer:
         scorer.score([group(*["\\boxed{3}"] * 50)])
         assert threading.active_count() > before
     assert not [t for t in threading.enumerate() if t.name.startswith("score")]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_step"),
+    [
+        ("Step 12: add", 1), ("  3) add", 1), ("- add", 1), ("* add", 1), ("Firstly, add", 1),
+        ("second", 1), ("THIRD add", 1), ("next add", 1), ("Then add", 1), ("step", 0),
+        ("2.5 is it", 0), ("-5", 0), ("thenceforth", 0), ("so first", 0), ("steps 2", 0),
+    ],
+)  # fmt: skip
+def test_how_a_step_begins(line: str, is_step: int) -> None:
+    assert reasoning_steps(f"a\n{line}\nb", wanted=2) == is_step / 2
 
 
 def test_more_steps_than_wanted_earn_no_more() -> None:
