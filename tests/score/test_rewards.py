@@ -287,29 +287,14 @@ def hung(completion):
         time.sleep(600)
     return 1
 
-def grade(completion):
-    return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
-
-def true(completion):
-    return True
-
-def least(completion):
-    return -1e9
-
-def most(completion):
-    return 1e9
-
-def less(completion):
-    return -1.1e9
-
-def words(completion):
-    return "1"
-
-def both(completion, completions):
-    return 1
-
-def by_place(completion, /):
-    return 1
+def grade(completion): return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
+def true(completion): return True
+def least(completion): return -1e9
+def most(completion): return 1e9
+def less(completion): return -1.1e9
+def words(completion): return "1"
+def both(completion, completions): return 1
+def by_place(completion, /): return 1
 
 def nan(completion):
     return float("nan")

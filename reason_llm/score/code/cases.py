@@ -76,7 +76,7 @@ def read_tests(text: str) -> Tests:
 
 
 # In a tests object; any other object is taken for a row.
-_TEST_KEYS = {"inputs", "outputs", "fn_name", "assert_code"}
+_TEST_KEYS = {"inputs", "outputs", "assert_code"}
 _COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
             "verification_info", "reward_model", "ground_truth")  # fmt: skip
 BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")

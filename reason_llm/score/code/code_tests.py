@@ -169,6 +169,8 @@ class CodeTests:
                 problem = problem or _problem(ended)
             if first >= len(tests.inputs) or ended.limit is not None or (problem and stop_early):
                 break
+        if passed < len(tests.inputs):  # also where a limit ended it between two right results
+            problem = problem or _problem(ended)
         return Outcome(passed, len(tests.inputs), problem)
 
     def _asserts(self, tests: AssertTests, program: str, stop_early: bool) -> Outcome:

@@ -15,6 +15,7 @@ from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.code import CodeTests, Outcome
+from reason_llm.score.code.sandbox import Finished, Limits
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
 ADD_CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 7]], "outputs": [[3], [12]]}
@@ -92,7 +93,7 @@ def test_a_cheating_program_prints_nothing_right(
 
 
 def test_the_two_rewards() -> None:
-    half, right = (f"```python\nprint({p})\n```" for p in ("3", "sum(map(int, input().split()))"))
+    half, right = (f"```python\nprint({p})\n```" for p in ("12", "sum(map(int, input().split()))"))
     third = pytest.approx(1 / 3)
     assert rewards(half) == {"code_tests": 0, "code_tests_fraction": third}
     assert rewards(right) == {"code_tests": 1, "code_tests_fraction": 1}
@@ -116,6 +117,55 @@ def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda program: outcome(hasty, ADD, program, True), programs))
     assert [one.passed for one in found] == [3, 0, 1] * 2
+
+
+def test_what_is_asked_of_the_sandbox_and_made_of_its_answers(
+    code: CodeTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One input after another with its limits; the first problem is told; three limits are enough.
+    Calls that a limit ended between two right results have not all passed."""
+    asked: list[tuple[str, int, float]] = []
+    answers: list[Finished] = []
+
+    def run(program: str, *, stdin: str, limits: Limits, files: Any = None) -> Finished:
+        asked.append((stdin, limits.cpu_seconds, limits.wall_seconds))
+        return answers.pop(0)
+
+    def ended(stdout: str, status: int = 0, limit: Any = None) -> Finished:
+        return Finished(status, stdout, "Traceback\nValueError: no\n", limit)
+
+    monkeypatch.setattr(code.sandbox, "run", run)
+    monkeypatch.setattr(code, "timeout_seconds", 2.5)
+    tests = {"inputs": list("abcdef"), "outputs": ["A 1"] * 6, "tolerance": 0.2,
+             "checker": "case-insensitive"}  # fmt: skip
+    answers[:] = [ended("a 1.1"), ended("A 1", 3), ended("A 2"), *[ended("A 1", -9, "memory")] * 2,
+                  ended("A 1")]  # fmt: skip
+    assert outcome(code, tests, "x") == Outcome(2, 6, "exit code 3: ValueError: no")
+    assert asked == [(given, 3, 7.5) for given in "abcdef"]
+    answers[:] = [ended("", -9, "output"), ended("A 1"), *[ended("", -9, "cpu")] * 2]
+    assert outcome(code, tests, "x") == Outcome(1, 6, "the output limit")
+    answers[:] = [ended("A 1"), ended("B")]
+    assert outcome(code, tests, "x", stop_early=True) == Outcome(1, 6, "a wrong output")
+    calls = {"fn_name": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4], "atol": 0.2}
+    values = [f'{{"value": {n}}}\n' for n in ("1.1", "2.5")]
+    answers[:] = [ended("".join(values)), ended("", 1), ended('{"value": 4}\n')]
+    assert outcome(code, calls, "x") == Outcome(2, 4, "a wrong result")
+    requests = [json.loads(given) for given, *limits in asked[-3:] if limits == [25, 25.0]]
+    assert [each["calls"] for each in requests] == [["f", [[1], [2], [3], [4]]], ["f", [[3], [4]]],
+                                                    ["f", [[4]]]]  # fmt: skip
+    assert {(each["timeout_seconds"], each["stop_early"]) for each in requests} == {(2.5, False)}
+    answers[:] = [ended(values[0], -9, "time")]
+    assert outcome(code, calls, "x") == Outcome(1, 4, "the time limit")
+    answers[:] = [ended("".join(values))]
+    assert outcome(code, calls, "x", stop_early=True) == Outcome(1, 4, "a wrong result")
+    for passed, total, found in (
+        (1, 2, Outcome(1, 2, "an assertion fails")),
+        (2, 2, Outcome(2, 2, None)),
+        (0, 0, Outcome(1, 1, None)),
+    ):
+        told = {"passed": passed, "total": total, "problem": None}
+        answers[:] = [ended(f"{json.dumps(told)}\n", 1)]
+        assert outcome(code, ADD_ASSERTS, "x") == found
 
 
 def test_the_limits_of_cpu_time_follow_the_option(code: CodeTests) -> None:

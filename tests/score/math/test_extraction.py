@@ -99,6 +99,13 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
         ("\\boxed{3}</think> The answer is 4.", "4"),
         ("<think>\\boxed{3}</think> none", None),
         ("#### 4<|im_end|>", "4"),
+        ("#### 4</s><eos>", "4"),
+        ("#### 3\n####\n", "3"),
+        ("<answer>4</answer> The answer is 3.", "4"),
+        ("#### 4\nThe answer is 3.", "4"),
+        ("Answer = \\(4\\) and more", "4"),
+        ("the answer is: \\[4\\] now", "4"),
+        ("The answer is 4. The answer is", "4"),
         ("so it is 4", None),
         ("", None),
     ],
@@ -134,6 +141,9 @@ def test_tags_that_hedge_or_think_are_no_answer(text: str) -> None:
     [
         "<think>\\boxed{5}</think> I do not know.",
         "<think>\\boxed{5}",
+        "<think>\\boxed{5}</think> So.",
+        "a</think> \\boxed{5}</think> So.",
+        "\\boxed{5} <think>4</think>",
         "It is not \\boxed{5}.",
         "\\boxed{5} is wrong.",
         "\\boxed{5} or 6",
@@ -161,6 +171,7 @@ def test_a_box_in_the_wrong_place_is_no_answer(text: str) -> None:
         "Step 2\n\\boxed{5}",
         "Since it is not 4, the answer is \\boxed{5}.",
         "<think>4</think> $\\boxed{5}$",
+        "<think>\\boxed{4}</think> \\boxed{5} <think>\\boxed{6}",
     ],
 )
 def test_a_box_of_its_own_is_the_answer(text: str) -> None:
