@@ -1,6 +1,7 @@
 """Reward models in the config and the scorer: labels, what they contradict, totals."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +98,25 @@ def test_totals_come_with_the_last_model() -> None:
     totals = [c.reward for g in whole for c in g.completions]
     assert totals == [0.25 + 1 + 1 - 1, 0.5 - 2, 0.25 - 3, 0.25 + 0 + 1 - 4]
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
+
+
+def test_a_rollout_whose_environment_failed_has_no_reward_of_any_kind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = group(RIGHT, "y")
+    failed = replace(
+        whole.completions[0], finish_reason="error", environment={"problem": "it fell"}
+    )
+    asked = replace(whole, completions=(failed, whole.completions[1]))
+    section = ScoreSection.model_validate({"rewards": [FIRST | {"weight": 2}, model("a")]})
+    with Scorer(section, 10) as scorer:
+        (judged,) = scorer.score([asked], only_first=True)
+        assert "failed in 1 completions, such as p:1#0, which count as wrong; the" in caplog.text
+        (found,) = scorer.with_model_reward(scorer.score([asked]), "a", [1.0, 2.0])
+    assert [c.reward for c in judged.completions] == [0.0, 0.0]
+    assert [c.has_reward for c in found.completions] == [False, True]
+    assert all(map(math.isnan, found.completions[0].rewards.values()))
+    assert (found.completions[0].reward, found.completions[1].reward) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
