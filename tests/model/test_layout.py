@@ -35,6 +35,15 @@ def test_every_row_once_within_the_budget_longest_first() -> None:
     assert flat == sorted(flat, reverse=True)
 
 
+def test_units_of_two_rows_stay_together() -> None:
+    lengths = [4, 5, 9, 10, 5, 5, 10, 10]
+    assert padded_batches(lengths, 20, size=2) == [[2, 3], [6, 7], [0, 1, 4, 5]]
+    assert padded_batches(lengths, 19, size=2) == [[2, 3], [6, 7], [0, 1], [4, 5]]
+    pairs = ((1, 2), (1, 8), (2, 3), (2, 1), (1, 4), (1, 5))
+    rows = [rollout((p,) * 10, (1,) * n) for p, n in pairs]
+    assert packed_batches(rows, 29, size=2) == [[0, 1, 4, 5], [2, 3]]  # 10 + 10 + 9 tokens
+
+
 def test_a_row_beyond_the_budget_stands_alone() -> None:
     assert padded_batches([5, 100], budget_tokens=10) == [[1], [0]]
 

@@ -18,7 +18,7 @@ from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
-from reason_llm.score import Scorer, answer_cache, llm_judge
+from reason_llm.score import Scorer, llm_judge
 from reason_llm.score.answer_cache import AnswerCache
 
 KEY = "sk-0123456789abcdef"
@@ -139,19 +139,15 @@ def test_the_digit_s_expectation_where_there_are_logprobs(
 
 
 @pytest.mark.parametrize("mode", ["score", "pairwise"])
-def test_what_a_judge_is_asked_with(
-    mode: str, serve: Callable[[Answer], Server], tmp_path: Path
-) -> None:
+def test_what_a_judge_is_asked_with(mode: str, serve: Any, tmp_path: Path) -> None:
     (tmp_path / "rubric.txt").write_text("Be strict.")
     server = serve(lambda body, handler: says("Score: 3" if mode == "score" else likes(body)))
-    address = f"{server.url}/chat/completions"
-    options = {"url": address, "max_tokens": 77, "rubric_file": f"{tmp_path}/rubric.txt"}
-    scored(server, "a", "bb", mode=mode, **options)
-    forms = {"score": llm_judge.SCORE_FORM, "pairwise": llm_judge.PAIR_FORM}
+    options = {"max_tokens": 77, "rubric_file": f"{tmp_path}/rubric.txt", "mode": mode}
+    scored(server, "a", "bb", url=f"{server.url}/chat/completions", **options)
+    form = {"score": llm_judge.SCORE_FORM, "pairwise": llm_judge.PAIR_FORM}[mode]
     for asked in server.asked:
         assert (asked["path"], asked["max_tokens"]) == ("/v1/chat/completions", 77)
-        assert asked["messages"][0]["content"] == f"Be strict.\n\n{forms[mode]}"
-        assert ("logprobs" in asked) == (mode == "score")
+        assert asked["messages"][0]["content"] == f"Be strict.\n\n{form}"
 
 
 def test_a_completion_cannot_end_its_own_marks(serve: Callable[[Answer], Server]) -> None:
@@ -232,19 +228,6 @@ def test_a_damaged_cache_holds_no_number_that_is_none(tmp_path: Path) -> None:
     assert cache.answer("a" * 64, lambda: 0.25) == 0.5
     for key in ("b" * 64, "c" * 64, "d" * 63):
         assert cache.answer(key, lambda: 0.25) == 0.25
-
-
-def test_answers_beyond_the_file_s_bound_are_kept_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "answers.jsonl"
-    cache = AnswerCache(path)
-    cache.answer("a" * 64, lambda: 0.5)
-    content = path.read_bytes()
-    monkeypatch.setattr(answer_cache, "MAX_BYTES", 2 * len(content))
-    for value in (0.25, 0.75):
-        assert cache.answer("b" * 64, lambda value=value: value) == 0.25
-    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("change", [("0.5", "0.9"), ("aaa", "aab"), ('"sha256"', '"sha257"')])

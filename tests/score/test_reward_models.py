@@ -100,23 +100,18 @@ def test_totals_come_with_the_last_model() -> None:
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
 
 
-def test_a_rollout_whose_environment_failed_has_no_reward_of_any_kind(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    whole = group(RIGHT, "y")
-    failed = replace(
-        whole.completions[0], finish_reason="error", environment={"problem": "it fell"}
-    )
-    asked = replace(whole, completions=(failed, whole.completions[1]))
+def test_where_the_environment_failed_no_reward_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    other, asked = group("y").completions[0], group(RIGHT)
+    failed = replace(asked.completions[0], finish_reason="error", environment={"problem": "fell"})
+    asked = replace(asked, completions=(failed, other))
     section = ScoreSection.model_validate({"rewards": [FIRST | {"weight": 2}, model("a")]})
     with Scorer(section, 10) as scorer:
         (judged,) = scorer.score([asked], only_first=True)
-        assert "failed in 1 completions, such as p:1#0, which count as wrong; the" in caplog.text
         (found,) = scorer.with_model_reward(scorer.score([asked]), "a", [1.0, 2.0])
+    assert "failed in 1 completions, such as p:1#0, which count as wrong; the env" in caplog.text
     assert [c.reward for c in judged.completions] == [0.0, 0.0]
-    assert [c.has_reward for c in found.completions] == [False, True]
     assert all(map(math.isnan, found.completions[0].rewards.values()))
-    assert (found.completions[0].reward, found.completions[1].reward) == (0.0, 2.0)
+    assert [c.reward for c in found.completions] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -18,16 +18,19 @@ from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
+from reason_llm.train import optim
 from reason_llm.train.learner import Learners, learning, split
 from reason_llm.train.objectives import mean_advantage
 from reason_llm.train.scored import with_advantages
 
 
 @pytest.mark.parametrize("passes", [{"optimizer_steps": 2}, {"epochs": 2}], ids=str)
-def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict) -> None:
+def test_the_rate_follows_the_schedule_over_all_steps(
+    model: Model, passes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = learner(model, schedule="linear", learning_rate=0.8, **passes)
-    made.optimizer.step = lambda *_: None  # type: ignore[method-assign]  # so nothing diverges
-    rates = []
+    rates, seeds = [], []
+    monkeypatch.setattr(optim, "step", lambda *given: seeds.append(given[3]))  # nothing diverges
     original = made._update
 
     def update(*args: Any) -> tuple[float, float]:
@@ -41,6 +44,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(model: Model, passes: dict
         for step in range(2):
             Learners(made).learn(step, to_data(groups()), lambda items: None)
     assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    assert seeds == [f"0/rounding/{number}" for number in range(4)]
 
 
 def test_gradients_are_clipped_to_the_norm(model: Model) -> None:
@@ -77,13 +81,14 @@ def test_weight_decay_shrinks_the_adapter(model: Model) -> None:
 def test_each_optimizer_batch_divides_by_its_own_count(model: Model) -> None:
     """The first of two optimizer steps sees the mean over its half, not over all rollouts."""
     data = groups()
-    rows = split(12, 2, "0/0/0")[0]
+    rows = split(12, 2, "5/3/0")[0]
     flat = [c for g in data for c in g.completions]
     halves = [Group(data[i // 4].prompt, (flat[i],)) for i in rows if flat[i].advantage]
     parts, whole = [], learner(model, optimizer_steps=2, learning_rate=0.0, max_grad_norm=1e9)
+    whole.settings = replace(whole.settings, seed=5)
     seen = watch(whole)
     with learning(whole):
-        Learners(whole).learn(0, to_data(data), lambda items: None)
+        Learners(whole).learn(3, to_data(data), lambda items: None)
     alone = learner(model, learning_rate=0.0, max_grad_norm=1e9)
     parts = watch(alone)
     with learning(alone):

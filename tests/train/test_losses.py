@@ -381,8 +381,9 @@ def test_off_policy_completions_are_judged_by_each_token_s_advantage() -> None:
     """Where tokens differ in it, what stands at the prompt's place says nothing."""
     logprobs, sampler = tensor([[0.0, -3.0, -3.0]]), tensor([[0.0, -1.0, -1.0]])
     mask = torch.tensor([[False, True, True]])
-    kept = losses.is_near_policy(logprobs, sampler, tensor([[0.0, -1.0, 2.0]]), mask, threshold=1)
-    assert kept[0, 1:].tolist() == [False, True]
+    for threshold, bad in ((1.5, False), (2.0, True)):  # the mean of the two is 2
+        kept = losses.is_near_policy(logprobs, sampler, tensor([[0.0, -1.0, 2.0]]), mask, threshold)
+        assert kept[0, 1:].tolist() == [bad, True]
 
 
 def test_vespo_s_weight_goes_by_each_token_s_advantage() -> None:

@@ -171,6 +171,19 @@ def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
     assert (micro_batches.tokens, micro_batches.take_replays()) == (10, 1)
 
 
+@pytest.mark.parametrize(("size", "largest", "what"), [(1, 9, "row"), (2, 17, "pair")])
+def test_the_tokens_are_halved_down_to_the_largest_unit(size: int, largest: int, what: str) -> None:
+    rows = [Datum.of((1,), (2,) * n) for n in (8, 7, 4, 6)]
+    micro_batches, tried = MicroBatches(80, torch.device("cpu")), []
+    with pytest.raises(OutOfMemory, match=f"one {what} of {largest} tokens in a micro-batch"):
+        for attempt in micro_batches.attempts(rows, size):
+            tried.append(micro_batches.tokens)
+            with attempt:
+                raise MemoryError
+    assert tried == [n for n in (80, 40, 20, 10) if n > largest] + [largest]
+    assert [micro_batches.take_replays() for _ in range(2)] == [len(tried) - 1, 0]
+
+
 def test_what_ran_out_of_memory_is_let_go_before_the_next_attempt() -> None:
     """The error's traceback holds the tensors; without the collector of circles, too."""
     held: list[weakref.ref[torch.Tensor]] = []

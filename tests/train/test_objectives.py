@@ -13,6 +13,7 @@ from reason_llm.config import CriticSection
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.train import objectives
 from reason_llm.train.objectives import PolicyGradient, Values, shaped_advantages, with_critic
 from reason_llm.train.scored import with_advantages
 
@@ -66,6 +67,74 @@ def test_ties_of_the_best_go_to_the_first() -> None:
 def test_groups_may_have_different_sizes() -> None:
     data = [rollout(1), rollout(2, group=1), rollout(3, group=1), rollout(0, group=1)]
     assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [0, 1, 2]
+
+
+OLD, ALL = ("old_logprobs", "entropies"), [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "updates", "measured"),
+    [
+        ("dapo", {}, 1, ([0, 2], ())), ("dapo", {}, 2, ([0, 2], OLD)),
+        ("dapo", {"truncated": "leave_out"}, 1, ([0], ())),
+        ("dapo", {"entropy_coefficient": 0.1}, 1, (ALL, ())),
+        ("dapo", {"top_entropy_fraction": 0.5}, 1, (ALL, OLD)),
+        ("grpo", {"keep": "positive"}, 1, ([0], ("ref_logprobs",))),
+        ("grpo", {}, 3, (ALL, (*OLD, "ref_logprobs"))),
+        ("rloo", {"truncated": "leave_out"}, 1, (ALL, (*OLD, "ref_logprobs"))),
+        ("ppo", {"kl": "none"}, 1, (ALL, OLD)), ("opd", {}, 1, (ALL, (*OLD, "teacher_logprobs"))),
+    ],
+)  # fmt: skip
+def test_what_is_measured_first(name: str, options: dict, updates: int, measured: Any) -> None:
+    data = [rollout(1, 0.5), rollout(0, 0.0), rollout(2, -0.5, truncated=True)]
+    assert PolicyGradient(resolve(name, options), 32).measured(data, updates) == measured
+
+
+@pytest.mark.parametrize(
+    ("place", "aggregation"), [("loss", "sequence_mean"), ("reward", "sequence_sum")]
+)
+def test_the_loss_of_a_micro_batch_by_hand(place: Any, aggregation: Any) -> None:
+    """Tokens by a loop. Masked ones (too little entropy, a row beyond max_ratio) keep their KL and
+    their place in the row's length; a weight within rounding is 1."""
+    logprobs = [[-1.0, -2.0], [-0.5, -1.5, -3.0], [-1.0]]
+    old = [[-1.1, -2.0], [-0.5, -1.4, -2.9], [-2.0]]
+    sampler = [[-1.3, -2.05], [-0.505, -1.2, -2.9], [-2.0]]
+    ref = [[-0.7, -2.5], [-0.6, -1.9, -2.0], [-1.4]]
+    entropies = [[0.3, 0.8], [0.5, 0.2, 0.9], [0.7]]
+    advantages = [[0.5, 1.5], [-1.0, 2.0, -0.5], [1.0]]
+
+    def padded(values: list[list[float]]) -> Tensor:
+        """Between numbers that count nowhere."""
+        return torch.tensor([[7.0, *row, 5.0, 5.0][:4] for row in values], dtype=torch.float64)
+
+    mask = torch.tensor([[False] + [n < len(row) for n in range(3)] for row in logprobs])
+    named = {"old_logprobs": old, "sampler_logprobs": sampler, "ref_logprobs": ref,
+             "advantages": advantages, "entropies": entropies}  # fmt: skip
+    columns = {name: padded(values) for name, values in named.items()}
+    counts = objectives.Counts(3.0, 11, min_entropy=0.5)
+    now = columns["entropies"] + 0.25  # those of now, which the bonus is of
+    row = replace(
+        ALGORITHMS["grpo"], surrogate="reinforce", aggregation=aggregation, kl_coefficient=0.4,
+        kl_place=place, entropy_coefficient=0.1, top_entropy_fraction=0.5, max_ratio=2.0,
+        correction="token_truncate", correction_cap=1.2, correction_floor=0.9,
+    )  # fmt: skip
+    batch = objectives.Batch(mask, padded(logprobs), now, columns, torch.zeros(3))
+    found = PolicyGradient(row, 32, rounding_nats=0.01).loss(batch, counts)
+    total, bonus, kls, weights = 0.0, 0.0, [], []
+    for i, tokens in enumerate(logprobs):
+        length = len(tokens) if aggregation == "sequence_mean" else 1
+        for t, logprob in enumerate(tokens):
+            log_weight, log_ratio = old[i][t] - sampler[i][t], ref[i][t] - logprob
+            weights.append(min(1.2, max(0.9, math.exp(log_weight * (abs(log_weight) > 0.01)))))
+            kls.append(math.exp(log_ratio) - 1 - log_ratio)
+            if entropies[i][t] >= 0.5 and i != 2:
+                total -= advantages[i][t] * logprob * weights[-1] / length
+                bonus += entropies[i][t] + 0.25
+            total += 0.4 * kls[-1] / length * (place == "loss")
+    assert float(found.total) == pytest.approx(total - 0.1 * bonus / 11 * 3)
+    assert found.values["kl"][mask].tolist() == pytest.approx(kls)
+    assert found.values["importance_weight"][mask].tolist() == pytest.approx(weights)
+    assert torch.equal(found.values["entropy"], now) and found.masked_out == 1
 
 
 def test_kl_off_the_reward_of_the_completion() -> None:
@@ -153,11 +222,25 @@ def test_the_whitening_of_what_the_buffer_holds_passes_over_truncated_completion
     )
     groups = [Group(Prompt("p", "", (1,), ""), completions)]
     for name in ("reinforce_pp_baseline", "gdpo"):
+        assert with_advantages(groups, resolve(name, {}))[0].completions[3].advantage > 1
         row = resolve(name, {"truncated": "leave_out"})
         found = [c.advantage for c in with_advantages(groups, row)[0].completions]
         assert found[3] == 0
         kept = torch.tensor(found[:3], dtype=torch.float64)
         assert (kept.mean().item(), kept.std().item()) == pytest.approx((0, 1), abs=1e-3)
+
+
+@pytest.mark.parametrize(("least", "taught"), [(0.0, [0, 1, 2]), (1.0, [0, 2]), (1.01, [])])
+def test_groups_that_vary_too_little_teach_nothing(least: float, taught: list[int]) -> None:
+    """Deviations 1, 0.1 and, of the two that have a reward, 1: that is enough."""
+    groups = [
+        Group(Prompt("p", "", (1,), ""), tuple(
+            Completion((1,), "", (-1.0,), "stop", {"a": math.nan if r is None else r}, r or 0.0)
+            for r in rewards
+        )) for rewards in ((0.0, 1.0, 2.0), (0.0, 0.1, 0.2), (None, 0.0, 2**0.5))
+    ]  # fmt: skip
+    made = with_advantages(groups, resolve("grpo", {"min_reward_std": least}))
+    assert [i for i, g in enumerate(made) if any(c.advantage for c in g.completions)] == taught
 
 
 def test_the_critic_learns_nothing_of_what_is_left_out() -> None:

@@ -28,6 +28,7 @@ def test_centering_pulls_the_sum_to_0_and_leaves_the_difference() -> None:
     assert loss.item() == pytest.approx(softplus(-1.0) + 0.25)
     assert chosen.grad.item() == pytest.approx(-push + 0.1)
     assert rejected.grad.item() == pytest.approx(push + 0.1)
+    assert rewards.in_order(tensor([0.5, 0.0, -0.5])).tolist() == [1.0, 0.5, 0.0]
 
 
 def test_length_bias_of_four_pairs() -> None:

@@ -236,6 +236,10 @@ def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
 
 
 def test_dropout_is_drawn_anew_from_the_seed_and_the_step(dropping: Model) -> None:
+    made = learner(dropping)
+    with learning(made):  # what is measured is without it
+        measured = [torch.cat(made.measure(to_data(groups()), "policy")[0]) for _ in range(2)]
+    assert torch.equal(*measured)
     torch.manual_seed(1)
     first, second = gradients(dropping, epochs=2)
     assert not torch.equal(first, second)  # the passes for old log-probs end with dropout on again

@@ -50,8 +50,27 @@ def test_tokens_are_averaged_over_tokens_and_losses_over_optimizer_steps() -> No
     assert found["train/sampler_kl"] == pytest.approx(sum(k3) / 4, rel=1e-5)
 
 
+def test_means_over_rows_weigh_each_row_alike_whatever_micro_batch_it_was_in() -> None:
+    whole = Tally()
+    for margins, tokens in (([1.0, 2.0, 6.0], 3), ([11.0], 1), ([], 1)):
+        part, mask = Tally(), torch.tensor([[False, *[True] * tokens]])
+        part.add_micro_batch(
+            torch.tensor(0.5), mask, 9, 4, {"entropy": 2.0 * tokens * mask}, None, None,
+            {"margin": torch.tensor(margins)},
+        )  # fmt: skip
+        whole.merge(part)
+    assert whole.of_rows() == {"loss": 1.5, "entropy": (18 + 2 + 2) / 5, "margin": 5.0}
+    whole.add_update(norm=1.0, rate=0.1)
+    found = whole.metrics()
+    assert (found["train/margin"], found["train/entropy"]) == (5.0, 22 / 5)
+    assert found["train/padding_fraction"] == pytest.approx(12 / 27)
+
+
 def test_quantiles_of_a_hundred_tokens() -> None:
     ratios = [float(i) for i in range(1, 102)]
+    made = tally(0.0, [0.0] * 101, [math.log(r) for r in ratios], 0)
+    made.merge(tally(0.0, [0.0], [-9.0], 0))
+    assert made.largest_log_ratio == made.metrics()["train/sampler_mismatch_max"] == 9.0
     found = tally(0.0, [0.0] * 101, [math.log(r) for r in ratios], 0).metrics()
     assert found["train/ratio_p01"] == pytest.approx(2.0, rel=1e-5)
     assert found["train/ratio_p99"] == pytest.approx(100.0, rel=1e-5)

@@ -1,6 +1,7 @@
 """The program in an answer, the forms of its tests, and what counts as the same output."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -105,10 +106,6 @@ def test_a_long_line_is_read_at_once() -> None:
              "atol": 0.1, "test_list": ["assert f(1)"]},
             CallTests("f", ((1,),), (1,), 0.5),
         ),
-        (
-            {"test_cases": [{"input": "1", "output": "2"}], "tests": "assert f(1)", "atol": 0},
-            ProgramTests(("1",), ("2",)),
-        ),
         ({"test": "assert f(1)", "entry_point": "f"}, AssertTests("assert f(1)", "f")),
         ({"test_list": ["assert f(1)", "assert f(2)"]}, AssertTests("assert f(1)\nassert f(2)")),
         ({"test_cases": {"assert_code": "assert f(1)"}}, AssertTests("assert f(1)")),
@@ -149,10 +146,7 @@ def test_a_tests_object_stands_for_a_row_of_it() -> None:
         ({"test_cases": ADD, "atol": -1}, ["the tolerance is -1"]),
         ({"test_cases": ADD, "tolerance": 1e6}, ["the tolerance is 1000000.0"]),
         ({"test_cases": ADD, "tolerance": True}, ["the tolerance is True"]),
-        (
-            {"tests": [{"input": [n], "output": n, "fn_name": n} for n in "gf"]},
-            ["more than one function: f, g"],
-        ),
+        ({"tests": [{"input": [n], "output": n, "fn_name": n} for n in "gf"]}, ["function: f, g"]),
     ],
 )
 def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> None:
@@ -205,7 +199,6 @@ def test_numbers_may_differ_where_that_is_asked() -> None:
     assert same_output("YES\nno", "yes\nNo", ignore_case=True)
     assert not same_output("YES 1.0", "yes 1.1", tolerance=0.2)
     assert same_output("YES 1.0", "yes 1.1", tolerance=0.2, ignore_case=True)
-    assert not same_output("1\n2", "1.05", tolerance=0.1)
     assert same_value([1.0, {"a": 2}], [1.05, {"a": 2}], 0.1)
     assert not same_value(1.0, 1.05)
     assert not same_value(1.0, True)
@@ -216,42 +209,26 @@ def test_numbers_may_differ_where_that_is_asked() -> None:
     ("expected", "actual", "tolerance", "same"),
     [
         (1000, 600, 0.5, False),  # relative to itself, half of it would be near
-        (1000, 1009.5, 0.5, True),  # a hundredth of itself at most
-        (1000, 1011.0, 0.5, False),
-        (1000, 1011.0, 20, True),
-        (0.0, 0.5, 0.5, True),
-        (0.0, 0.51, 0.5, False),
-        (100, 100.9, 0.001, False),
-        (0.002, 0.0029, 0.001, True),
-        (0.5, "0.5", 0.1, False),
+        (1000, 1009.5, 0.5, True), (1000, 1011.0, 0.5, False), (1000, 1011.0, 20, True),
+        (0.0, 0.5, 0.5, True), (0.0, 0.51, 0.5, False), (0.002, 0.0029, 0.001, True),
+        (100, 100.05, 0.001, True), (100, 100.9, 0.001, False),
     ],
-)
+)  # fmt: skip
 def test_a_tolerance_is_absolute_and_relative_up_to_a_hundredth(
-    expected: Any, actual: Any, tolerance: float, same: bool
+    expected: float, actual: float, tolerance: float, same: bool
 ) -> None:
     assert same_value({"a": [expected]}, {"a": [actual]}, tolerance) == same
-    if not isinstance(actual, str):
-        assert same_output(f"a {expected}", f"a {actual}", tolerance) == same
+    assert same_output(f"a {expected}", f"a {actual}", tolerance) == same
 
 
 @pytest.mark.parametrize(
     ("expected", "actual", "same"),
     [
-        (1.0, 1 + 5e-10, True),
-        (1.0, 1 + 5e-9, False),
-        (1e-9, 2e-9, False),  # small results are not nought
-        (0.0, 5e-13, True),
-        (0.0, 5e-12, False),
-        (3, 3.0, True),
-        (2**53 + 1, float(2**53), False),
-        (float("nan"), float("nan"), True),
-        (float("inf"), float("-inf"), False),
-        (1.0, None, False),
-        ([1.0], [1.0, 2.0], False),
-        ({"a": 1.0}, {"b": 1.0}, False),
-        ([1], {"0": 1}, False),
-        ("a", "A", False),
+        (1.0, 1 + 5e-10, True), (1.0, 1 + 5e-9, False), (3, 3.0, True), (1.0, None, False),
+        (1e-9, 2e-9, False), (0.0, 5e-13, True), (0.0, 5e-12, False),  # small ones are not nought
+        (2**53 + 1, float(2**53), False), (math.nan, math.nan, True), (math.inf, -math.inf, False),
+        ([1.0], [1.0, 2.0], False), ({"a": 1.0}, {"b": 1.0}, False), ([1], {"0": 1}, False),
     ],
-)
+)  # fmt: skip
 def test_returned_values_without_a_tolerance(expected: Any, actual: Any, same: bool) -> None:
     assert same_value(expected, actual) == same
