@@ -129,4 +129,5 @@ def _proven(
     family = Family(renderer, {role: turn})
     more, bridged = family.reply(reply), renderer.bridge_to_next_turn(*turn, reply).token_ids
     is_exact = bridged == [*prompt, *turn[1], *more[1:]] and whole[-len(more) :] == more
-    return turn if is_exact and family.calls(turn[1], tools) == CALLS[role] else None
+    templates = whole[len(prompt) : len(whole) - len(more) + 1]
+    return turn if is_exact and family.calls(templates, tools) == CALLS[role] else None

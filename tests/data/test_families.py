@@ -115,6 +115,7 @@ def test_a_changed_template_is_of_no_family() -> None:
     jinja = made.template.jinja or ""
     for old, new, proven in (
         ("<tool_response>", "<result>", {"user"}),
+        ('"arguments": ', '"given": ', {"user"}),
         ("assistant\\n", "model\\n", None),
     ):
         assert old in jinja
