@@ -45,7 +45,6 @@ def test_shards_follow_from_replicas(run: dict[str, Any], shards: int) -> None:
             {"max_staleness": 1, "from_buffer": "saved"},
             "run.max_staleness=1 or run.samplers=0 contradicts run.from_buffer, which samples no",
         ),
-        ({"samplers": 1, "from_buffer": "saved"}, "run.samplers=1 contradicts run.from_buffer"),
         ({"replicas": "many"}, "run.replicas='many'"),
         ({"ray": "auto"}, "run.ray=auto contradicts run.replicas=1"),
     ],
