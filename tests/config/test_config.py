@@ -107,10 +107,6 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
             "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
             ["kl_coefficient=0.1", "algorithm.kl"],
         ),
-        (
-            "data: {train: x}\ntrain: {optimizer_steps: 1000}\n",
-            ["train.optimizer_steps=1000", "128 rollouts"],
-        ),
         ("data: {train: x}\neval: {every: 5}\n", ["eval", "data.eval", "eval.sets"]),
         ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
         ("data: {train: 5}\n", ["data.train=5", "must be a valid string", "{source, weight}"]),

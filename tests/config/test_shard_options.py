@@ -68,19 +68,6 @@ def test_another_number_of_replicas_is_the_same_run() -> None:
     assert between({}, {"replicas": 2}) == ([], ["run.shards: 1 -> 8"])
 
 
-@pytest.mark.parametrize(
-    ("stage", "told"),
-    [
-        ("sft", "or run.samplers=0 contradicts stage=sft, which samples no rollouts"),
-        ("sample", "run.max_staleness=1 contradicts stage=sample, whose policy does not change"),
-    ],
-)
-def test_staleness_needs_a_stage_that_samples_and_learns(stage: str, told: str) -> None:
-    tree = {"stage": stage, "data": {"train": "rows.jsonl"}, "run": {"max_staleness": 1}}
-    with pytest.raises(ConfigError, match=told):
-        build(tree, Path("mine.yaml"), {})
-
-
 def test_stale_rollouts_are_weighed() -> None:
     assert made().learned_row.correction == "none"
     assert made(max_staleness=1).learned_row.correction == "token_truncate"
