@@ -10,9 +10,6 @@ from reason_llm.config import Config
 from stages import OF_FORM
 
 PREFERENCE = OF_FORM["preferences"]
-LABELS = {"stage": "preference", "preference": {"name": "kto"}}
-
-
 FULL = {"train": "full"}
 
 
@@ -76,9 +73,7 @@ def test_a_part_of_the_weights_is_of_all_weights() -> None:
             {"algorithm": {"name": "ppo", "missing_eos_penalty": 1.0, "truncated": "leave_out"}},
             "missing_eos_penalty=1.0 would be ignored because algorithm.truncated is leave_out",
         ),
-        (LABELS | {"train": {"rows_per_step": 1}}, "set rows_per_step to twice the"),
         ({"algorithm": {"name": "ppo", "kl_reference": "start"}}, "kl_reference=start contradicts"),
-        ({"algorithm": {"name": "ppo", "scale": "group"}}, "algorithm.scale=group contradicts"),
         (PREFERENCE | {"preference": {"reference": "start"}}, "reference=start contradicts"),
         (
             PREFERENCE | {"preference": {"name": "orpo", "reference": "base"}},
