@@ -1,12 +1,14 @@
 """``reason_llm.train`` and the other public names, called from a program."""
 
 import copy
+import importlib
 import logging
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ import reason_llm
 import reason_llm.app.training  # what is imported later may set up loggers of its own
 from conftest import ROOT
 from reason_llm.app import export as exporting
-from reason_llm.config import Config, file as config_file
+from reason_llm.app.api import _config
+from reason_llm.config import CommandLine, Config, file as config_file
 from reason_llm.errors import ConfigError, Stopped
 from reason_llm.train import losses
 
@@ -96,6 +99,38 @@ def test_export_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     given = (Path("run"), Path("out"), "b", True, "float32", 1 << 30, Path("r"), "p", "g", "best")
     assert asked == [exporting.Request(*given)]
+
+
+def test_evaluate_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, module = list[CommandLine](), importlib.import_module("reason_llm.evaluate")
+    request = SimpleNamespace(config=Config.model_validate({"data": {"train": "x"}}))
+    monkeypatch.setattr(module, "make_request", lambda line: asked.append(line) or request)
+    monkeypatch.setattr(module, "run_evaluation", lambda request, console: {})
+    reason_llm.evaluate(
+        "run", sets=["a", "b"], k=3, model="m", compare="base", which="best", out="o",
+        generate_only=True, rewards=["boxed"], overrides={"eval.limit": 5},
+    )  # fmt: skip
+    reason_llm.evaluate(Path("run"), sets="a")
+    values = {"model": ["m"], "compare": ["base"], "which": ["best"], "out": ["o"], "k": ["3"]}
+    options = {"eval.limit": 5, "score.rewards": ["boxed"]}
+    usual = {"which": ["last"], "k": ["0"], "sets": ["a"]}
+    assert asked == [
+        CommandLine("run", options, {"generate-only"}, values | {"sets": ["a", "b"]}),
+        CommandLine("run", {}, set(), usual),
+    ]
+
+
+def test_what_is_given_stays_as_it_is() -> None:
+    tree: dict[str, Any] = {"data": {"limit": 3}, "score": {"rewards": ["boxed"]}, "run": {}}
+    tree["eval"] = None
+    given, config = copy.deepcopy(tree), Config.model_validate({"data": {"train": "x"}})
+    overrides = {"score.rewards": ["format"], "data.train": "y", "run.seed": 7}
+    for what, limit in ((tree, 3), (config, None), ("data:\n  limit: 3\n", 3)):
+        made = _config(what, dict(overrides))
+        assert (made.run.name, made.run.seed, made.data.train) == ("config", 7, "y")
+        assert made.data.limit == limit
+        assert [each.name for each in made.score.rewards] == ["format"]
+    assert (tree, config.run.name, config.data.train) == (given, None, "x")
 
 
 def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None) -> None:

@@ -126,6 +126,10 @@ def test_the_time_left_is_told_from_the_second_step_on_and_one_slow_step_changes
     assert left(records, 9) == "about 52 s left"
     assert left(records, 1000) == "about 2 h 54 min left"
     assert left(records, 4) == ""  # it has ended
+    slower = [{"step": n, "time/total_seconds": float(n > 29) * 3 + 1} for n in range(40)]
+    assert left(slower, 49) == "about 25 s left"  # of the last 20 steps 10 took 4 s, 10 took 1 s
+    assert left([{"step": 9, "time/total_seconds": 89.0}] * 2, 10) == "about 89 s left"
+    assert left([{"step": 9, "time/total_seconds": 90.0}] * 2, 10) == "about 2 min left"
     with restored_output():
         console = Console("plain")
         with console.run(replace(begun(step=3), records=records[:4])):  # one that goes on
@@ -211,6 +215,17 @@ def test_without_bars_there_are_lines_alone(tty: Tty, mode: str) -> None:
     lines = [] if mode == "quiet" else ["a line"]
     assert tty.rows == [*lines, "WARNING  careful: a word"]
     assert "\x1b[2K" not in tty.getvalue()
+
+
+def test_no_secret_of_the_environment_is_shown(tty: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdefghij")
+    console, text = tty.console(), "it is hf_0123456789abcdefghij!"
+    console.line(text)
+    warn(text)
+    with console.run(begun(text)):
+        pass
+    assert "hf_0" not in tty.getvalue()
+    assert "".join(tty.rows) == "it is <HF_TOKEN>!WARNING  careful: it is <HF_TOKEN>!"
 
 
 HANGS_UP = """

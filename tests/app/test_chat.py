@@ -22,8 +22,10 @@ from reason_llm.app.chat import (
     ChatTerminal,
     Detokenizer,
     Options,
+    Subject,
     find_subject,
     options_of,
+    parse_option,
     read_message,
 )
 from reason_llm.config import Config
@@ -81,6 +83,38 @@ def test_it_asks_as_the_run_asks(chat: Chat, small_run: Callable[..., Config]) -
     messages = [{"role": "user", "content": question["question"]}]
     assert again.renderer.prompt("", messages, "").token_ids == trained_on.token_ids
     assert "Answer with care." in trained_on.text
+
+
+def test_it_samples_as_the_run_samples(
+    run_folder: Path, small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "max_new_tokens": 41}
+    config = small_run(
+        sample=sampling | {"stop": ["</answer>", "\n\n"], "environment": "a.py:B"},
+        data__template="plain_chat", data__template_arguments={"loud": True},
+        data__system_prompt="Answer with care.", score__rewards=["boxed"],
+    )  # fmt: skip
+    (run_folder / "resolved_config.yaml").write_text(to_yaml(config))
+    subject = find_subject(str(run_folder), None)
+    assert subject == Subject(
+        config.model, run_folder / "adapter", "plain_chat", "Answer with care.", "boxed", sampling,
+        {"loud": True}, ("</answer>", "\n\n"), plays=True,
+    )  # fmt: skip
+    chat, drawn = Chat(subject, options_of(subject, {"seed": "5"})), list[tuple[Any, int]]()
+    monkeypatch.setattr(
+        "reason_llm.app.chat.stream", lambda _, prompt, *rest: drawn.append(rest) or iter([2])
+    )
+    for _ in range(2):
+        chat.messages = []
+        said(chat, "What is 1 + 2?")
+    said(chat, "And 2 + 2?")
+    limit = len(chat.renderer.prompt("", [*chat.messages, chat.messages[0]], "").token_ids) + 7
+    chat.context_tokens, chat.options = limit, parse_option(chat.options, "seed", "6")
+    said(chat, "What is 1 + 2?")
+    whole = SamplingParams(1, 41, 0.7, 40, 0.9, 0.02, ("</answer>", "\n\n"))
+    assert [params for params, _ in drawn] == [whole] * 3 + [replace(whole, max_new_tokens=7)]
+    first, again, second, third = (seed for _, seed in drawn)
+    assert first == again and len({first, second, third}) == 3
 
 
 def test_the_base_and_the_adapter_answer_by_turns(chat: Chat, model: Model) -> None:

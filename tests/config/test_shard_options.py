@@ -45,7 +45,6 @@ def test_shards_follow_from_replicas(run: dict[str, Any], shards: int) -> None:
             {"max_staleness": 1, "from_buffer": "saved"},
             "run.max_staleness=1 or run.samplers=0 contradicts run.from_buffer, which samples no",
         ),
-        ({"samplers": 1, "from_buffer": "saved"}, "run.samplers=1 contradicts run.from_buffer"),
         ({"replicas": "many"}, "run.replicas='many'"),
         ({"ray": "auto"}, "run.ray=auto contradicts run.replicas=1"),
     ],
@@ -67,19 +66,6 @@ def test_another_number_of_replicas_is_the_same_run() -> None:
     assert between({"shards": 8}, {"samplers": 2}) == ([], [])
     assert between({}, {"max_staleness": 1}) == (["run.max_staleness: 0 -> 1"], [])
     assert between({}, {"replicas": 2}) == ([], ["run.shards: 1 -> 8"])
-
-
-@pytest.mark.parametrize(
-    ("stage", "told"),
-    [
-        ("sft", "or run.samplers=0 contradicts stage=sft, which samples no rollouts"),
-        ("sample", "run.max_staleness=1 contradicts stage=sample, whose policy does not change"),
-    ],
-)
-def test_staleness_needs_a_stage_that_samples_and_learns(stage: str, told: str) -> None:
-    tree = {"stage": stage, "data": {"train": "rows.jsonl"}, "run": {"max_staleness": 1}}
-    with pytest.raises(ConfigError, match=told):
-        build(tree, Path("mine.yaml"), {})
 
 
 def test_stale_rollouts_are_weighed() -> None:

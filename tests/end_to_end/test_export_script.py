@@ -29,6 +29,7 @@ from reason_llm.app.console import Console
 from reason_llm.app.export import merging, parity
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.config.command_line import CommandLine
+from reason_llm.data.templates import shipped
 from reason_llm.errors import ModelError
 from reason_llm.evaluate.evaluation import run_evaluation
 from reason_llm.evaluate.request import make_request
@@ -166,6 +167,20 @@ def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:
     code, shown, error = call(out, "--out", tmp_path / "merged", "--dtype", "float32")
     assert (code, error) == (0, "")
     assert "the parity check samples new ones" in shown
+
+
+@pytest.mark.parametrize("name", ["plain_chat", "auto"])
+def test_it_is_asked_as_it_was_trained(call: Call, run: Path, tmp_path: Path, name: str) -> None:
+    """By the run's template, though the model has one."""
+    trained = shutil.copytree(run, tmp_path / "run")
+    tree = yaml.safe_load((trained / "resolved_config.yaml").read_text())
+    tree["data"]["template"] = name
+    (trained / "resolved_config.yaml").write_text(yaml.safe_dump(tree))
+    assert call(trained, "--out", tmp_path / "out", "--adapter-only")[0] == 0
+    theirs = AutoTokenizer.from_pretrained(TINY).chat_template
+    assert theirs and theirs != shipped()["chat_templates"]["plain_chat"]
+    found = AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert found == shipped()["chat_templates"].get(name, theirs)
 
 
 def test_the_card_tells_what_is_known(call: Call, run: Path, tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def test_the_options_that_differ_are_told_and_no_others() -> None:
         {"option": "algorithm.clip_high", "values": ["0.3", "null"]},
     ]
     assert differing_options([one, one]) == []
+    between = one.with_options({"run.seed": 8, "eval.sets": {"a": "b"}})
+    assert differing_options([one, between, one]) == [
+        {"option": "run.seed", "values": ["0", "8", "0"]},
+        {"option": "eval.sets.a", "values": ["null", "b", "null"]},
+    ]
 
 
 def test_an_alarm_says_which_run_it_is_of(tmp_path: Path) -> None:

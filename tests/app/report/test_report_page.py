@@ -5,6 +5,8 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from conftest import ROOT
 from reason_llm.app.cli import main
 from reason_llm.app.report import rollouts
-from reason_llm.app.report.page import page, write_report
+from reason_llm.app.report.page import SCRIPTS, _asset, page, write_report
 from reason_llm.app.report.payload import Examined, examine, to_value
 from reason_llm.app.report.runs import read_run, read_runs
 from reason_llm.errors import DataError
@@ -272,6 +274,44 @@ def test_an_environment_that_is_whole_is_read(tmp_path: Path) -> None:
     (folder / "environment.json").write_bytes(orjson.dumps({"starts": [START]}))
     found = read_run(folder, "run")
     assert (found.starts, found.notices, found.num_held_out) == ([START], [], 1)
+
+
+ELEMENTS = """
+globalThis.ResizeObserver = class {};
+const element = () => ({
+  children: [], style: {}, classList: { add() {}, toggle() {} }, setAttribute() {},
+  append(...more) { this.children.push(...more); }, get firstChild() { return this.children[0]; },
+});
+globalThis.document = { createElement: element, getElementById: element, addEventListener() {} };
+const words = (node) => node.children ? node.children.map(words).join("|") : node;
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node (apt-get install nodejs)")
+def test_the_page_s_own_code_shows_each_number_in_its_place(tmp_path: Path) -> None:
+    """Without a browser: the words of its elements, one after the other."""
+    folder = write_run(tmp_path / "run", [record(s, eval__accuracy=s / 4) for s in range(4)])
+    held_out = {"name": "h", "source": "b", "rows": 7, "prompts": 5, "left_out": {"x": 2}}
+    taken = SET | {"rows": 4321, "prompts": 1234}
+    plan = [{"name": "weights", "sampling": 3 << 30, "learning": 5 << 20}]
+    data = {"training": [taken], "held_out": [held_out], "in_both": 9}
+    start = START | {"step": 2, "data": data, "plan": plan}
+    (folder / "environment.json").write_bytes(orjson.dumps({"starts": [START, start]}))
+    script = "\n".join(map(_asset, SCRIPTS)).removesuffix("begin();\n")
+    value = to_value([examined(folder)])
+    shown = f"data = {orjson.dumps(value).decode()}; console.log(words(setup()), words(figures("
+    ended = subprocess.run(
+        ["node", "-"], input=f"{ELEMENTS}{script}{shown}data.runs[0])))",
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for row in (
+        "||Set|Rows|Taken|Left out|training|a|4,321|1,234|none|held out|h: b|7|5|2 by x",
+        "9 training rows ask what", "|weights|3.00 GiB|5.0 MiB|planned in all|3.00 GiB|5.0 MiB|",
+        "|measured peak|0.50 GiB|0.60 GiB", "|Processor|p, 1 cores, ", "|Packages|torch 2",
+        "|Went on|after step 2, now|", "|grpo on ", "Held-out accuracy|0.0% → 75.0%|",
+        "|Mean reward|0.500 → 0.500|", "|Sampled|300| tokens|Time|14 s|Peak memory|0.60 GiB",
+    ):  # fmt: skip
+        assert row in ended.stdout, row
 
 
 def test_a_summary_is_read_only_if_the_run_ended_there(tmp_path: Path) -> None:
