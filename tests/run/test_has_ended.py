@@ -1,5 +1,6 @@
 """Whether a run has ended where its config asks, from its files alone."""
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.errors import ConfigError
+from reason_llm.config import Config
+from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.run.store import folder
 from reason_llm.run.store.best import Best
 
@@ -54,3 +56,88 @@ def test_a_damaged_config_is_told(tmp_path: Path) -> None:
     assert folder.has_ended(run, 5, 0)
     with pytest.raises(ConfigError, match=r"resolved_config\.yaml is not valid YAML"):
         folder.has_ended(run, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "found", "learned"),
+    [
+        (5, [4, 5], "adapter", 5),
+        (5, [5, 7], "checkpoints/step-00000007", 7),  # it goes on
+        (5, [3], "adapter", 5),
+        (5, [], "adapter", 5),
+        (None, [2, 3], "checkpoints/step-00000003", 3),  # it has not ended, or was damaged
+    ],
+)
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_the_latest_adapter_of_a_run(
+    steps: int | None, checkpoints: list[int], found: str, learned: int, kind: str, tmp_path: Path
+) -> None:
+    file = folder.ADAPTER_CONFIG if kind == "adapter" else folder.MODEL
+    for name in (kind, *(f"checkpoints/step-{step:08d}" for step in checkpoints)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "checkpoints" / "step-00000009.bak").mkdir(parents=True)
+    if steps is not None:
+        (tmp_path / "summary.json").write_text(f'{{"steps": {steps}}}')
+    adapter = folder.find_adapter(tmp_path)
+    assert adapter == tmp_path / (kind if found == "adapter" else found)
+    assert folder.learned_steps(tmp_path, adapter) == learned
+    assert folder.finished_steps(tmp_path) == steps
+    shutil.rmtree(tmp_path / kind)
+    if checkpoints:
+        assert folder.find_adapter(tmp_path) == folder.listing(tmp_path)[-1]
+    else:
+        with pytest.raises(CheckpointError, match=r"holds neither adapter/ nor a checkpoint"):
+            folder.find_adapter(tmp_path)
+
+
+def test_the_best_adapter_tells_its_step(tmp_path: Path) -> None:
+    assert folder.best_step(tmp_path) is None
+    (best := tmp_path / "adapter_best").mkdir()
+    (tmp_path / "summary.json").write_text('{"steps": 8}')
+    for content, step in (('{"step": 3, "value": 0.5}', 3), ('{"step": true}', None), ("{", None)):
+        (best / "best.json").write_text(content)
+        assert folder.best_step(tmp_path) == folder.learned_steps(tmp_path, best) == step
+    assert folder.learned_steps(tmp_path, tmp_path / "adapter_ema") == 8
+    with pytest.raises(CheckpointError, match=r"no adapter_ema/: it had no train\.ema, or"):
+        folder.find_adapter(tmp_path, "ema")
+    assert [folder.which_adapter(text) for text in (None, "ema", "best")] == ["last", "ema", "best"]
+    folder.refuse_which("last", "x")
+    with pytest.raises(ConfigError, match="--which best needs a run, and x is none"):
+        folder.refuse_which("best", "x")
+
+
+def test_a_config_carries_its_digest(tmp_path: Path) -> None:
+    config = Config.model_validate({"data": {"train": "x"}, "run": {"steps": 7}})
+    (tmp_path / folder.CONFIG).write_bytes(folder.config_to_bytes(config))
+    assert folder.read_config(tmp_path) == config
+    assert folder.read_config(tmp_path, {"run.steps": 9}).run.steps == 9
+    path = tmp_path / folder.CONFIG
+    path.write_text(path.read_text().replace("steps: 7", "steps: 8"))
+    with pytest.raises(ConfigError, match="is damaged .it is not what was written.*call the comm"):
+        folder.read_config(tmp_path)
+    path.write_text(path.read_text().partition("\n")[2])  # edited on purpose
+    assert folder.read_config(tmp_path).run.steps == 8
+
+
+def test_the_digest_of_weights_is_of_names_bytes_and_the_adapter(tmp_path: Path) -> None:
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    for place, names in ((model, ["a.safetensors", "b.bin", "config.json"]),
+                         (adapter, ["c.safetensors", folder.ADAPTER_CONFIG])):  # fmt: skip
+        place.mkdir()
+        for name in (*names, "other.txt"):
+            (place / name).write_text(name)
+
+    def both() -> tuple[str, str]:
+        return folder.weights_digest(str(model)), folder.weights_digest(str(model), adapter)
+
+    seen = [both()]
+    assert len({*seen[0]}) == 2
+    for file in (model / "a.safetensors", model / "b.bin", model / "config.json"):
+        file.write_text("changed")
+        seen.append(both())
+    assert len({each for pair in seen for each in pair}) == 8
+    (adapter / folder.ADAPTER_CONFIG).write_text("changed")
+    assert both()[0] == seen[-1][0] and both()[1] != seen[-1][1]
+    (model / "other.txt").write_text("changed")
+    assert both()[0] == seen[-1][0]

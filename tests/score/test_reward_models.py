@@ -1,6 +1,7 @@
 """Reward models in the config and the scorer: labels, what they contradict, totals."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object, read_object
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.collect import with_reward_models
 from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.store.kept_adapters import KeptAdapters, describe
 from reason_llm.score import Scorer
@@ -99,6 +101,42 @@ def test_totals_come_with_the_last_model() -> None:
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_each_model_is_asked_once_and_the_buffer_saved_after_it(known: bool) -> None:
+    """Of a run that was killed after the first model was asked, the others alone."""
+    rewards = [FIRST, model("a", 2.0), model("b", -1.0)]
+    made = config([], score={"rewards": rewards, "on_error": "zero"})
+    models = [replace(folder(scale), key=key) for key, scale in (("a", (1.0, 2.0)), ("b", None))]
+    scores, told = {"a": [5.0, 9.0, 1.0, -1.0], "b": [0.5, math.nan, 0.25, 4.0]}, []
+
+    def given(asked: RewardModelFolder, groups: list[Group]) -> list[float]:
+        told.append(asked.key)
+        return scores[asked.key]
+
+    with Scorer(made.score, 10) as scorer:
+        groups = scorer.score([group(RIGHT, "x"), group("y", RIGHT)])
+        if known:
+            groups = scorer.with_model_reward(groups, "a", models[0].rewards(scores["a"]))
+        saved = SimpleNamespace(drawn=7, counts={"score/errors": 2.0})
+        run: Any = SimpleNamespace(
+            saved=lambda: saved, config=made, save=lambda *given, **named: told.append((given, named)),
+            job=SimpleNamespace(scorer=scorer, run=SimpleNamespace(reward_models=models)),
+        )  # fmt: skip
+        done = with_reward_models(run, groups, given)  # type: ignore[arg-type]
+    assert [c.reward for g in done for c in g.completions] == [3.5, 8.0, -0.25, -6.0]
+    assert [c.advantage for c in done[0].completions] == pytest.approx([-0.7071, 0.7071], abs=1e-3)
+    keys = ["b"] if known else ["a", "b"]
+    assert [each for each in told if isinstance(each, str)] == keys
+    saves = [each for each in told if not isinstance(each, str)]
+    assert [(drawn, named) for (_, drawn, _), named in saves] == [
+        *[(7, {})] * len(keys), (7, {"whole": True})
+    ]  # fmt: skip
+    assert [counts["score/errors"] for (_, _, counts), _ in saves] == [
+        *([] if known else [2.0]), 3.0, 3.0
+    ]  # fmt: skip
+    assert saves[-1][0][0] == done
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stops_or_counts_0(
     value: float, caplog: pytest.LogCaptureFixture
@@ -144,10 +182,12 @@ def test_rewards_are_normalised_and_cut_off() -> None:
 
 def test_the_folder_says_what_was_measured_last_and_nothing_that_was_not() -> None:
     first = {"step": 0, "eval/reward_mean": 0.0, "eval/reward_std": 0.0, "eval/pairs": 9.0}
-    last = first | {"step": 5, "eval/reward_mean": -0.5, "eval/reward_std": 2.0}
+    last = first | {"step": 5, "eval/reward_mean": -0.5, "eval/reward_std": 2.0,
+                    "eval/pair_accuracy": 0.75, "eval/length_correlation": 0.125}  # fmt: skip
     found = parsed_object(describe([first, last, {"step": 6}], "b", "t"))
     assert {name: value for name, value in found.items() if name != "sha256"} == {
-        "mean": -0.5, "std": 2.0, "pairs": 9.0, "read_at": "end_token", "base": "b", "template": "t"
+        "mean": -0.5, "std": 2.0, "pairs": 9.0, "read_at": "end_token", "base": "b",
+        "template": "t", "pair_accuracy": 0.75, "length_correlation": 0.125,
     }  # fmt: skip
     unmeasured = parsed_object(describe([{"step": 1}], "b", "t")).keys() - {"sha256"}
     assert unmeasured == {"read_at", "base", "template"}
@@ -165,10 +205,13 @@ def test_the_average_has_the_scale_that_was_measured_with_it(tmp_path: Path) -> 
         return record | {"eval/reward_std": parameter.item()}
 
     of_stage = Config.model_validate({"data": {"train": "x.jsonl"}, "stage": "reward"})
-    model: Any = SimpleNamespace(save=lambda folder: None, heads={})
+    model: Any = SimpleNamespace(
+        save=lambda folder: (folder / "weights").write_text(f"{parameter.item()}"), heads={}
+    )
     log: Any = SimpleNamespace(records=lambda: [record])
     writer: Any = None
     kept = KeptAdapters(of_stage, tmp_path, None, ("b", "t"), model, optimizer, log, writer)
     kept.finish(3, judged)
     names = ("adapter", "adapter_ema")
     assert [read_object(tmp_path / name / "reward.json")["std"] for name in names] == [2.0, 1.0]
+    assert [(tmp_path / name / "weights").read_text() for name in names] == ["2.0", "1.0"]
