@@ -194,35 +194,6 @@ def test_the_adapters_of_so_many_steps_before_it(
     assert checkpoint.earlier_adapters(replace(state, folder=None), most) == {}
 
 
-def test_an_adapter_and_its_moments_come_back_and_what_lies_beside_them(
-    model: Model, tmp_path: Path
-) -> None:
-    parameters = [p for p in model.policy.parameters() if p.requires_grad]
-    optimizer = optim.make_optimizer(parameters, TrainSection())
-    for number, parameter in enumerate(parameters):
-        parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
-    optimizer.step()
-    weights = [p.detach().clone() for p in parameters]
-    moments = {key: each.clone() for key, each in optim.state_tensors(optimizer).items()}
-    (other := tmp_path / "other.safetensors").write_bytes(b"9")
-    beside = {"version-00000003.safetensors": {"x": torch.ones(1)}, "best.copy": other}
-    with BackgroundWriter() as writer:
-        saved = checkpoint.save(
-            tmp_path, replace(checkpoint.fresh("small", CONFIG), step=4), model,
-            {"policy": optimizer}, 2, writer, beside,
-        )  # fmt: skip
-    optimizer.step()
-    checkpoint.restore(saved, model, {"policy": optimizer})
-    assert all(map(torch.equal, weights, parameters))
-    for key, each in optim.state_tensors(optimizer).items():
-        assert torch.equal(each, moments[key]), key
-    assert saved.folder is not None
-    assert (saved.folder / "best.copy").read_bytes() == b"9"
-    assert checkpoint.earlier_adapters(saved, 1)[3]["x"].item() == 1
-    with pytest.raises(CheckpointError, match="has no critic: it is of a run without one"):
-        checkpoint.restore(saved, model, {"policy": optimizer, "critic": optimizer})
-
-
 def test_the_rollouts_since_the_checkpoint_before_the_newest_are_needed(tmp_path: Path) -> None:
     assert checkpoint.needed_from(tmp_path) == 0
     for step, needed in ((4, 4), (7, 4), (11, 7)):

@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.config import Config
 from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.run.store import folder
 from reason_llm.run.store.best import Best
@@ -105,39 +104,3 @@ def test_the_best_adapter_tells_its_step(tmp_path: Path) -> None:
     folder.refuse_which("last", "x")
     with pytest.raises(ConfigError, match="--which best needs a run, and x is none"):
         folder.refuse_which("best", "x")
-
-
-def test_a_config_carries_its_digest(tmp_path: Path) -> None:
-    config = Config.model_validate({"data": {"train": "x"}, "run": {"steps": 7}})
-    (tmp_path / folder.CONFIG).write_bytes(folder.config_to_bytes(config))
-    assert folder.read_config(tmp_path) == config
-    assert folder.read_config(tmp_path, {"run.steps": 9}).run.steps == 9
-    path = tmp_path / folder.CONFIG
-    path.write_text(path.read_text().replace("steps: 7", "steps: 8"))
-    with pytest.raises(ConfigError, match="is damaged .it is not what was written.*call the comm"):
-        folder.read_config(tmp_path)
-    path.write_text(path.read_text().partition("\n")[2])  # edited on purpose
-    assert folder.read_config(tmp_path).run.steps == 8
-
-
-def test_the_digest_of_weights_is_of_names_bytes_and_the_adapter(tmp_path: Path) -> None:
-    model, adapter = tmp_path / "model", tmp_path / "adapter"
-    for place, names in ((model, ["a.safetensors", "b.bin", "config.json"]),
-                         (adapter, ["c.safetensors", folder.ADAPTER_CONFIG])):  # fmt: skip
-        place.mkdir()
-        for name in (*names, "other.txt"):
-            (place / name).write_text(name)
-
-    def both() -> tuple[str, str]:
-        return folder.weights_digest(str(model)), folder.weights_digest(str(model), adapter)
-
-    seen = [both()]
-    assert len({*seen[0]}) == 2
-    for file in (model / "a.safetensors", model / "b.bin", model / "config.json"):
-        file.write_text("changed")
-        seen.append(both())
-    assert len({each for pair in seen for each in pair}) == 8
-    (adapter / folder.ADAPTER_CONFIG).write_text("changed")
-    assert both()[0] == seen[-1][0] and both()[1] != seen[-1][1]
-    (model / "other.txt").write_text("changed")
-    assert both()[0] == seen[-1][0]

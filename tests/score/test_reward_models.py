@@ -101,40 +101,26 @@ def test_totals_come_with_the_last_model() -> None:
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_each_model_is_asked_once_and_the_buffer_saved_after_it(known: bool) -> None:
-    """Of a run that was killed after the first model was asked, the others alone."""
-    rewards = [FIRST, model("a", 2.0), model("b", -1.0)]
-    made = config([], score={"rewards": rewards, "on_error": "zero"})
-    models = [replace(folder(scale), key=key) for key, scale in (("a", (1.0, 2.0)), ("b", None))]
-    scores, told = {"a": [5.0, 9.0, 1.0, -1.0], "b": [0.5, math.nan, 0.25, 4.0]}, []
-
-    def given(asked: RewardModelFolder, groups: list[Group]) -> list[float]:
-        told.append(asked.key)
-        return scores[asked.key]
-
+def test_a_step_whose_first_model_was_asked_before_a_kill_asks_the_others_alone() -> None:
+    made = config([], score={"rewards": [FIRST, model("a", 2.0), model("b", -1.0)],
+                             "on_error": "zero"})  # fmt: skip
+    models = [replace(folder(None), key=key) for key in "ab"]
+    saves: list[Any] = []
     with Scorer(made.score, 10) as scorer:
         groups = scorer.score([group(RIGHT, "x"), group("y", RIGHT)])
-        if known:
-            groups = scorer.with_model_reward(groups, "a", models[0].rewards(scores["a"]))
-        saved = SimpleNamespace(drawn=7, counts={"score/errors": 2.0})
-        run: Any = SimpleNamespace(
-            saved=lambda: saved, config=made, save=lambda *given, **named: told.append((given, named)),
+        groups = scorer.with_model_reward(groups, "a", [2.0, 4.0, 0.0, -1.0])
+        step: Any = SimpleNamespace(
+            saved=lambda: SimpleNamespace(drawn=7, counts={"score/errors": 2.0}), config=made,
+            save=lambda *given, **named: saves.append((given, named)),
             job=SimpleNamespace(scorer=scorer, run=SimpleNamespace(reward_models=models)),
         )  # fmt: skip
-        done = with_reward_models(run, groups, given)  # type: ignore[arg-type]
+        scores = {"b": [0.5, math.nan, 0.25, 4.0]}
+        done = with_reward_models(step, groups, lambda asked, groups: scores[asked.key])
     assert [c.reward for g in done for c in g.completions] == [3.5, 8.0, -0.25, -6.0]
     assert [c.advantage for c in done[0].completions] == pytest.approx([-0.7071, 0.7071], abs=1e-3)
-    keys = ["b"] if known else ["a", "b"]
-    assert [each for each in told if isinstance(each, str)] == keys
-    saves = [each for each in told if not isinstance(each, str)]
-    assert [(drawn, named) for (_, drawn, _), named in saves] == [
-        *[(7, {})] * len(keys), (7, {"whole": True})
-    ]  # fmt: skip
-    assert [counts["score/errors"] for (_, _, counts), _ in saves] == [
-        *([] if known else [2.0]), 3.0, 3.0
-    ]  # fmt: skip
-    assert saves[-1][0][0] == done
+    (before, _), (last, _) = saves
+    assert before[1:] == last[1:] == (7, {"score/errors": 3.0})
+    assert (last[0], saves[1][1]) == (done, {"whole": True})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
