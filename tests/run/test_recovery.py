@@ -1,6 +1,8 @@
-"""Where a run stands: by its checkpoints, by the one that run.resume names, or by its buffer."""
+"""Where a run stands: by its checkpoints, by the one that run.resume names, or by its buffer; and
+what makes it the same run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from reason_llm.config import Config
 from reason_llm.errors import CheckpointError
+from reason_llm.rollout import Prompt, TokenRow
 from reason_llm.run.start import recovery, resolve
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.checkpoint import RunState
@@ -94,3 +97,53 @@ def test_where_its_rollouts_are(
     sections = {"sample": {}, "algorithm": {}, "score": {}} if "stage" in options else {}
     config = small_run(**sections | {"run__name": "mine", "run__buffer": None} | options)
     assert resolve._buffer(config).name == expected
+
+
+PROMPT = Prompt("file:1", "text", (1, 2), "3", {"column": 4})
+ROW = TokenRow("file:1", (1, 2, 3), (False, True, True), 0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "differing"),
+    [
+        ("prompt", {"id": "moved:1", "text": "other"}, []),
+        ("prompt", {"token_ids": (2, 1)}, ["data.prompts_sha256"]),
+        ("prompt", {"answer": "4"}, ["data.prompts_sha256"]),
+        ("prompt", {"extra": {"column": 5}}, ["data.columns_sha256"]),
+        ("row", {"name": "moved:1"}, []),
+        ("row", {"ids": (1, 3, 2)}, ["data.prompts_sha256"]),
+        ("row", {"trained": (False, False, True)}, ["data.prompts_sha256"]),
+        ("row", {"value": -0.5}, ["data.prompts_sha256"]),
+        ("model", {"digest": "other"}, ["score.reward_models_sha256"]),
+        ("start", {"content": b"other"}, ["model.start_sha256"]),
+        ("teacher", {"content": b"other"}, ["teacher.adapter_sha256"]),
+        ("saved", {"name": "step-00000001.json.gz"}, ["run.first_buffer"]),
+    ],
+)
+def test_what_a_run_goes_on_with(
+    part: str, changes: dict[str, Any], differing: list[str], tmp_path: Path,
+    small_run: Callable[..., Config],
+) -> None:  # fmt: skip
+    teacher = {"algorithm": {"name": "opd"}, "teacher__adapter": str(tmp_path / "teacher")}
+    config, named = small_run(**teacher), {"name": "step-00000000.json.gz"}
+
+    def identity(part: str = "", **more: Any) -> dict[str, Any]:
+        prompt = replace(PROMPT, **more) if part == "prompt" else PROMPT
+        row = replace(ROW, **more) if part == "row" else ROW
+        training = [SimpleNamespace(prompts=[PROMPT, prompt], rows=[ROW, row])]
+        data: Any = SimpleNamespace(training=training, prompts=[prompt])
+        for name in ("start", "teacher"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            content = more["content"] if part == name else b"weights"
+            (tmp_path / name / "adapter_model.safetensors").write_bytes(content)
+        model: Any = SimpleNamespace(
+            **{"key": "a", "digest": "x"} | (more if part == "model" else {})
+        )
+        saved = [Path((more if part == "saved" else named)["name"])]
+        return resolve._identity(config, tmp_path / "start", data, [model], saved)
+
+    one, other = identity(), identity(part, **changes)
+    assert [
+        f"{section}.{name}" for section, values in one.items() if isinstance(values, dict)
+        for name in values if values[name] != other[section][name]
+    ] == differing  # fmt: skip
