@@ -192,10 +192,3 @@ def test_the_adapters_of_so_many_steps_before_it(
         version: float(version) for version in versions
     }
     assert checkpoint.earlier_adapters(replace(state, folder=None), most) == {}
-
-
-def test_the_rollouts_since_the_checkpoint_before_the_newest_are_needed(tmp_path: Path) -> None:
-    assert checkpoint.needed_from(tmp_path) == 0
-    for step, needed in ((4, 4), (7, 4), (11, 7)):
-        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-        assert checkpoint.needed_from(tmp_path) == needed

@@ -17,6 +17,7 @@ from reason_llm.run.store import checkpoint
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.document import Document, RunIdentity, to_bytes
 
+Make = Callable[..., Config]
 HERE, THERE = Path("own"), Path("there")
 
 
@@ -42,7 +43,7 @@ def state(id: str, step: int, folder: Path | None, resume: str = "there") -> Run
 )
 def test_where_a_run_stands(
     resume: str, own: RunState | None, sampled: int | None, expected: Any, tmp_path: Path,
-    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,
+    small_run: Make, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     config = small_run(run__name="mine", run__resume=resume)
     states = {THERE: state("source", 3, THERE, "auto"), HERE: own}
@@ -85,7 +86,7 @@ def test_where_a_run_stands(
 )
 def test_where_its_rollouts_are(
     holder: str | None, trained: bool, has_own: bool, options: dict[str, Any], expected: str,
-    tmp_path: Path, small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, small_run: Make, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (data := tmp_path / "data").mkdir()
@@ -104,46 +105,38 @@ ROW = TokenRow("file:1", (1, 2, 3), (False, True, True), 0, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "differing"),
+    ("changes", "differing"),
     [
-        ("prompt", {"id": "moved:1", "text": "other"}, []),
-        ("prompt", {"token_ids": (2, 1)}, ["data.prompts_sha256"]),
-        ("prompt", {"answer": "4"}, ["data.prompts_sha256"]),
-        ("prompt", {"extra": {"column": 5}}, ["data.columns_sha256"]),
-        ("row", {"name": "moved:1"}, []),
-        ("row", {"ids": (1, 3, 2)}, ["data.prompts_sha256"]),
-        ("row", {"trained": (False, False, True)}, ["data.prompts_sha256"]),
-        ("row", {"value": -0.5}, ["data.prompts_sha256"]),
-        ("model", {"digest": "other"}, ["score.reward_models_sha256"]),
-        ("start", {"content": b"other"}, ["model.start_sha256"]),
-        ("teacher", {"content": b"other"}, ["teacher.adapter_sha256"]),
-        ("saved", {"name": "step-00000001.json.gz"}, ["run.first_buffer"]),
+        ({"id": "moved:1", "text": "other"}, None),
+        ({"token_ids": (2, 1)}, "prompts_sha256"),
+        ({"answer": "4"}, "prompts_sha256"),
+        ({"extra": {"column": 5}}, "columns_sha256"),
+        ({"name": "moved:1"}, None),
+        ({"ids": (1, 3, 2)}, "prompts_sha256"),
+        ({"trained": (False, False, True)}, "prompts_sha256"),
+        ({"value": -0.5}, "prompts_sha256"),
     ],
 )
-def test_what_a_run_goes_on_with(
-    part: str, changes: dict[str, Any], differing: list[str], tmp_path: Path,
-    small_run: Callable[..., Config],
-) -> None:  # fmt: skip
-    teacher = {"algorithm": {"name": "opd"}, "teacher__adapter": str(tmp_path / "teacher")}
-    config, named = small_run(**teacher), {"name": "step-00000000.json.gz"}
+def test_a_run_goes_on_with_the_same_data(
+    changes: dict[str, Any], differing: str | None, tmp_path: Path, small_run: Make
+) -> None:
+    model: Any = SimpleNamespace(key="a", digest="of a")
+    saved = [tmp_path / f"step-0000000{n}.json.gz" for n in (3, 4)]
 
-    def identity(part: str = "", **more: Any) -> dict[str, Any]:
-        prompt = replace(PROMPT, **more) if part == "prompt" else PROMPT
-        row = replace(ROW, **more) if part == "row" else ROW
+    def identity(prompt: Prompt, row: TokenRow) -> dict[str, Any]:
         training = [SimpleNamespace(prompts=[PROMPT, prompt], rows=[ROW, row])]
         data: Any = SimpleNamespace(training=training, prompts=[prompt])
-        for name in ("start", "teacher"):
-            (tmp_path / name).mkdir(exist_ok=True)
-            content = more["content"] if part == name else b"weights"
-            (tmp_path / name / "adapter_model.safetensors").write_bytes(content)
-        model: Any = SimpleNamespace(
-            **{"key": "a", "digest": "x"} | (more if part == "model" else {})
-        )
-        saved = [Path((more if part == "saved" else named)["name"])]
-        return resolve._identity(config, tmp_path / "start", data, [model], saved)
+        return resolve._identity(small_run(), None, data, [model], saved)
 
-    one, other = identity(), identity(part, **changes)
-    assert [
-        f"{section}.{name}" for section, values in one.items() if isinstance(values, dict)
-        for name in values if values[name] != other[section][name]
-    ] == differing  # fmt: skip
+    is_prompt = all(hasattr(PROMPT, name) for name in changes)
+    one = identity(PROMPT, ROW)
+    other = identity(
+        replace(PROMPT, **changes) if is_prompt else PROMPT,
+        ROW if is_prompt else replace(ROW, **changes),
+    )
+    assert {key for key in one["data"] if one["data"][key] != other["data"][key]} == (
+        {differing} - {None}
+    )
+    assert one == other | {"data": one["data"]}
+    assert one["score"]["reward_models_sha256"] == {"a": "of a"}
+    assert one["run"]["first_buffer"] == saved[0].name
