@@ -252,15 +252,16 @@ def test_shipped_critics_take_whole_returns_and_learn_alone_first() -> None:
         assert 0 < config.critic.warmup_steps <= config.run.steps / 10
 
 
-@pytest.mark.parametrize("ended", [[], ["sft"], ["sft", "rm", "drawn"]])
-@pytest.mark.parametrize("last", [None, "drawn", "ppo"])
+@pytest.mark.parametrize(
+    ("last", "ended"), [(None, []), ("drawn", ["sft"]), ("ppo", ["sft", "rm", "drawn"])]
+)
 def test_stages_run_one_after_the_other_until_a_signal(
     last: str | None, ended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes while ``last`` ends by itself ends the pipeline before the next stage; one of
     an earlier run does not. What is to come is checked, but for the first, which its run checks."""
     pipeline = load_pipeline(write(tmp_path, TREE), {"run.directory": str(tmp_path / "runs")})
-    names, told, checked = [stage.name for stage in pipeline.stages], [], []
+    names, told = [stage.name for stage in pipeline.stages], []
     for name in ended:
         (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
         (folder / "summary.json").write_text('{"steps": 10000}')
@@ -270,18 +271,17 @@ def test_stages_run_one_after_the_other_until_a_signal(
         StopSignal.unheeded = signal.SIGINT if config.run.name == last else None
         return {}
 
-    def check(config: Config, *given: object) -> Any:
-        checked.append(config.run.name)
-        return SimpleNamespace(num_errors=0)
-
-    for name, stub in (("run_training", trained), ("check_data", check), ("check_options", check),
-                       ("_update_rows", Mock()), ("write_report_of", Mock())):  # fmt: skip
-        monkeypatch.setattr(runs, name, stub)
+    checked = Mock(return_value=SimpleNamespace(num_errors=0))
+    for name in ("check_data", "check_options", "_update_rows", "write_report_of", "gc"):
+        monkeypatch.setattr(runs, name, checked if name.startswith("check") else Mock())
+    monkeypatch.setattr(runs, "run_training", trained)
     monkeypatch.setattr(StopSignal, "unheeded", signal.SIGTERM)
     is_stopped = last == "drawn"
     console: Any = SimpleNamespace(line=lambda text: None)
     with pytest.raises(Stopped) if is_stopped else nullcontext() as stopped:
         assert list(runs.run_pipeline(pipeline, console)) == names
     assert told == (names[:3] if is_stopped else names)
-    assert checked == [name for name in names if name not in ended][1:]
+    assert [call.args[0].run.name for call in checked.mock_calls] == [
+        name for name in names if name not in ended
+    ][1:]
     assert not is_stopped or stopped.value.exit_code == 130

@@ -170,8 +170,6 @@ def test_a_killed_step_draws_on_as_if_it_had_not_been(
     size = 4 if name == "dapo" else 11  # of waves of 3
     job = prepare(small_run(algorithm=row, sample__prompts_per_step=size), SILENT)
     whole, drawn = collected(job, Scripted(flat))
-    if name == "grpo":
-        assert (len(whole), drawn) == (11, 11)
     job.config.run.buffer.unlink()
     with pytest.raises(KeyboardInterrupt):
         collected(job, Scripted(flat), stop_after)

@@ -45,7 +45,7 @@ START = ("start", "run/start", "none")
         (PPO | {"critic__start": "c"}, [BARE, ("critic", "c", "value")], {}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("halved", [None, 32, 128])
+@pytest.mark.parametrize("halved", [None, 32, 128])  # the plan says 64
 def test_roles_and_settings(
     options: dict[str, Any], roles: list[tuple[Any, ...]], settings: dict[str, Any],
     halved: int | None, small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,

@@ -71,22 +71,20 @@ def test_where_a_run_stands(
 
 
 @pytest.mark.parametrize(
-    ("holder", "trained", "has_own", "options", "expected"),
+    ("holder", "trained", "has_own", "expected"),
     [
-        (None, False, False, {}, "buffer.json"),
-        (None, False, True, {}, "buffer.mine.json"),
-        ("mine", False, False, {}, "buffer.json"),
-        ("mine", False, True, {}, "buffer.json"),
-        ("other", False, False, {}, "buffer.mine.json"),
-        ("other", True, False, {}, "buffer.json"),
-        ("other", True, True, {}, "buffer.mine.json"),
-        ("other", False, True, {"run__buffer": "set.json"}, "set.json"),
-        ("other", False, True, {"stage": "sft"}, "buffer.json"),
+        (None, False, False, "buffer.json"),
+        (None, False, True, "buffer.mine.json"),
+        ("mine", False, False, "buffer.json"),
+        ("mine", False, True, "buffer.json"),
+        ("other", False, False, "buffer.mine.json"),
+        ("other", True, False, "buffer.json"),
+        ("other", True, True, "buffer.mine.json"),
     ],
 )
 def test_where_its_rollouts_are(
-    holder: str | None, trained: bool, has_own: bool, options: dict[str, Any], expected: str,
-    tmp_path: Path, small_run: Make, monkeypatch: pytest.MonkeyPatch,
+    holder: str | None, trained: bool, has_own: bool, expected: str, tmp_path: Path,
+    small_run: Make, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (data := tmp_path / "data").mkdir()
@@ -95,48 +93,39 @@ def test_where_its_rollouts_are(
         (data / "buffer.json").write_bytes(to_bytes(document))
     if has_own:
         (data / "buffer.mine.json").touch()
-    sections = {"sample": {}, "algorithm": {}, "score": {}} if "stage" in options else {}
-    config = small_run(**sections | {"run__name": "mine", "run__buffer": None} | options)
-    assert resolve._buffer(config).name == expected
+    named = {"run__name": "mine", "run__buffer": None}
+    assert resolve._buffer(small_run(**named)).name == expected
+    assert resolve._buffer(small_run(**named | {"run__buffer": "set.json"})).name == "set.json"
+    rows = {"stage": "sft", "sample": {}, "algorithm": {}, "score": {}}
+    assert resolve._buffer(small_run(**named, **rows)).name == "buffer.json"
 
 
 PROMPT = Prompt("file:1", "text", (1, 2), "3", {"column": 4})
 ROW = TokenRow("file:1", (1, 2, 3), (False, True, True), 0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "differing"),
-    [
-        ({"id": "moved:1", "text": "other"}, None),
-        ({"token_ids": (2, 1)}, "prompts_sha256"),
-        ({"answer": "4"}, "prompts_sha256"),
-        ({"extra": {"column": 5}}, "columns_sha256"),
-        ({"name": "moved:1"}, None),
-        ({"ids": (1, 3, 2)}, "prompts_sha256"),
-        ({"trained": (False, False, True)}, "prompts_sha256"),
-        ({"value": -0.5}, "prompts_sha256"),
-    ],
-)
-def test_a_run_goes_on_with_the_same_data(
-    changes: dict[str, Any], differing: str | None, tmp_path: Path, small_run: Make
-) -> None:
+def test_a_run_goes_on_with_the_same_data(tmp_path: Path, small_run: Make) -> None:
     model: Any = SimpleNamespace(key="a", digest="of a")
-    saved = [tmp_path / f"step-0000000{n}.json.gz" for n in (3, 4)]
 
-    def identity(prompt: Prompt, row: TokenRow) -> dict[str, Any]:
+    def identity(**changes: Any) -> dict[str, Any]:
+        """With changes to the second prompt or row."""
+        prompt, row = (
+            replace(each, **{k: v for k, v in changes.items() if hasattr(each, k)})
+            for each in (PROMPT, ROW)
+        )
         training = [SimpleNamespace(prompts=[PROMPT, prompt], rows=[ROW, row])]
         data: Any = SimpleNamespace(training=training, prompts=[prompt])
-        return resolve._identity(small_run(), None, data, [model], saved)
+        return resolve._identity(small_run(), None, data, [model], [Path("b"), Path("c")])
 
-    is_prompt = all(hasattr(PROMPT, name) for name in changes)
-    one = identity(PROMPT, ROW)
-    other = identity(
-        replace(PROMPT, **changes) if is_prompt else PROMPT,
-        ROW if is_prompt else replace(ROW, **changes),
-    )
-    assert {key for key in one["data"] if one["data"][key] != other["data"][key]} == (
-        {differing} - {None}
-    )
-    assert one == other | {"data": one["data"]}
+    one = identity()
+    assert identity(id="moved:1", text="other", name="moved:1") == one
+    for changes in (
+        {"token_ids": (2, 1)}, {"answer": "4"}, {"ids": (1, 3, 2)}, {"value": -0.5},
+        {"trained": (False, False, True)}, {"extra": {"column": 5}},
+    ):  # fmt: skip
+        name = "columns_sha256" if "extra" in changes else "prompts_sha256"
+        other = identity(**changes)
+        assert other["data"].pop(name) != one["data"][name]
+        assert one == other | {"data": other["data"] | {name: one["data"][name]}}
     assert one["score"]["reward_models_sha256"] == {"a": "of a"}
-    assert one["run"]["first_buffer"] == saved[0].name
+    assert one["run"]["first_buffer"] == "b"

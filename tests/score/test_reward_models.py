@@ -1,7 +1,6 @@
 """Reward models in the config and the scorer: labels, what they contradict, totals."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object, read_object
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.collect import with_reward_models
 from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.store.kept_adapters import KeptAdapters, describe
 from reason_llm.score import Scorer
@@ -99,28 +97,6 @@ def test_totals_come_with_the_last_model() -> None:
     totals = [c.reward for g in whole for c in g.completions]
     assert totals == [0.25 + 1 + 1 - 1, 0.5 - 2, 0.25 - 3, 0.25 + 0 + 1 - 4]
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
-
-
-def test_a_step_whose_first_model_was_asked_before_a_kill_asks_the_others_alone() -> None:
-    made = config([], score={"rewards": [FIRST, model("a", 2.0), model("b", -1.0)],
-                             "on_error": "zero"})  # fmt: skip
-    models = [replace(folder(None), key=key) for key in "ab"]
-    saves: list[Any] = []
-    with Scorer(made.score, 10) as scorer:
-        groups = scorer.score([group(RIGHT, "x"), group("y", RIGHT)])
-        groups = scorer.with_model_reward(groups, "a", [2.0, 4.0, 0.0, -1.0])
-        step: Any = SimpleNamespace(
-            saved=lambda: SimpleNamespace(drawn=7, counts={"score/errors": 2.0}), config=made,
-            save=lambda *given, **named: saves.append((given, named)),
-            job=SimpleNamespace(scorer=scorer, run=SimpleNamespace(reward_models=models)),
-        )  # fmt: skip
-        scores = {"b": [0.5, math.nan, 0.25, 4.0]}
-        done = with_reward_models(step, groups, lambda asked, groups: scores[asked.key])
-    assert [c.reward for g in done for c in g.completions] == [3.5, 8.0, -0.25, -6.0]
-    assert [c.advantage for c in done[0].completions] == pytest.approx([-0.7071, 0.7071], abs=1e-3)
-    (before, _), (last, _) = saves
-    assert before[1:] == last[1:] == (7, {"score/errors": 3.0})
-    assert (last[0], saves[1][1]) == (done, {"whole": True})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
