@@ -1,15 +1,21 @@
 """Configs with several stages: what they share, what refers to what, and every mistake as one
 line."""
 
+import signal
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from conftest import ROOT
-from reason_llm.config import load, load_pipeline
-from reason_llm.errors import ConfigError
+from reason_llm.app import pipeline as runs
+from reason_llm.config import Config, load, load_pipeline
+from reason_llm.errors import ConfigError, Stopped
+from reason_llm.run import StopSignal
 
 TREE: dict[str, Any] = {
     "run": {"directory": "runs", "seed": 4},
@@ -244,3 +250,38 @@ def test_shipped_critics_take_whole_returns_and_learn_alone_first() -> None:
     for config in [*stages, load(ROOT / "configs" / "ppo_qwen2.5-7b_24gb.yaml")]:
         assert (config.critic.lam, config.critic.value_lam) == (1, 1)
         assert 0 < config.critic.warmup_steps <= config.run.steps / 10
+
+
+@pytest.mark.parametrize(
+    ("last", "ended"), [(None, []), ("drawn", ["sft"]), ("ppo", ["sft", "rm", "drawn"])]
+)
+def test_stages_run_one_after_the_other_until_a_signal(
+    last: str | None, ended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes while ``last`` ends by itself ends the pipeline before the next stage; one of
+    an earlier run does not. What is to come is checked, but for the first, which its run checks."""
+    pipeline = load_pipeline(write(tmp_path, TREE), {"run.directory": str(tmp_path / "runs")})
+    names, told = [stage.name for stage in pipeline.stages], []
+    for name in ended:
+        (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
+        (folder / "summary.json").write_text('{"steps": 10000}')
+
+    def trained(config: Config, console: object) -> dict[str, Any]:
+        told.append(config.run.name)
+        StopSignal.unheeded = signal.SIGINT if config.run.name == last else None
+        return {}
+
+    checked = Mock(return_value=SimpleNamespace(num_errors=0))
+    for name in ("check_data", "check_options", "_update_rows", "write_report_of", "gc"):
+        monkeypatch.setattr(runs, name, checked if name.startswith("check") else Mock())
+    monkeypatch.setattr(runs, "run_training", trained)
+    monkeypatch.setattr(StopSignal, "unheeded", signal.SIGTERM)
+    is_stopped = last == "drawn"
+    console: Any = SimpleNamespace(line=lambda text: None)
+    with pytest.raises(Stopped) if is_stopped else nullcontext() as stopped:
+        assert list(runs.run_pipeline(pipeline, console)) == names
+    assert told == (names[:3] if is_stopped else names)
+    assert [call.args[0].run.name for call in checked.mock_calls] == [
+        name for name in names if name not in ended
+    ][1:]
+    assert not is_stopped or stopped.value.exit_code == 130

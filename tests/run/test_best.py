@@ -60,6 +60,10 @@ def test_a_value_that_is_not_finite_is_never_the_best() -> None:
 def test_other_problems_are_judged_anew() -> None:
     found = best.after(judged(0.9), 4, {"eval/accuracy": 0.1}, "another set", "accuracy")
     assert found == Best(4, "eval/accuracy", 0.1, "another set", "accuracy")
+    assert best.after(found, 5, {"eval/x": 9.0}, "another set", "accuracy") is found  # of nothing
+    other = best.after(found, 5, {"eval/loss": 0.0123456}, "another set", "mine")
+    assert str(other) == "held-out loss 0.01235 at step 5"
+    assert str(replace(found, judged_by="mine")) == "held-out mine 0.1 at step 4"
 
 
 @pytest.mark.parametrize("value", [

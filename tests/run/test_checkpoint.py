@@ -4,18 +4,20 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from reason_llm.config import Config, TrainSection
 from reason_llm.errors import CheckpointError, WriteError
 from reason_llm.files import MANIFEST, read_object, sealed
 from reason_llm.model.base import Model
 from reason_llm.run.store import checkpoint
+from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -34,7 +36,11 @@ def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, 0.01 * step)
         optimizer.step()
-        now = RunState(state.run, step, None, drawn=7 * step, micro_batch_tokens=step or None)
+        now = RunState(
+            state.run, step, None, drawn=7 * step, micro_batch_tokens=step or None,
+            kl_coefficient=step / 8, best=Best(step, "eval/loss", 0.5 * step, "set", "mine", 2),
+            metrics_sha256=f"{step}", deviations={"3": step / 4},
+        )  # fmt: skip
         with BackgroundWriter() as writer:
             return checkpoint.save(tmp_path, now, model, {"policy": optimizer}, keep, writer)
 
@@ -153,7 +159,8 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
     assert source.folder is not None
     config = CONFIG | {"algorithm": CONFIG["algorithm"] | {"name": "dapo"}}
     begun = checkpoint.begin_from(source.folder, "other", config)
-    assert (begun.step, begun.drawn, begun.folder) == (3, 21, source.folder)
+    assert begun == RunState(begun.run, 3, source.folder, drawn=21, kl_coefficient=0.375)
+    assert (begun.run.name, begun.run.config) == ("other", config)
     assert begun.run.id != source.run.id
     assert checkpoint.begin_from(tmp_path, "other", config) == begun  # the run's folder will do
     assert checkpoint.begin_from(tmp_path, "third", config).run.id != begun.run.id
@@ -165,3 +172,23 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
         checkpoint.begin_from(tmp_path, "other", short)
     with pytest.raises(CheckpointError, match="neither auto nor never"):
         checkpoint.begin_from(tmp_path / "nothing", "other", config)
+
+
+@pytest.mark.parametrize(
+    ("step", "most", "versions"),
+    [(5, 2, [3, 4]), (5, 0, []), (2, 3, [0, 1]), (9, 2, []), (7, 3, [4, 6]), (0, 2, [])],
+)
+def test_the_adapters_of_so_many_steps_before_it(
+    step: int, most: int, versions: list[int], tmp_path: Path
+) -> None:
+    """Those that are there: of 0 to 4, and of 6."""
+    assert checkpoint.version_file(12) == "version-00000012.safetensors"
+    for version in (0, 1, 2, 3, 4, 6):
+        tensors = {"x": torch.tensor([float(version)])}
+        save_file(tensors, tmp_path / checkpoint.version_file(version))
+    state = RunState(checkpoint.fresh("small", CONFIG).run, step, tmp_path)
+    found = checkpoint.earlier_adapters(state, most)
+    assert {version: each["x"].item() for version, each in found.items()} == {
+        version: float(version) for version in versions
+    }
+    assert checkpoint.earlier_adapters(replace(state, folder=None), most) == {}

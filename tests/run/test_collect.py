@@ -1,6 +1,7 @@
 """Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,6 +98,11 @@ class Scripted:
         return 3
 
 
+def seed_of(step: int, place: int) -> int:
+    """What the sampler is given, by the run's seed (0), the step and the prompt's place in it."""
+    return random.Random(f"0/sample/{step}/{place}").getrandbits(63)
+
+
 def collected(
     job: Job, sampler: Scripted, stop_after: int | None = None, start: int = 32, step: int = 2
 ) -> Any:
@@ -138,7 +144,10 @@ def test_the_step_is_filled_with_groups_that_have_signal(job: Job) -> None:
     assert len({g.prompt.id for g in groups}) == 4
     assert 4 < drawn <= 16
     assert drawn == sum(count for count, _ in sampler.asked)
-    assert len({seed for _, seed in sampler.asked}) == len(sampler.asked)
+    places = [sum(count for count, _ in sampler.asked[:n]) for n in range(len(sampler.asked))]
+    assert [seed for _, seed in sampler.asked] == [seed_of(2, place) for place in places]
+    assert collected(job, again := Scripted(sampler.flat), step=3)[1] == drawn
+    assert again.asked[0] == (3, seed_of(3, 0))
 
 
 def test_the_bound_holds_and_a_step_without_any_signal_is_taken_as_it_is(job: Job) -> None:
@@ -149,11 +158,17 @@ def test_the_bound_holds_and_a_step_without_any_signal_is_taken_as_it_is(job: Jo
     assert all(len({c.reward for c in g.completions}) == 1 for g in groups)
 
 
+@pytest.mark.parametrize("name", ["dapo", "grpo"])
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_a_killed_step_draws_on_as_if_it_had_not_been(job: Job, stop_after: int) -> None:
+def test_a_killed_step_draws_on_as_if_it_had_not_been(
+    name: str, stop_after: int, small_run: Callable[..., Config]
+) -> None:
     def flat(number: int) -> bool:
         return number % 4 != 0
 
+    row = {"name": name, "kl": None, "dynamic_sampling": 4 if name == "dapo" else 1}
+    size = 4 if name == "dapo" else 11  # of waves of 3
+    job = prepare(small_run(algorithm=row, sample__prompts_per_step=size), SILENT)
     whole, drawn = collected(job, Scripted(flat))
     job.config.run.buffer.unlink()
     with pytest.raises(KeyboardInterrupt):

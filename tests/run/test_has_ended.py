@@ -1,5 +1,7 @@
 """Whether a run has ended where its config asks, from its files alone."""
 
+import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.errors import ConfigError
+from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.run.store import folder
 from reason_llm.run.store.best import Best
 
@@ -54,3 +56,33 @@ def test_a_damaged_config_is_told(tmp_path: Path) -> None:
     assert folder.has_ended(run, 5, 0)
     with pytest.raises(ConfigError, match=r"resolved_config\.yaml is not valid YAML"):
         folder.has_ended(run, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "found", "learned"),
+    [
+        (5, [4, 5], "adapter", 5),
+        (5, [5, 7], "checkpoints/step-00000007", 7),  # it goes on
+        (5, [3], "adapter", 5),
+        (5, [], "adapter", 5),
+        (None, [2, 3], "checkpoints/step-00000003", 3),  # it has not ended, or was damaged
+    ],
+)
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_the_latest_adapter_of_a_run(
+    steps: int | None, checkpoints: list[int], found: str, learned: int, kind: str, tmp_path: Path
+) -> None:
+    file = folder.ADAPTER_CONFIG if kind == "adapter" else folder.MODEL
+    for name in (kind, *(f"checkpoints/step-{step:08d}" for step in checkpoints)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "checkpoints" / "step-00000009.bak").mkdir(parents=True)
+    if steps is not None:
+        (tmp_path / "summary.json").write_text(f'{{"steps": {steps}}}')
+    adapter = folder.find_adapter(tmp_path)
+    assert adapter == tmp_path / (kind if found == "adapter" else found)
+    assert folder.learned_steps(tmp_path, adapter) == learned
+    assert folder.finished_steps(tmp_path) == steps
+    shutil.rmtree(tmp_path / kind)
+    with nullcontext() if checkpoints else pytest.raises(CheckpointError, match="holds neither"):
+        assert folder.find_adapter(tmp_path) == folder.listing(tmp_path)[-1]

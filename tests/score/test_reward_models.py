@@ -159,10 +159,12 @@ def test_rewards_are_normalised_and_cut_off() -> None:
 
 def test_the_folder_says_what_was_measured_last_and_nothing_that_was_not() -> None:
     first = {"step": 0, "eval/reward_mean": 0.0, "eval/reward_std": 0.0, "eval/pairs": 9.0}
-    last = first | {"step": 5, "eval/reward_mean": -0.5, "eval/reward_std": 2.0}
+    last = first | {"step": 5, "eval/reward_mean": -0.5, "eval/reward_std": 2.0,
+                    "eval/pair_accuracy": 0.75, "eval/length_correlation": 0.125}  # fmt: skip
     found = parsed_object(describe([first, last, {"step": 6}], "b", "t"))
     assert {name: value for name, value in found.items() if name != "sha256"} == {
-        "mean": -0.5, "std": 2.0, "pairs": 9.0, "read_at": "end_token", "base": "b", "template": "t"
+        "mean": -0.5, "std": 2.0, "pairs": 9.0, "read_at": "end_token", "base": "b",
+        "template": "t", "pair_accuracy": 0.75, "length_correlation": 0.125,
     }  # fmt: skip
     unmeasured = parsed_object(describe([{"step": 1}], "b", "t")).keys() - {"sha256"}
     assert unmeasured == {"read_at", "base", "template"}
@@ -180,10 +182,13 @@ def test_the_average_has_the_scale_that_was_measured_with_it(tmp_path: Path) -> 
         return record | {"eval/reward_std": parameter.item()}
 
     of_stage = Config.model_validate({"data": {"train": "x.jsonl"}, "stage": "reward"})
-    model: Any = SimpleNamespace(save=lambda folder: None, heads={})
+    model: Any = SimpleNamespace(
+        save=lambda folder: (folder / "weights").write_text(f"{parameter.item()}"), heads={}
+    )
     log: Any = SimpleNamespace(records=lambda: [record])
     writer: Any = None
     kept = KeptAdapters(of_stage, tmp_path, None, ("b", "t"), model, optimizer, log, writer)
     kept.finish(3, judged)
     names = ("adapter", "adapter_ema")
     assert [read_object(tmp_path / name / "reward.json")["std"] for name in names] == [2.0, 1.0]
+    assert [(tmp_path / name / "weights").read_text() for name in names] == ["2.0", "1.0"]

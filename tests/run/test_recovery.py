@@ -1,0 +1,131 @@
+"""Where a run stands: by its checkpoints, by the one that run.resume names, or by its buffer; and
+what makes it the same run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reason_llm.config import Config
+from reason_llm.errors import CheckpointError
+from reason_llm.rollout import Prompt, TokenRow
+from reason_llm.run.start import recovery, resolve
+from reason_llm.run.store import checkpoint
+from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.document import Document, RunIdentity, to_bytes
+
+Make = Callable[..., Config]
+HERE, THERE = Path("own"), Path("there")
+
+
+def state(id: str, step: int, folder: Path | None, resume: str = "there") -> RunState:
+    return RunState(RunIdentity(id, "mine", {"run": {"resume": resume}}), step, folder)
+
+
+@pytest.mark.parametrize(
+    ("resume", "own", "sampled", "expected"),
+    [
+        ("never", state("own", 5, HERE), 2, None),
+        ("auto", state("own", 5, HERE), 2, ("own", 5, HERE)),
+        ("auto", None, 0, ("source", 0, None)),  # by the buffer alone, as the base sampled it
+        ("auto", None, None, ("found", 0, None)),
+        ("there", None, None, ("new", 3, THERE)),
+        ("there", None, 4, ("source", 3, THERE)),  # a copy, taken up with the buffer
+        ("there", None, 2, ("new", 3, THERE)),  # the buffer is of an earlier step
+        ("there", state("new", 5, HERE, "else"), None, ("new", 5, HERE)),  # it began there
+        ("there", state("source", 5, HERE), None, ("source", 5, HERE)),  # from the copy
+        ("there", state("source", 5, HERE, "auto"), None, "did not begin from run.resume=there"),
+        ("there", state("own", 5, HERE), None, "did not begin from run.resume=there"),
+    ],
+)
+def test_where_a_run_stands(
+    resume: str, own: RunState | None, sampled: int | None, expected: Any, tmp_path: Path,
+    small_run: Make, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    config = small_run(run__name="mine", run__resume=resume)
+    states = {THERE: state("source", 3, THERE, "auto"), HERE: own}
+    begun, found = state("new", 3, THERE), own or state("found", 0, None)
+    monkeypatch.setattr(checkpoint, "read", states.__getitem__)
+    monkeypatch.setattr(checkpoint, "begin_from", lambda path, name, identity: begun)
+    monkeypatch.setattr(checkpoint, "find", lambda folder, name, identity: found)
+    monkeypatch.setattr(recovery, "_check_config", lambda *given: None)
+    if sampled is not None:
+        source = RunIdentity("source", "mine", {"run": {"resume": "auto"}})
+        content = to_bytes(Document(source, sampled, False, False, 0, []))
+        config.run.buffer_path.write_bytes(content)
+    run: Any = SimpleNamespace(
+        config=config, folder=tmp_path / "run", identity=begun.run.config, checkpoints=own and [own]
+    )
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=expected):
+            recovery._begun_from(run)
+        return
+    stands = recovery._begun_from(run)
+    if expected is None:
+        assert (stands.step, stands.folder, stands.run.id in ("own", "source")) == (0, None, False)
+    else:
+        assert (stands.run.id, stands.step, stands.folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("holder", "trained", "has_own", "expected"),
+    [
+        (None, False, False, "buffer.json"),
+        (None, False, True, "buffer.mine.json"),
+        ("mine", False, False, "buffer.json"),
+        ("mine", False, True, "buffer.json"),
+        ("other", False, False, "buffer.mine.json"),
+        ("other", True, False, "buffer.json"),
+        ("other", True, True, "buffer.mine.json"),
+    ],
+)
+def test_where_its_rollouts_are(
+    holder: str | None, trained: bool, has_own: bool, expected: str, tmp_path: Path,
+    small_run: Make, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (data := tmp_path / "data").mkdir()
+    if holder is not None:
+        document = Document(RunIdentity("x", holder, {}), 0, False, trained, 0, [])
+        (data / "buffer.json").write_bytes(to_bytes(document))
+    if has_own:
+        (data / "buffer.mine.json").touch()
+    named = {"run__name": "mine", "run__buffer": None}
+    assert resolve._buffer(small_run(**named)).name == expected
+    assert resolve._buffer(small_run(**named | {"run__buffer": "set.json"})).name == "set.json"
+    rows = {"stage": "sft", "sample": {}, "algorithm": {}, "score": {}}
+    assert resolve._buffer(small_run(**named, **rows)).name == "buffer.json"
+
+
+PROMPT = Prompt("file:1", "text", (1, 2), "3", {"column": 4})
+ROW = TokenRow("file:1", (1, 2, 3), (False, True, True), 0, 0.5)
+
+
+def test_a_run_goes_on_with_the_same_data(tmp_path: Path, small_run: Make) -> None:
+    model: Any = SimpleNamespace(key="a", digest="of a")
+
+    def identity(**changes: Any) -> dict[str, Any]:
+        """With changes to the second prompt or row."""
+        prompt, row = (
+            replace(each, **{k: v for k, v in changes.items() if hasattr(each, k)})
+            for each in (PROMPT, ROW)
+        )
+        training = [SimpleNamespace(prompts=[PROMPT, prompt], rows=[ROW, row])]
+        data: Any = SimpleNamespace(training=training, prompts=[prompt])
+        return resolve._identity(small_run(), None, data, [model], [Path("b"), Path("c")])
+
+    one = identity()
+    assert identity(id="moved:1", text="other", name="moved:1") == one
+    for changes in (
+        {"token_ids": (2, 1)}, {"answer": "4"}, {"ids": (1, 3, 2)}, {"value": -0.5},
+        {"trained": (False, False, True)}, {"extra": {"column": 5}},
+    ):  # fmt: skip
+        name = "columns_sha256" if "extra" in changes else "prompts_sha256"
+        other = identity(**changes)
+        assert other["data"].pop(name) != one["data"][name]
+        assert one == other | {"data": other["data"] | {name: one["data"][name]}}
+    assert one["score"]["reward_models_sha256"] == {"a": "of a"}
+    assert one["run"]["first_buffer"] == "b"
