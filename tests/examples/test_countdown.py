@@ -90,6 +90,19 @@ def test_an_expression_of_each_value(maker: Any, checker: Any) -> None:
     assert 5 - 2 * 6 not in found
 
 
+def test_drills_are_sums_with_their_verdicts(maker: Any) -> None:
+    sums, rng = maker.sums(), maker.random.Random(0)
+    assert sorted(sums) == list(range(1, 100))
+    drilled = "".join(maker.drill(sums, 20, rng) for _ in range(50))
+    lines = [line.split() for line in drilled.splitlines()]
+    for told_sum, verdict in lines:
+        text, result = told_sum.split("=")
+        assert eval(text) == int(result)
+        assert verdict == ("yes" if result == "20" else "no")
+    assert len(lines) == 600
+    assert 0.25 < sum(verdict == "yes" for _, verdict in lines) / 600 < 0.45
+
+
 def test_random_tries_end_with_the_right_one(maker: Any) -> None:
     tries, rng = maker.tries_of((2, 5, 6)), maker.random.Random(0)
     drawn = [maker.second_stage(tries, 20, rng) for _ in range(300)]
@@ -117,8 +130,9 @@ def test_numbers_of_the_test_set_are_in_no_other_row(maker: Any) -> None:
 def test_the_script_makes_data_and_a_model(
     maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The data are those of the repository; the model has learned for 32 steps only."""
-    monkeypatch.setattr(maker, "STAGES", [(each, 16, 1.0) for each, *_ in maker.STAGES])
+    """The data are those of the repository; the model has learned for 48 steps only."""
+    passes = [[(each, 16, *others) for each, _, *others in stages] for stages in maker.PASSES]
+    monkeypatch.setattr(maker, "PASSES", passes)
     monkeypatch.setattr("sys.argv", ["make_countdown.py", "--out", str(tmp_path), "--batch", "2"])
     maker.main()
     for path in DATA.values():
