@@ -108,12 +108,13 @@ def test_a_chat_that_changes_what_was_said_is_a_new_conversation(direct: Any) ->
     own = direct()
     answer = own.chat(ASKED, "it is five")
     changed = {**answer, "content": "it is six"}
-    for talk in ([*ASKED, changed, WHY], [{**ASKED[0], "content": "3?"}, answer, WHY], ASKED):
+    other = {**ASKED[0], "content": "3?"}
+    for talk in ([*ASKED, changed, WHY], [other, answer, WHY], ASKED, [*ASKED, answer]):
         own.chat(talk, "well")
         assert own.asked[-1] == tuple(WRITES.token_ids("", WRITES.text("", talk)))
-    assert [len(each.messages) for each in own.session.branches] == [2, 4, 4, 2]
+    assert [len(each.messages) for each in own.session.branches] == [2, 4, 4, 2, 3]
     own.chat([*ASKED, changed, WHY, {"role": "assistant", "content": "well"}, WHY], "yes")
-    assert [len(each.messages) for each in own.session.branches] == [2, 6, 4, 2]
+    assert [len(each.messages) for each in own.session.branches] == [2, 6, 4, 2, 3]
 
 
 def test_token_ids_go_on_from_the_longest_conversation(direct: Any) -> None:
@@ -121,7 +122,7 @@ def test_token_ids_go_on_from_the_longest_conversation(direct: Any) -> None:
     (choice,) = own.ask({"token_ids": [1, 5]}, "yes")[1]["choices"]
     assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote], "stop")
     params = {"sampling_params": {"max_tokens": 2, "stop_token_ids": [END], "temperature": 0.1}}
-    for ids in ((1, 5, *wrote, 7, 8), (1, 6, *wrote, 7), (1, 5, *wrote), (1, 5)):
+    for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5, *wrote, 7, 8), (1, 5)):
         (choice,) = own.ask({"token_ids": ids, **params}, "yes")[1]["choices"]
         assert (own.asked[-1], own.most[-1]) == (ids, 2)
         assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote[:2]], "length")
@@ -129,7 +130,7 @@ def test_token_ids_go_on_from_the_longest_conversation(direct: Any) -> None:
     n = len(wrote)
     kept = [(each.prompt, each.spans, len(each.ids)) for each in own.session.branches]
     assert kept[0] == ((1, 5), [Span(n, n + 2)], n + 4)
-    assert kept[1:] == [(ids, [], 2) for ids in ((1, 6, *wrote, 7), (1, 5, *wrote), (1, 5))]
+    assert kept[1:] == [(ids, [], 2) for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5))]
     assert own.session.learned is own.session.branches[0] and own.session.why == "length"
 
 
@@ -185,6 +186,8 @@ def test_refusals_reach_no_model(direct: Any) -> None:
         assert status == content["error"]["code"] == 400 and says in content["error"]["message"]
     assert (own.asked, own.session.why) == ([], "environment")
     assert own.ask({"token_ids": [size - 1]})[0] == 200
+    own.server.end(own.session)
+    assert own.ask({"token_ids": [1]})[0] == 401  # of a rollout that has ended
 
 
 def a_rollout(*branches: Branch) -> Session:
