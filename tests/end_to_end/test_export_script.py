@@ -154,6 +154,22 @@ def test_a_head_that_learned_is_exported_apart_from_the_embedding(
         )
 
 
+@pytest.mark.parametrize("template", ["auto", "plain_chat"])
+def test_the_export_is_prompted_as_in_training(
+    call: Call, run: Path, tmp_path: Path, template: str
+) -> None:
+    """By the template of data.template, even where the base has its own."""
+    other, out = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"
+    tree = yaml.safe_load((other / "resolved_config.yaml").read_text())
+    tree["data"]["template"] = template
+    (other / "resolved_config.yaml").write_text(yaml.safe_dump(tree))
+    assert call(other, "--out", out, "--adapter-only")[0] == 0
+    own = AutoTokenizer.from_pretrained(TINY).chat_template
+    expected = shipped()["chat_templates"].get(template, own)
+    assert AutoTokenizer.from_pretrained(out).chat_template == expected
+    assert (expected == own) == (template == "auto")
+
+
 def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "adapter"
     code, _, error = call(run, "--out", out, "--adapter-only")
@@ -347,6 +363,16 @@ def test_the_check_itself() -> None:
         with pytest.raises(ModelError, match="nothing was written"):
             bad.check(torch.float32)
     replace(good, lost=1.0, lost_error=0.3).check(torch.float32)  # within its error
+    coarse = replace(good, gap=parity.Gap(100, 2.0, 0.1), lost_error=0.125, strayed=0.5)
+    for dtype, at_most in ((torch.bfloat16, coarse), (torch.float32, replace(coarse, gap=gap))):
+        for lost in (1.0, -1.0):
+            replace(at_most, lost=lost).check(dtype)
+            with pytest.raises(
+                ModelError, match=f"has lost {lost * 1.1:.0%} of .*{str(dtype)[6:]}"
+            ):
+                replace(at_most, lost=lost * 1.1).check(dtype)
+    tells = [replace(good, lost_error=error).tells_a_wrong_merge for error in (0.12, 0.125, 0.13)]
+    assert tells == [True, False, False]
 
 
 def test_what_was_trained_over_nf4_is_merged_into_the_base(

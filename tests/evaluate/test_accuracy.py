@@ -73,6 +73,9 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     lines = table(summary)
     assert any("s greedy: a - b = +33.3" in line for line in lines)
     assert lines[0].split()[:4] == ["set", "problems", "score", "model"]
+    (line,) = (line for line in lines if line.startswith("s mean@5"))
+    assert line.startswith("s mean@5: a - b = -6.7 [")
+    assert line.endswith("p = 1 (better on 2, worse on 1)")
 
 
 def test_rewards_of_any_range_have_normal_intervals() -> None:

@@ -14,7 +14,8 @@ from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model import attention
-from reason_llm.model.base import Model, check_model, context_limit, load_tokenizer
+from reason_llm.model.base import Model, check_model, context_limit, end_token_ids, load_tokenizer
+from reason_llm.model.vllm.shared_weights import attention_for
 
 
 def copy(folder: Path, name: str, **changes: Any) -> str:
@@ -28,6 +29,26 @@ def test_every_end_token_of_the_generation_config_ends_an_answer(tmp_path: Path)
     path = copy(tmp_path, "generation_config.json", eos_token_id=[2, 0])
     with Model(ModelSection(path=path), load_tokenizer(path), seed=0) as model:
         assert model.end_token_ids == [0, 2]
+
+
+def test_the_tokenizer_s_end_is_among_the_ends(tmp_path: Path) -> None:
+    path, file = copy(tmp_path, "generation_config.json"), tmp_path / "copy/generation_config.json"
+    tokenizer = load_tokenizer(path)
+    for theirs, ends in (([2, 0], [0, 2]), ([0], [0, 2]), (7, [2, 7]), (None, [2]), ([], [2])):
+        file.write_text(json.dumps({"eos_token_id": theirs}))
+        assert end_token_ids(path, tokenizer) == ends
+    file.unlink()
+    assert end_token_ids(path, tokenizer) == [2]
+
+
+def test_how_a_family_attends() -> None:
+    """Soft-capped scores, as Gemma 2's, and sinks are in the eager attention alone."""
+    own, uncapped = attention.register(), {"attn_logit_softcapping": None}
+    for expected, families_ in ((own, "qwen2 llama gemma3_text opt"), ("sdpa", "falcon"),
+                                ("eager", "gemma2 gpt_oss bloom gptj")):  # fmt: skip
+        for name in families_.split():
+            assert attention_for(CONFIG_MAPPING[name]()) == expected, name
+    assert attention_for(CONFIG_MAPPING["gemma2"](**uncapped)) == own
 
 
 def test_context_limit(tmp_path: Path) -> None:

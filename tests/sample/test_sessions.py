@@ -238,18 +238,6 @@ def test_the_branch_in_which_the_model_wrote_most_is_learned() -> None:
     assert Session(a_prompt(), branches=[replied_at_length, written]).learned is written
 
 
-@long
-def test_of_a_fork_the_longest_conversation_is_learned() -> None:
-    completion = played(
-        "forks", "a first answer", "a second one", "short", "and the third", turns=9
-    )
-    assert completion.environment["branches"] == 2
-    assert completion.environment["turns"] == 4
-    assert "short" not in completion.text
-    assert completion.last_turn == "and the third 0"
-    assert len(completion.spans) == 2
-
-
 # 3. Agents that go wrong
 
 
@@ -343,31 +331,20 @@ CHATS = "/v1/chat/completions"
 def test_the_server_takes_and_refuses() -> None:
     with Open() as opened:
         opened.server.end(opened.sessions[1])
-        params = {"max_tokens": 3, "logprobs": 1, "stop_token_ids": [END], "temperature": 0.1}
-        asked = {"model": "x", "token_ids": [1, 5], "sampling_params": params}
-        answer = opened.ask(GENERATE, asked)
-        (choice,) = answer.json()["choices"]
+        asked = {"model": "x", "token_ids": [1, 5], "sampling_params": {"max_tokens": 3}}
+        (choice,) = opened.ask(GENERATE, asked).json()["choices"]
         assert choice["token_ids"] == [*ids_of("words 0"), END][:3]
-        assert choice["finish_reason"] == "length"
         assert [each["token"] for each in choice["logprobs"]["content"]] == [
             f"token_id:{n}" for n in choice["token_ids"]
         ]
-        assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-0.25, -0.5, -0.75]
-
         said = [{"role": "user", "content": "a"}]
         beyond = len(TOKENIZER)
         for path, body, status, why in [
             (GENERATE, {"token_ids": [beyond]}, 400, f"the vocabulary ends at {beyond - 1}"),
-            (GENERATE, {"token_ids": [-1]}, 400, "token_ids"),
-            (GENERATE, {"token_ids": []}, 400, "token_ids"),
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
-            (GENERATE, asked | {"sampling_params": {"stop_token_ids": [9]}}, 400, "end token"),
             (GENERATE, b"[" * 100_000, 400, ""),
             (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
             (CHATS, {"messages": said, "stream": True}, 400, "stream=True is not offered"),
-            (CHATS, {"messages": said, "n": 2}, 400, "n=2 is not offered"),
-            (CHATS, {"messages": said, "stop": ["x"]}, 400, "is not offered"),
-            (CHATS, {"messages": [{"role": "user", "content": 3}]}, 400, "a message is"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
             assert (refused.status_code, why in refused.json()["error"]["message"]) == (

@@ -61,7 +61,10 @@ def ids(groups: list[Group]) -> list[list[tuple[int, ...]]]:
         ({"top_p": 0.7}, [0, 1]),  # probabilities .56 .21 .13 .08 .03
         ({"top_p": 0.5}, [0]),
         ({"min_p": 0.2}, [0, 1, 2]),
-        ({"temperature": 2.0, "top_k": 4, "top_p": 0.8, "min_p": 0.1}, [0, 1, 2]),
+        ({"temperature": 2.0, "top_p": 0.75}, [0, 1, 2]),  # .36 .22 .17 .13 .08; without it .7
+        ({"temperature": 2.0, "min_p": 0.3}, [0, 1, 2, 3]),
+        ({"top_k": 2, "top_p": 0.7}, [0]),  # .73 of the two
+        ({"temperature": 2.0, "top_k": 4, "top_p": 0.8, "min_p": 0.5}, [0, 1]),
     ],
 )
 def test_draws_follow_the_filtered_distribution(options: dict, kept: list[int]) -> None:

@@ -419,6 +419,31 @@ def card(gib: float, host: float = 64) -> Machine:
     return Machine("cuda", int(gib * GIB), int(host * GIB))
 
 
+def test_the_longest_context() -> None:
+    """Of answers that are learned or held out, and of what the data has where it is known."""
+    for sample, evaluated, given, prompt, row, expected in (
+        (100, 300, None, 40, 0, 340), (300, 100, None, 40, 0, 340), (300, None, None, 40, 0, 340),
+        (300, 100, 2000, 40, 900, 900), (300, 100, None, 0, 50, 50), (9, 8, 2000, None, 0, 2000),
+        (100, 300, None, None, 0, 1324), (100, 7500, None, None, 0, 8192),
+    ):  # fmt: skip
+        config = Config.model_validate({
+            "model": {"path": str(TINY), "context_tokens": given},
+            "data": {"train": "x", "eval": "x"}, "eval": {"max_new_tokens": evaluated},
+            "sample": {"max_new_tokens": sample},
+        })  # fmt: skip
+        assert memory._context_tokens(config, 8192, prompt, row) == expected
+
+
+def test_the_base_takes_what_its_kind_says() -> None:
+    tiny = Shape.of(meta_model(ModelSection(path=str(TINY))))
+    shape = replace(tiny, packable=(64 * 1024, 640), dense=1000)
+    assert shape.weight_bytes(2, "none", under_vllm=True) == 2 * (65_536 + 640 + 1000)
+    under_vllm = 32_768 + 64 + 4 * 1024 + 320 + 64 + 4 * 10 + 4 * 1000
+    assert shape.weight_bytes(4, "nf4", under_vllm=True) == under_vllm
+    nested = 32_768 + 1_088 + 1024 + 16 + 320 + 1_088 + 10 + 4 + 2 * 1000
+    assert shape.weight_bytes(2, "nf4", under_vllm=False) == nested
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "planned"),
     [

@@ -1,0 +1,305 @@
+"""The token server without a port: how conversations go on and end, what is kept of them, tools."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from test_sessions import AGENTS, END, TOKENIZER, Told, a_prompt, call, ids_of, qwen, sessions
+
+from chat_templates import renderer
+from reason_llm.errors import DataError
+from reason_llm.rollout import Completion, Span
+from reason_llm.sample import SamplingParams, tasksets
+from reason_llm.sample.mcp_tools import converse
+from reason_llm.sample.sessions import _end
+from reason_llm.sample.token_server import Branch, Session, TokenServer
+
+ASKED = [{"role": "user", "content": "2 + 3 = ?"}]
+WHY = {"role": "user", "content": "Why?"}
+WRITES = renderer(TOKENIZER)
+PROMPT = WRITES.prompt("x", ASKED, "").token_ids
+TAIL = ids_of("<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+AGENT = f"agent:{AGENTS}:two_turns"
+ROOM, USED = len(PROMPT), len(ids_of("five")) + len(TAIL)
+
+
+def decoded(*ids: int) -> str:
+    text: str = TOKENIZER.decode(ids, skip_special_tokens=True)
+    return text
+
+
+class Direct:
+    """A server that is called, and a model that says what it is told."""
+
+    def __init__(
+        self, made: Any = WRITES, most: int = 200, context: int = 600, **options: Any
+    ) -> None:
+        self.session, section = Session(a_prompt()), sessions(AGENT, **options).section
+        self.server = TokenServer([self.session], section, made, context, most, [END])
+        self.asked: list[tuple[int, ...]] = []
+        self.most: list[int] = []
+
+    def ask(self, body: Any, said: str = "", ends: bool = True) -> tuple[int, Any]:
+        """Status and content of the answer."""
+        handler = self.server._generate if "token_ids" in body else self.server._chat
+        headers = {"Authorization": f"Bearer {self.session.key}"}
+        ids: tuple[int, ...] = (*ids_of(said), *[END] * ends)
+        logprobs = tuple(-0.25 * (n + 1) for n in range(len(ids)))
+        completion = Completion(ids, said, logprobs, "stop" if ends else "length")
+
+        async def read() -> bytes:
+            return orjson.dumps(body)
+
+        async def answered() -> Any:
+            request = SimpleNamespace(headers=headers, read=read)
+            task = asyncio.ensure_future(self.server._answered(handler)(request))
+            while not task.done() and self.session.ask is None:
+                await asyncio.sleep(0)
+            if (ask := self.session.ask) is not None:
+                self.asked.append(ask.ids)
+                self.most.append(ask.most)
+                self.server.answer([(self.session, ask)], [completion])
+            return await task
+
+        response = self.server._loop.run_until_complete(answered())
+        return response.status, orjson.loads(response.body)
+
+    def chat(self, messages: list[Any], *said: Any) -> dict[str, Any]:
+        """The answer's message."""
+        (choice,) = self.ask({"messages": messages}, *said)[1]["choices"]
+        return dict(choice["message"])
+
+
+@pytest.fixture
+def direct(request: pytest.FixtureRequest) -> Any:
+    def make(**options: Any) -> Direct:
+        request.addfinalizer((made := Direct(**options)).server._loop.close)
+        return made
+
+    return make
+
+
+def test_a_chat_goes_on_from_the_ids_so_far(direct: Any) -> None:
+    """Where the model wrote the end of its answer, and where it was cut off before it."""
+    own, first, second = direct(), [*ids_of("it is five"), END], ids_of("because")
+    third = [*ids_of("so"), END]
+    talk = [*ASKED, own.chat(ASKED, "it is five"), WHY]
+    talk += [own.chat(talk, "because", False), WHY]
+    _, content = own.ask({"messages": talk, "n": 1, "stream": False, "stop": None}, "so")
+    so_far = (*PROMPT, *first, *TAIL[1:], *second, *TAIL)
+    assert own.asked == [PROMPT, (*PROMPT, *first, *TAIL[1:]), so_far]
+    read, wrote = len(so_far), len(third)
+    used = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+    assert (content["usage"], content["choices"][0]["finish_reason"]) == (used, "stop")
+    (branch,) = own.session.branches
+    begin, end = len(first), len(first) + len(TAIL) - 1
+    assert (branch.prompt, branch.ids) == (PROMPT, [*so_far[ROOM:], *third])
+    assert branch.spans == [Span(begin, end), Span(end + len(second), read - ROOM)]
+    assert branch.logprobs[begin - 1 : end + 1] == [-0.25 * begin, *[0.0] * (end - begin), -0.25]
+    assert branch.sampled == begin + len(second) + wrote == sum(n < 0 for n in branch.logprobs)
+    assert (branch.text, own.session.notes) == ("so", {"turns": 3})
+
+
+def test_a_chat_that_changes_what_was_said_is_a_new_conversation(direct: Any) -> None:
+    own = direct()
+    answer = own.chat(ASKED, "it is five")
+    changed = {**answer, "content": "it is six"}
+    other = {**ASKED[0], "content": "3?"}
+    for talk in ([*ASKED, changed, WHY], [other, answer, WHY], ASKED, [*ASKED, answer]):
+        own.chat(talk, "well")
+        assert own.asked[-1] == tuple(WRITES.token_ids("", WRITES.text("", talk)))
+    assert [len(each.messages) for each in own.session.branches] == [2, 4, 4, 2, 3]
+    own.chat([*ASKED, changed, WHY, {"role": "assistant", "content": "well"}, WHY], "yes")
+    assert [len(each.messages) for each in own.session.branches] == [2, 6, 4, 2, 3]
+
+
+def test_token_ids_go_on_from_the_longest_conversation(direct: Any) -> None:
+    own, wrote = direct(), (*ids_of("yes"), END)
+    (choice,) = own.ask({"token_ids": [1, 5]}, "yes")[1]["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote], "stop")
+    params = {"sampling_params": {"max_tokens": 2, "stop_token_ids": [END], "temperature": 0.1}}
+    for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5, *wrote, 7, 8), (1, 5)):
+        (choice,) = own.ask({"token_ids": ids, **params}, "yes")[1]["choices"]
+        assert (own.asked[-1], own.most[-1]) == (ids, 2)
+        assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote[:2]], "length")
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-0.25, -0.5]
+    n = len(wrote)
+    kept = [(each.prompt, each.spans, len(each.ids)) for each in own.session.branches]
+    assert kept[0] == ((1, 5), [Span(n, n + 2)], n + 4)
+    assert kept[1:] == [(ids, [], 2) for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5))]
+    assert own.session.learned is own.session.branches[0] and own.session.why == "length"
+
+
+def test_the_room_of_an_answer(direct: Any) -> None:
+    ids, few = ids_of("x" * 60), {"turn_tokens": 20}
+    for options, asked, expected in (
+        ({}, {}, 50), ({"context": ROOM + 30}, {}, 30), ({"context": ROOM + 1}, {}, 1),
+        (few, {}, 20), (few, {"max_tokens": 7}, 7), (few, {"max_tokens": 30}, 20),
+        ({}, {"max_tokens": 7, "max_completion_tokens": 9}, 9),
+    ):  # fmt: skip
+        own = direct(most=50, **options)
+        _, content = own.ask({"messages": ASKED, **asked}, "x" * 60, False)
+        assert own.most == [expected] and own.session.why == "length"
+        assert own.session.branches[0].ids == ids[:expected]
+        assert content["choices"][0]["message"]["content"] == decoded(*ids[:expected])
+
+
+@pytest.mark.parametrize(
+    ("options", "turns", "why", "says"),
+    [
+        ({"turns": 2}, 2, "turns", "had its 2 turns"),
+        ({"most": USED}, 1, "length", f"had its {USED} tokens"),
+        ({"context": ROOM + USED}, 1, "error", f"no room in the context of {ROOM + USED}"),
+        ({"most": USED + 1, "turns": 2}, 2, "turns", "had its 2 turns"),
+        ({"context": ROOM + USED + 1, "turns": 2}, 2, "turns", "had its 2 turns"),
+        ({"context": ROOM}, 0, "error", f"a prompt of {ROOM} tokens leaves no room"),
+    ],
+)
+def test_what_ends_a_rollout(direct: Any, options: Any, turns: int, why: str, says: str) -> None:
+    own, talk = direct(**options), list(ASKED)
+    for said in ("five", "x")[:turns]:
+        talk += [own.chat(talk, said, said == "five"), WHY]
+    assert own.session.why != why
+    status, content = own.ask({"messages": talk})
+    assert status == 400 and says in content["error"]["message"]
+    assert (own.session.why, own.session.notes["turns"]) == (why, turns)
+    assert ("problem" in own.session.notes) == (why == "error")
+
+
+def test_refusals_reach_no_model(direct: Any) -> None:
+    own, size = direct(), len(TOKENIZER)
+    for body, says in (
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [1, size]}, f"token_ids has {size}; the vocabulary ends at {size - 1}"),
+        ({"token_ids": [1], "sampling_params": {"stop_token_ids": [END, 9]}}, "not all of the"),
+        ({"messages": ASKED, "n": 2}, "n=2 is not offered"),
+        ({"messages": ASKED, "stream": True}, "stream=True is not offered"),
+        ({"messages": ASKED, "stop": ["x"]}, "stop="),
+        ({"messages": ASKED, "response_format": {"type": "json"}}, "response_format="),
+        ({"messages": [{"role": "user", "content": 3}]}, "a message is"),
+    ):
+        status, content = own.ask(body)
+        assert status == content["error"]["code"] == 400 and says in content["error"]["message"]
+    assert (own.asked, own.session.why) == ([], "environment")
+    assert own.ask({"token_ids": [size - 1]})[0] == 200
+    own.server.end(own.session)
+    assert own.ask({"token_ids": [1]})[0] == 401  # of a rollout that has ended
+
+
+def a_rollout(*branches: Branch) -> Session:
+    return Session(a_prompt(), branches=list(branches))
+
+
+def test_completions_begin_where_their_prompts_differ() -> None:
+    serving: Any = sessions(AGENT).over(Told("x"))
+    long = Branch((1, 5, 6, 7), [10, 11, 12, 13, 14], [-1, 0, 0, -2, -3], [Span(1, 3)], "last")
+    other = Branch((1, 5, 6, 7), [30, 31, 32, 33, 34, 35], [0] * 6, [Span(0, 4)])
+    short = Branch((1, 5, 9), [20, 21], [-4.0, -5.0])
+    group = serving._group([a_rollout(other, long), a_rollout(short)])
+    assert (group.prompt.token_ids, group.prompt.text) == ((1, 5), decoded(1, 5))
+    first, second = group.completions
+    assert first.token_ids == (6, 7, 10, 11, 12, 13, 14)
+    assert first.logprobs == (0, 0, -1, 0, 0, -2, -3)
+    assert first.spans == (Span(0, 2), Span(3, 5)) and first.last_turn == "last"
+    assert [c.environment.get("branches") for c in group.completions] == [2, None]
+    assert (second.token_ids, second.spans) == ((9, 20, 21), (Span(0, 1),))
+    assert second.text == decoded(9, 20, 21)
+    alike = serving._group([a_rollout(long), a_rollout(other)])
+    assert [c.spans for c in alike.completions] == [(Span(1, 3),), (Span(0, 4),)]
+    with pytest.raises(DataError, match="begin with different tokens"):
+        serving._group([a_rollout(long), a_rollout(Branch((2, 5), [3], [-1.0]))])
+
+
+def test_a_rollout_that_never_asked_is_an_error() -> None:
+    serving: Any = sessions(AGENT).over(sampler := Told("words"))
+    failed, silent, spoke = a_rollout(), a_rollout(), a_rollout(Branch((1, 5), [7], [-1.0]))
+    failed.fail("it raised")
+    serving._speak([failed, silent, spoke], SamplingParams(3, 50), 3)
+    problems = [each.notes.get("problem") for each in (failed, silent, spoke)]
+    assert problems == ["it raised", "it never asked the model", None]
+    assert silent.why == failed.why == "error"
+    assert [prompt.token_ids for prompt in sampler.asked[0]] == [(1, 5), (1, 5)]
+    assert silent.branches == [Branch((1, 5), ids_of("words")[:1], [-0.5], text="words 1")]
+    serving._speak([spoke], SamplingParams(1, 50), 3)
+    assert len(sampler.asked) == 1
+
+
+def test_what_a_program_gives() -> None:
+    for before, given, reward, why in (
+        (None, 2, 2.0, "environment"), (None, None, None, "environment"),
+        ("turns", -1.5, -1.5, "turns"), ("error", 1.0, None, "error"),
+        (None, math.inf, None, "error"), (None, "1", None, "error"),
+    ):  # fmt: skip
+        _end(session := Session(a_prompt(), finish=before), given)  # type: ignore[arg-type]
+        assert (session.notes.get("reward"), session.why) == (reward, why)
+        session.fail("later")
+        assert "reward" not in session.notes
+
+
+def test_calls_of_tools_are_openai_s(direct: Any) -> None:
+    own, seen = direct(made=qwen(), context=3000), list[Any]()
+    tools = [{"type": "function", "function": {"name": "times", "parameters": {}}}]
+    both, alone = ("times", '{"a":6}'), ("sum", "{}")
+    text = f"First. {call(*both)}{call(*alone)}<tool_call>x</tool_call>"
+    for asked, said, ends, made in (
+        (tools, text, True, [both, alone]), (tools, text, False, [both, alone]),
+        (None, text, True, []), (tools, "No.", True, []), (tools, call(*alone), True, [alone]),
+    ):  # fmt: skip
+        (choice,) = own.ask({"messages": ASKED, "tools": asked}, said, ends)[1]["choices"]
+        calls = choice["message"].get("tool_calls", [])
+        assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == made
+        assert ('"name": "times"' in TOKENIZER.decode(own.asked[-1])) == bool(asked)
+        assert [c["id"] for c in calls] == [f"call_{len(own.asked)}_{n}" for n in range(len(made))]
+        seen.append((choice["finish_reason"], choice["message"]["content"]))
+    assert seen == [("tool_calls", "First."), ("length", "First."), ("stop", text), ("stop", "No."),
+                    ("tool_calls", None)]  # fmt: skip
+    assert own.session.notes == {"turns": 5, "calls": 5}
+
+
+@pytest.mark.parametrize("last", ["stop", "length", 400])
+def test_a_conversation_with_tools(last: Any) -> None:
+    """Goes on while tools are called by whole turns; a tool's fault is told to the model."""
+    calls = [{"id": f"id{n}", "function": {"name": name, "arguments": '{"a": 6}'}}
+             for n, name in enumerate(("times", "broken"))]  # fmt: skip
+    begins: dict[str, Any] = {"content": None, "tool_calls": calls}
+    ends = {"content": "42", "tool_calls": calls if last == "length" else None}
+    answers = [("tool_calls", begins), (last, ends)]
+    bodies, used, talk = [], list[Any](), list[Any](ASKED)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(orjson.loads(request.content))
+        asked = str(request.url), request.headers["Authorization"]
+        assert asked == ("http://x/v1/chat/completions", "Bearer key")
+        reason, message = answers[len(bodies) - 1]
+        answered = {"choices": [{"finish_reason": reason, "message": message}]}
+        return httpx.Response(400 if reason == 400 else 200, json=answered)
+
+    async def use(name: str, arguments: Any) -> str:
+        used.append((name, arguments))
+        return "42." if name == "times" else str(1 // 0)
+
+    async def play() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            await converse(http, "http://x/v1", "key", talk, [{"a": 1}], use)
+
+    asyncio.run(play())
+    assert used == [("times", {"a": 6}), ("broken", {"a": 6})]
+    told: list[Any] = bodies[1]["messages"][-2:]
+    assert told[0] == {"role": "tool", "tool_call_id": "id0", "name": "times", "content": "42."}
+    assert told[1]["tool_call_id"] == "id1" and "by zero" in told[1]["content"]
+    whole = {"model": "policy", "tools": [{"a": 1}], "messages": [*ASKED, begins, *told]}
+    assert bodies == [whole | {"messages": ASKED}, whole]
+    assert talk[1:] == [begins, *told, *([ends] if isinstance(last, str) else [])]
+
+
+def test_a_row_is_a_task_by_its_number() -> None:
+    source = "verifiers:sums?size=4"
+    for row, number in ((1, 0), (3, 2), (12, 11)):
+        session = Session(a_prompt(row, source + ":row {}"))
+        assert tasksets._place(session) == (source, number)
+    with pytest.raises(ValueError, match="plays rows of"):
+        tasksets._place(Session(a_prompt(3, "rows.jsonl:row {}")))
