@@ -14,12 +14,12 @@ from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_dige
 from reason_llm.data.tools import (
     ENVIRONMENT,
     Call,
-    calls_of,
     environment_class,
     environment_name,
     environments_by_name,
     own_session,
     plain_messages,
+    said_before,
     tool_methods,
 )
 
@@ -35,7 +35,6 @@ __all__ = [
     "Messages",
     "Renderer",
     "abandon",
-    "calls_of",
     "chat_template",
     "check_ends",
     "check_files",
@@ -55,6 +54,7 @@ __all__ = [
     "prompt_tokens",
     "read_conditioning",
     "renderer_of",
+    "said_before",
     "system_prompt",
     "tasks_of",
     "tokenizer_digest",

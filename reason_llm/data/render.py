@@ -201,6 +201,12 @@ class Renderer:
             for ids, texts in zip(map(family.reply, marked), spelled, strict=True)
         ]
 
+    def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
+        """Token ids of what comes after those of an answer when these messages reply to it; see
+        ``replies``."""
+        (added,) = self.replies([reply], most_tokens)
+        return added[ids[-1] == added[0] :]  # the model may have written its answer's end itself
+
     def calls(self, text: str, ids: Sequence[int]) -> list[Call | None]:
         """The calls in an answer, of which the text and the token ids are given; None stands for
         one that cannot be read."""

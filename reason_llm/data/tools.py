@@ -141,6 +141,12 @@ def calls_of(text: str) -> list[Call | None]:
     return [_call(inside) if closes else None for inside, closes, _ in parts]
 
 
+def said_before(text: str) -> str:
+    """What a turn says before its calls."""
+    before = text.partition(OPENS)[0].strip()
+    return "" if before.startswith("{") else before
+
+
 def plain_messages(messages: list[dict[str, Any]]) -> Messages:
     """Messages of OpenAI's form as chat templates read them: contents are texts, and arguments of
     calls are objects.

@@ -57,8 +57,8 @@ class Sessions:
         elif kind == "mcp":
             self.plays = mcp_tools(rest)
         else:
-            self.plays = tasksets(config, rest)
-        if kind != "verifiers":  # whose own renderers put turns together
+            self.plays = tasksets(config, rest, renderer)
+        if kind != "verifiers":  # which renders anew where turns cannot follow
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
 
     def over(self, sampler: Sampler) -> Sampler:

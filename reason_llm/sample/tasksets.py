@@ -1,7 +1,8 @@
 """Rollouts in environments of verifiers 0.4, as they come, and their rewards.
 
 verifiers runs a task's own code here, in this process, and its tool servers as processes beside
-it. It asks the token server through its training client, with its renderers. In the place of its
+it. It asks the token server through its training client, with a renderer that puts the turns of a
+conversation together as our own does, or with one of its own that was named. In the place of its
 harness for plain chats, which starts a process of ``uv`` for each rollout, stands one that asks
 from here; a taskset that ships a harness keeps it.
 """
@@ -9,26 +10,39 @@ from here; a taskset that ships a harness keeps it.
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cache
+from threading import Lock
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
 from reason_llm.config import Config, installation
-from reason_llm.data import TASKSET, parsed_source, tasks_of
-from reason_llm.errors import ConfigError, one_line
+from reason_llm.data import (
+    TASKSET,
+    Messages,
+    Renderer,
+    parsed_source,
+    plain_messages,
+    said_before,
+    tasks_of,
+)
+from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.sample.mcp_tools import client, converse
 from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session, TokenServer
 
 HARNESS = "reason_llm_chat"
 """The module by whose name verifiers finds our harness."""
+TURNS = "reason_llm_turns"
+"""The module by whose name it finds our renderer."""
 
 
-def tasksets(config: Config, asked: str) -> Plays:
+def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
     """Rollouts of the tasks of ``data.train`` and ``data.eval``.
 
     Args:
         asked: options of ``sample.environment``: ``renderer=qwen3``.
+        own: what puts turns together where no renderer is named.
 
     Raises:
         ConfigError: verifiers is missing, or an option is wrong.
@@ -45,6 +59,11 @@ def tasksets(config: Config, asked: str) -> Plays:
     try:
         options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
         named = {"name": options.pop("renderer"), **options}
+        if named["name"] in ("auto", "default"):
+            sys.modules[TURNS] = _turns(own)
+            named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
+            named |= {"reply_tokens": config.sample.reply_tokens}
+            named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
         renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
     except (ValueError, KeyError) as error:
         raise ConfigError(
@@ -133,6 +152,52 @@ def _reward(session: Session, episode: Any) -> float | None:
         name: value for trace in episode.traces for name, value in trace.metrics.items()
     }
     return sum(rewards.values()) if rewards else None
+
+
+def _turns(own: Renderer) -> ModuleType:
+    """A module with the renderer, as verifiers loads one."""
+    from renderers import DefaultRenderer, DefaultRendererConfig, ParsedToolCall, RenderedTokens
+
+    one_at_a_time = Lock()
+
+    class Options(DefaultRendererConfig):
+        reply_tokens: int
+        _internal_fields = DefaultRendererConfig._internal_fields | {"reply_tokens"}
+
+    class Turns(DefaultRenderer):
+        """Renders by the chat template; goes on from what was sampled as our own renderer does."""
+
+        config_class = Options
+
+        def bridge_to_next_turn(
+            self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
+        ) -> RenderedTokens | None:
+            renderer, ids = replace(own, tools=tuple(tools or ())), [*prompt, *answer]
+            try:
+                with one_at_a_time:
+                    added = renderer.after(ids, plain_messages(reply), self.config.reply_tokens)
+            except ReasonError:
+                return None  # it is rendered anew
+            return RenderedTokens(
+                token_ids=[*ids, *added],
+                message_indices=[-1] * len(ids) + [len(reply) - 1] * len(added),
+                message_roles=[message["role"] for message in reply],
+            )
+
+        def parse_response(
+            self, answer: list[int], *, tools: Any = None, prompt_ids: Any = None
+        ) -> Any:
+            parsed = super().parse_response(answer, tools=tools, prompt_ids=prompt_ids)
+            if tools and self.config.tool_parser is None:
+                renderer = replace(own, tools=tuple(tools))
+                if calls := [each for each in renderer.calls(parsed.content, answer) if each]:
+                    parsed.tool_calls = [ParsedToolCall("", *each) for each in calls]
+                    parsed.content = said_before(parsed.content)
+            return parsed
+
+    module = ModuleType(TURNS)
+    vars(module).update(Turns=Turns)
+    return module
 
 
 def _harness() -> ModuleType:

@@ -34,7 +34,7 @@ import orjson
 from aiohttp import web
 
 from reason_llm.config import SampleSection
-from reason_llm.data import Messages, Renderer, calls_of, plain_messages
+from reason_llm.data import Messages, Renderer, plain_messages, said_before
 from reason_llm.errors import ReasonError, one_line
 from reason_llm.files import MIB
 from reason_llm.model import decode
@@ -417,9 +417,7 @@ class TokenServer:
                 branch = each
         if branch.ids:
             tail = messages[len(branch.messages) :]
-            (added,) = renderer.replies([tail], self._section.reply_tokens)
-            if branch.ids[-1] == added[0]:
-                added = added[1:]  # the model wrote the end of its answer itself
+            added = renderer.after(branch.ids, tail, self._section.reply_tokens)
         else:
             text = renderer.text("a chat", messages)
             branch = Branch(tuple(renderer.token_ids("a chat", text)))
@@ -427,9 +425,9 @@ class TokenServer:
         completion = await self._sampled(session, branch, tuple(added), most)
         message: dict[str, Any] = {"role": "assistant", "content": completion.text}
         reason: str = completion.finish_reason
-        if calls := [each for each in calls_of(completion.text) if each] if asked.tools else []:
-            before = completion.text.partition("<tool_call>")[0].strip()
-            message["content"] = None if before.startswith("{") else before or None
+        found = renderer.calls(completion.text, completion.token_ids) if asked.tools else []
+        if calls := [each for each in found if each]:
+            message["content"] = said_before(completion.text) or None
             message["tool_calls"] = [
                 {
                     "id": f"call_{session.notes['turns']}_{number}",

@@ -22,7 +22,7 @@ import pytest
 import trl
 import yaml
 
-from chat_templates import renderer
+from chat_templates import DROPS_THINKING, renderer
 from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
@@ -56,10 +56,18 @@ def a_prompt(number: int = 0, where: str = "rows.jsonl:{}", **row: Any) -> Promp
 
 
 class Told:
-    """Says these texts, turn by turn, with the rollout's number after them; log-probs differ."""
+    """Says these texts, turn by turn, with the rollout's number after them; log-probs differ. By
+    letters, it samples other ids than the tokenizer has for the texts."""
 
-    def __init__(self, *texts: str, numbered: bool = True, tokenizer: Any = TOKENIZER) -> None:
+    def __init__(
+        self,
+        *texts: str,
+        numbered: bool = True,
+        tokenizer: Any = TOKENIZER,
+        by_letters: bool = False,
+    ) -> None:
         self.texts, self.numbered, self.tokenizer = texts, numbered, tokenizer
+        self.by_letters = by_letters
         self.asked: list[list[Prompt]] = []
         self.seeds: list[int] = []
 
@@ -72,7 +80,9 @@ class Told:
         groups = []
         for number, prompt in enumerate(prompts):
             said = text + (f" {number}" if self.numbered else "")
-            ids = [*ids_of(said, self.tokenizer), END][: params.max_new_tokens]
+            parts = said if self.by_letters else [said]
+            ids = [id for part in parts for id in ids_of(part, self.tokenizer)]
+            ids = [*ids, END][: params.max_new_tokens]
             logprobs = tuple(-0.25 * (n + 1 + number) for n in range(len(ids)))
             why: Any = "stop" if ids[-1] == END else "length"
             groups.append(Group(prompt, (Completion(tuple(ids), said, logprobs, why),)))
@@ -464,16 +474,46 @@ def check_equal(groups: list[Group], episodes: list[tuple[Session, Any]]) -> Non
     assert ours == theirs
 
 
+def test_verifiers_goes_on_from_what_was_sampled() -> None:
+    """However its text would be encoded."""
+    pytest.importorskip("renderers")
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+    own = qwen()
+    made = tasksets._turns(own).Turns
+    turns = made(TOKENIZER, made.config_class(reply_tokens=9, chat_template=own.template.jinja))
+    asked = [{"role": "user", "content": "a"}]
+    prompt = turns.render(asked, tools=list(tools), add_generation_prompt=True).token_ids
+    assert prompt == ids_of(replace(own, tools=tools).text("", asked))
+    text = "so " + call("f", '{"a": 1}')
+    answer = [id for letter in text for id in ids_of(letter)]
+    assert answer != ids_of(text)
+    for end in ([END], []):  # cut
+        reply = [{"role": "tool", "tool_call_id": "1", "content": "b"}]
+        after = turns.bridge_to_next_turn(prompt, [*answer, *end], reply, tools=list(tools))
+        known = [*prompt, *answer, END]
+        assert after.token_ids[: len(known)] == known
+        rest = TOKENIZER.decode(after.token_ids[len(known) :])
+        assert "<tool_response>\nb\n</tool_response>" in rest
+        assert after.message_token_spans() == [(len(known) - 1 + len(end), len(after.token_ids))]
+    parsed = turns.parse_response([*answer, END], tools=list(tools), prompt_ids=prompt)
+    assert parsed.content == "so"
+    assert [(each.name, each.arguments) for each in parsed.tool_calls] == [("f", {"a": 1})]
+    drops = tasksets._turns(renderer(TOKENIZER, DROPS_THINKING)).Turns(
+        TOKENIZER, made.config_class(reply_tokens=9)
+    )
+    assert drops.bridge_to_next_turn(prompt, answer, reply) is None  # rendered anew
+
+
 @long
 def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) -> None:
-    """128 rollouts of two turns."""
+    """128 rollouts of two turns, whose ids are not those of their texts."""
     source = "verifiers:sums_taskset?size=16&first=21"
     assert [row for _, row in read_rows(source, "train")][1] == {
         "prompt": [{"role": "user", "content": "22 + 22 = ?"}]
     }
     own = sessions("verifiers")
     prompts = [a_prompt(n + 1, source + ":row {}") for n in range(16)]
-    groups = play(own, Told("it is 42", "it is 46"), prompts, each=8)
+    groups = play(own, Told("it is 42", "it is 46", by_letters=True), prompts, each=8)
     check_equal(groups, episodes)
     first = groups[0].completions[0].environment
     assert first["rewards"] == {"right": 1.0, "brief": 0.5 / (1 + len("it is 46 0"))}
@@ -483,7 +523,12 @@ def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) ->
 
 @long
 @pytest.mark.filterwarnings("default")  # of libraries of its tool servers
-def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "environment", ["verifiers", "verifiers?renderer=default&tool_parser=qwen3"]
+)
+def test_a_taskset_with_a_tool(
+    environment: str, episodes: list[tuple[Session, Any]], tmp_path: Path
+) -> None:
     tokenizer = load_tokenizer(str(TINY))
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.chat_template = qwen().template.jinja
@@ -495,14 +540,16 @@ def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Pa
             "model": {"path": str(tmp_path)},
             "data": {"train": "verifiers:tools_taskset"},
             "sample": {
-                "environment": "verifiers?renderer=default&tool_parser=qwen3",
+                "environment": environment,
                 "environment_seconds": 120,
             },
         }
     )
     own = Sessions(config, renderer(tokenizer), 3000)
     texts = call("sums_times", '{"first": 6, "second": 7}'), "it is 42"
-    sampler = Told(*texts, numbered=False, tokenizer=tokenizer)
+    sampler = Told(
+        *texts, numbered=False, tokenizer=tokenizer, by_letters=environment == "verifiers"
+    )
     groups = play(own, sampler, [a_prompt(1, "verifiers:tools_taskset:row {}")], most=600)
     check_equal(groups, episodes)
     (completion,) = groups[0].completions

@@ -25,7 +25,8 @@ from conftest import TINY
 from families import SIZES
 from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
-from reason_llm.data import calls_of, load_data, renderer_of
+from reason_llm.data import load_data, renderer_of
+from reason_llm.data.tools import calls_of
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model import to_data
 from reason_llm.model.base import Model, load_tokenizer
