@@ -58,7 +58,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         ) from error
     try:
         options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
-        named = {"name": options.pop("renderer"), **options}
+        named: dict[str, Any] = {"name": options.pop("renderer"), **options}
         if named["name"] in ("auto", "default"):
             sys.modules[TURNS] = _turns(own)
             named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}

@@ -484,7 +484,7 @@ def test_verifiers_goes_on_from_what_was_sampled() -> None:
     asked = [{"role": "user", "content": "a"}]
     prompt = turns.render(asked, tools=list(tools), add_generation_prompt=True).token_ids
     assert prompt == ids_of(replace(own, tools=tools).text("", asked))
-    text = "so " + call("f", '{"a": 1}')
+    text = "<answer>so " + call("f", '{"a": 1}')
     answer = [id for letter in text for id in ids_of(letter)]
     assert answer != ids_of(text)
     for end in ([END], []):  # cut
@@ -496,7 +496,7 @@ def test_verifiers_goes_on_from_what_was_sampled() -> None:
         assert "<tool_response>\nb\n</tool_response>" in rest
         assert after.message_token_spans() == [(len(known) - 1 + len(end), len(after.token_ids))]
     parsed = turns.parse_response([*answer, END], tools=list(tools), prompt_ids=prompt)
-    assert parsed.content == "so"
+    assert parsed.content == "<answer>so"
     assert [(each.name, each.arguments) for each in parsed.tool_calls] == [("f", {"a": 1})]
     drops = tasksets._turns(renderer(TOKENIZER, DROPS_THINKING)).Turns(
         TOKENIZER, made.config_class(reply_tokens=9)
