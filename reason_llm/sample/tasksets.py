@@ -168,6 +168,7 @@ def _turns(own: Renderer) -> ModuleType:
         """Renders by the chat template; goes on from what was sampled as our own renderer does."""
 
         config_class = Options
+        supports_tools = True
 
         def bridge_to_next_turn(
             self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
