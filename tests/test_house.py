@@ -57,7 +57,7 @@ OWNERS = {
     "aiohttp": {"sample"},
     "mcp": {"sample"},
     "verifiers": {"data", "sample"},
-    "renderers": {"data"},
+    "renderers": {"data", "sample"},
 }
 KNOWN = {name_of(module) for module in MODULES}
 FOLDERS = {name_of(module) for module in MODULES if module.name == "__init__.py"}
