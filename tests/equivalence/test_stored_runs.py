@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from option_runs import (
     BINS,
     DPO,
+    EVAL,
     FULL,
     KTO,
     OFF,
@@ -46,7 +47,7 @@ TWO_REWARDS = [
     {"name": "length", "weight": -0.5},
 ]
 RUNS: dict[str, dict[str, Any]] = {
-    "grpo": OFF | SLOW | {
+    "grpo": OFF | EVAL | SLOW | {
         "run__steps": 3, "score__rewards": TWO_REWARDS,
         "algorithm": {"name": "grpo", "kl": "k3", "kl_coefficient": 0.05,
                       "entropy_coefficient": 0.01},
@@ -54,7 +55,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "train__ema": 0.8, "model__adapter": {"rank": 4, "alpha": 12, "dropout": 0.1},
         "eval__sets": {"again": "{folder}/sums.jsonl"}, "eval__limit": 3, "run__save_every": 2,
     },
-    "dapo": SMALL | SLOW | {
+    "dapo": EVAL | SLOW | {
         "run__steps": 3, "algorithm": {"name": "dapo", "success_range": [0.1, 0.9]},
         "eval__samples": 2, "eval__limit": 2, "data__order": "informative", "run__shards": 2,
     },
