@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -27,6 +28,9 @@ from reason_llm.score.math.units import word_set
 
 MAX_WORKERS = 16
 TIMEOUT_SECONDS = 5.0
+"""Processor time of a comparison."""
+_PATIENCE = 10
+"""A worker to which others leave no processor may take so many times its limit."""
 _START_SECONDS = 60.0
 _ENVIRONMENT = word_set(
     "PATH HOME TMPDIR LANG LC_ALL LD_LIBRARY_PATH PYTHONHOME PYTHONPATH OMP_NUM_THREADS"
@@ -69,7 +73,7 @@ class _Worker:
         """The worker's verdict; None if it died.
 
         Raises:
-            TimeoutError: it gave none in time.
+            TimeoutError: it gave none in so much processor time, or in ``_PATIENCE`` times as long.
         """
         try:
             self._questions.write(f"{json.dumps([question.gold, question.answer])}\n".encode())
@@ -80,10 +84,21 @@ class _Worker:
     def _reply(self, timeout_seconds: float) -> bool | None:
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
-        if not poll.poll(timeout_seconds * 1000):
-            raise TimeoutError
+        used, latest = self._used_seconds(), time.monotonic() + _PATIENCE * timeout_seconds
+        left = timeout_seconds
+        while not poll.poll(max(left, 0.01) * 1000):
+            left = min(used + timeout_seconds - self._used_seconds(), latest - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
         line = self._replies.readline()
         return bool(json.loads(line)) if line else None
+
+    def _used_seconds(self) -> float:
+        """Processor time of the process so far."""
+        try:
+            return time.clock_gettime((~self._process.pid << 3) | 2)  # clock_getcpuclockid(3)
+        except OSError:  # it died, which the next poll tells
+            return 0.0
 
     def kill(self) -> None:
         """End the process, whatever it is doing. Any thread may call it."""

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,10 +98,25 @@ def test_a_stopped_worker_is_replaced(judge: Judge) -> None:
     equivalent_many(judge, [EASY], LONG_SECONDS)
     (worker,) = children() - before
     os.kill(worker, signal.SIGSTOP)
-    (verdict,) = equivalent_many(judge, [EASY], 0.5)
+    (verdict,) = equivalent_many(judge, [EASY], 0.05)
     assert verdict is False
     assert judge.num_timed_out == 1
     assert equivalent_many(judge, [EASY], LONG_SECONDS) == [True]
+
+
+def test_a_worker_without_a_processor_is_waited_for(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is of processor time: what others take of it changes no verdict."""
+    monkeypatch.setattr("reason_llm.score.math.judge._PATIENCE", 1000)
+    before = children()
+    equivalent_many(judge, [EASY], LONG_SECONDS)
+    (worker,) = children() - before
+    os.kill(worker, signal.SIGSTOP)
+    goes_on = threading.Timer(1.0, os.kill, (worker, signal.SIGCONT))
+    goes_on.start()
+    assert equivalent_many(judge, [EASY], 0.5) == [True]
+    goes_on.join()
 
 
 def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
