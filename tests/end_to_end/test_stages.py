@@ -75,7 +75,7 @@ def records_of(folder: Path) -> Records:
     return metrics.read(folder / "runs" / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("stage", most_are_long(STAGES, ["irpo", "ppo"]))
+@pytest.mark.parametrize("stage", most_are_long(STAGES, ["ppo"]))
 def test_a_stage_learns(stage: str, whole: Callable[[str], Path]) -> None:
     DIRECTIONS[stage](records_of(whole(stage)))
 

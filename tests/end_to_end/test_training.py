@@ -113,6 +113,7 @@ def test_what_a_run_leaves_behind(
         assert total == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.long  # in the stored runs, too
 def test_the_average_of_the_adapter(small_run: Callable[..., Config]) -> None:
     """The same whole or resumed, by the definition from the checkpoints; the run goes as without
     it."""
