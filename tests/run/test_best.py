@@ -97,6 +97,7 @@ def accuracies(run: Path) -> list[float]:
     return [record["eval/accuracy"] for record in records]
 
 
+@pytest.mark.long
 def test_the_run_ends_early_and_keeps_the_adapter_of_its_best_step(
     falling: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def records_of(config: Config) -> list[metrics.Record]:
     return [{k: v for k, v in each.items() if k.startswith("eval/")} for each in found]
 
 
+@pytest.mark.long
 def test_a_run_is_judged_by_its_samples(small_run: Callable[..., Config], tmp_path: Path) -> None:
     """The files and the summary agree; a resumed run has the same bits, another seed others."""
     options = HELD_OUT | {"eval__samples": 3, "eval__every": 1, "run__steps": 2}
