@@ -46,6 +46,9 @@ _ANSWERS = {
     "": "<think>\n.\n</think>\n\n.",
 }
 """By what of a thought a template writes before it."""
+MOST_MARKS = 600
+"""Most ``<`` in an answer whose calls are read by a family: patterns of ``renderers`` backtrack,
+with the cube of the tags that are left open."""
 _MARK = "\ufdd0"
 """In the place of a control token; no text has it, as it is no character."""
 _Rendering = tuple[str | None, str, int | None]
@@ -213,6 +216,8 @@ class Renderer:
         family = _family(self.tokenizer, self.template)
         if family is None or "tool" not in family.turns:
             return calls_of(text)
+        if self.tokenizer.decode(ids).count("<") > MOST_MARKS:
+            return [None]
         return family.calls(ids, self.tools)
 
     def _after_answers(self, replies: Sequence[Messages]) -> list[str]:

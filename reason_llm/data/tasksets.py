@@ -20,11 +20,14 @@ def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
     """The taskset's name, which of its tasks are meant, and its own options.
 
     Raises:
-        ValueError: as ``options_of``.
+        ValueError: as ``options_of``; or skip or size is no whole number from 0 on.
     """
     name, _, asked = source.removeprefix(TASKSET).partition("?")
     options = options_of(asked)
-    skip, size = options.pop("skip", 0), options.pop("size", TASKS)
+    skip, size = (options.pop(key, usual) for key, usual in (("skip", 0), ("size", TASKS)))
+    for key, value in (("skip", skip), ("size", size)):
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{key}={value} is no number of tasks; set it to 0 or more")
     return name, slice(skip, skip + size), options
 
 

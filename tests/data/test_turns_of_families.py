@@ -89,6 +89,13 @@ def test_calls_are_read(name: str) -> None:
     assert made.calls("", made.token_ids("", "It is 4.")) == []
 
 
+def test_an_answer_of_open_tags_is_not_searched() -> None:
+    made = writes("qwen3")
+    call = '<tool_call>\n{"name": "plus", "arguments": {"first": 1}}\n</tool_call>'
+    for marks, calls in ((598, [("plus", {"first": 1})]), (599, [None])):
+        assert made.calls("", made.token_ids("", "<" * marks + call)) == calls
+
+
 def test_calls_that_no_one_makes() -> None:
     made = writes("qwen3")
     call = '<tool_call>\n{"name": "plus", "arguments": {"first": 1}}\n</tool_call>'

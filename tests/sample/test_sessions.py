@@ -562,6 +562,9 @@ def test_a_source_names_tasks_and_options() -> None:
     options = {"game": "Hangman-v0", "first": 5, "hard": True}
     assert parsed_source(source) == ("arena", slice(30, 34), options)
     assert parsed_source("verifiers:arena") == ("arena", slice(0, 2000), {})
+    for wrong in ("size=abc", "size=-1", "skip=1.5", "skip=true"):
+        with pytest.raises(ValueError, match=r"is no number of tasks; set it to 0 or more"):
+            parsed_source(f"verifiers:arena?{wrong}")
 
 
 @long
