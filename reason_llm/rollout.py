@@ -77,6 +77,33 @@ class Span:
     end: Count
 
 
+def _is_sampled(tokens: int, spans: Sequence[Span]) -> tuple[bool, ...]:
+    flags = [True] * tokens
+    for span in spans:
+        flags[span.start : span.end] = [False] * (span.end - span.start)
+    return tuple(flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Of an agent that shortens, forks or writes anew what was said: one more conversation of its
+    rollout. What is in its prompt is learned elsewhere or was not sampled."""
+
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    prompt_ids: TokenIds
+    token_ids: TokenIds
+    """T ids, all that came after the prompt."""
+    text: Text
+    logprobs: Numbers
+    """T log-probs, as of a completion."""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def is_sampled(self) -> tuple[bool, ...]:
+        """T flags: whether the model wrote the token."""
+        return _is_sampled(len(self.token_ids), self.spans)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer of T tokens, later with its rewards and its advantage. In an environment
@@ -111,6 +138,9 @@ class Completion:
     ``reward`` it gave, of which the ``turn_rewards`` are a part, the ``problem`` it had."""
     last_turn: Text | None = None
     """Of several turns: the text of the model's last one."""
+    others: tuple[Conversation, ...] = ()
+    """Where the rollout is several conversations: all but the one in which the model wrote most.
+    Each is a row of its own for the learner, with the rollout's one advantage."""
 
     @property
     def answer(self) -> str:
@@ -120,10 +150,7 @@ class Completion:
     @property
     def is_sampled(self) -> tuple[bool, ...]:
         """T flags: whether the model wrote the token."""
-        flags = [True] * len(self.token_ids)
-        for span in self.spans:
-            flags[span.start : span.end] = [False] * (span.end - span.start)
-        return tuple(flags)
+        return _is_sampled(len(self.token_ids), self.spans)
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
@@ -207,30 +234,33 @@ def group_from_json(value: Any) -> Group:
 
 
 def check_lengths(group: Group) -> None:
-    """Check that each completion has as many log-probs as tokens, that its spans lie within, and
-    that its turns have as many rewards and advantages, or none.
+    """Check that each completion and conversation has as many log-probs as tokens, that its spans
+    lie within, and that its turns have as many rewards and advantages, or none.
 
     Raises:
         ValueError: of one they do not.
     """
     for number, completion in enumerate(group.completions):
-        ends = [0, *(n for span in completion.spans for n in (span.start, span.end))]
-        if ends != sorted(ends) or ends[-1] > len(completion.token_ids):
-            raise ValueError(
-                f"prompt {group.prompt.id!r}, completion {number}: its spans do not follow each "
-                "other within its tokens"
-            )
+        conversations: list[Completion | Conversation] = [completion, *completion.others]
+        for each in conversations:
+            ends = [0, *(n for span in each.spans for n in (span.start, span.end))]
+            if ends != sorted(ends) or ends[-1] > len(each.token_ids):
+                raise ValueError(
+                    f"prompt {group.prompt.id!r}, completion {number}: its spans do not follow "
+                    "each other within its tokens"
+                )
+            of_learner = completion.learner_logprobs if each is completion else None
+            for logprobs in (each.logprobs, of_learner):
+                if logprobs is not None and len(logprobs) != len(each.token_ids):
+                    raise ValueError(
+                        f"prompt {group.prompt.id!r}, completion {number}: "
+                        f"{len(each.token_ids)} token_ids but {len(logprobs)} log-probs"
+                    )
         for of_turns in (completion.turn_rewards, completion.turn_advantages):
             if len(of_turns) not in (0, len(completion.spans) + 1):
                 raise ValueError(
                     f"prompt {group.prompt.id!r}, completion {number}: {len(of_turns)} numbers for "
                     f"{len(completion.spans) + 1} turns"
-                )
-        for logprobs in (completion.logprobs, completion.learner_logprobs):
-            if logprobs is not None and len(logprobs) != len(completion.token_ids):
-                raise ValueError(
-                    f"prompt {group.prompt.id!r}, completion {number}: "
-                    f"{len(completion.token_ids)} token_ids but {len(logprobs)} log-probs"
                 )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -24,7 +25,9 @@ class Datum:
     trained: tuple[bool, ...]
     """False for the prompt and for tokens that the model did not write."""
     group: int = 0
-    """Rows with the same number have the same prompt."""
+    """Rows with the same number belong to one prompt of the data."""
+    rollout: int = 0
+    """Rows with the same number are conversations of one rollout."""
     reward: float = 0.0
     is_truncated: bool = False
     """Whether the token limit cut the completion off."""
@@ -41,6 +44,7 @@ class Datum:
         name: str = "",
         *,
         group: int = 0,
+        rollout: int = 0,
         reward: float = 0.0,
         is_truncated: bool = False,
         has_reward: bool = True,
@@ -59,6 +63,7 @@ class Datum:
             ids=(*prompt_ids, *completion_ids),
             trained=(False,) * prompt + trained,
             group=group,
+            rollout=rollout,
             reward=reward,
             is_truncated=is_truncated,
             has_reward=has_reward,
@@ -71,7 +76,7 @@ class Datum:
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
         """Datum of a row of an offline stage, whose number is its reward."""
-        return cls(row.name, row.ids, row.trained, row.group, row.value)
+        return cls(row.name, row.ids, row.trained, row.group, reward=row.value)
 
     @property
     def num_tokens(self) -> int:
@@ -113,25 +118,37 @@ class Datum:
 def to_data(groups: Sequence[Group]) -> list[Datum]:
     """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``,
     ``advantages`` and, of an environment that rewards turns, ``earned``: before weights, what it
-    gave for the turns before the token's own."""
-    return [
-        Datum.of(
-            group.prompt.token_ids,
-            c.token_ids,
-            f"{group.prompt.id}#{i}",
-            group=number,
-            reward=float(c.reward or 0.0),
-            is_truncated=c.finish_reason == "length",
-            has_reward=c.has_reward or c.reward is None,
-            columns={
-                "sampler_logprobs": c.logprobs,
-                "advantages": c.of_turns(
-                    c.turn_advantages or [c.advantage or 0.0] * (len(c.spans) + 1)
-                ),
-            }
-            | ({"earned": c.of_turns(c.earned)} if c.turn_rewards else {}),
-            is_sampled=c.is_sampled,
-        )
+    gave for the turns before the token's own. Further conversations of the rollouts come last."""
+    numbered = [
+        (number, group.prompt, i, completion)
         for number, group in enumerate(groups)
-        for i, c in enumerate(group.completions)
+        for i, completion in enumerate(group.completions)
     ]
+    rows, others = list[Datum](), list[Datum]()
+    for rollout, (number, prompt, i, c) in enumerate(numbered):
+        name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
+        columns = {
+            "sampler_logprobs": c.logprobs,
+            "advantages": c.of_turns(c.turn_advantages or [advantage] * (len(c.spans) + 1)),
+        }
+        if c.turn_rewards:
+            columns["earned"] = c.of_turns(c.earned)
+        datum_of = partial(
+            Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
+            is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
+        )  # fmt: skip
+        row = datum_of(
+            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
+        )
+        rows.append(row)
+        for n, other in enumerate(c.others, 1):
+            columns = {
+                "sampler_logprobs": other.logprobs,
+                "advantages": [advantage * wrote for wrote in other.is_sampled],
+            }
+            row = datum_of(
+                other.prompt_ids, other.token_ids, f"{name}.{n}", columns=columns,
+                is_sampled=other.is_sampled,
+            )  # fmt: skip
+            others.append(row)
+    return rows + others

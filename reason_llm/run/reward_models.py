@@ -247,7 +247,8 @@ class RewardModels:
             RewardError: a completion is longer than the model reads.
         """
         if not model.is_outside:
-            found = learner.scores(to_data(groups), model.role)
+            of_rollouts = to_data(groups)[: sum(len(group.completions) for group in groups)]
+            found = learner.scores(of_rollouts, model.role)
             progress(len(found))
             return found
         if model.key not in self._outside:

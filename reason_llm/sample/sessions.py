@@ -9,8 +9,8 @@ in the thread that it was called in. Each ends with what its program returns: a 
 ``environment``. A program that raises, or keeps the others waiting for longer than
 ``sample.environment_seconds``, ends its rollout with the reason ``error``.
 
-Of a rollout the conversation in which the model wrote most is learned; ``branches`` counts them
-where there is more than one, as with agents that shorten or fork what they say.
+A rollout of an agent that shortens or forks what it says is several conversations. That in which
+the model wrote most is the completion, which rewards judge; all are learned, with one advantage.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from reason_llm.config import Config
 from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
-from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
+from reason_llm.rollout import ROW, Completion, Conversation, Group, Prompt, Span
 from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
@@ -151,12 +151,16 @@ class _Serving:
         ids = (*own, *branch.ids)
         spans = [Span(0, len(own))] if own else []
         spans += [Span(len(own) + each.start, len(own) + each.end) for each in branch.spans]
-        if len(session.branches) > 1:
-            session.notes["branches"] = len(session.branches)
-        (text,) = decode(self._of_run.renderer.tokenizer, [list(ids)])
+        others = [each for each in session.branches if each is not branch]
+        told = [list(ids), *(each.ids for each in others)]
+        text, *texts = decode(self._of_run.renderer.tokenizer, told)
         return Completion(
             ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
             spans=tuple(spans), environment=session.notes, last_turn=branch.text,
+            others=tuple(
+                Conversation(b.prompt, tuple(b.ids), said, tuple(b.logprobs), tuple(b.spans))
+                for b, said in zip(others, texts, strict=True)
+            ),
         )  # fmt: skip
 
 

@@ -187,15 +187,16 @@ class PolicyGradient(Objective):
         if row.keep == "positive":
             kept = [i for i in kept if mean_advantage(data[i]) > 0]
         elif row.keep == "top_k":
-            groups: dict[int, list[int]] = {}
-            for i in kept:
-                if data[i].has_reward:
-                    groups.setdefault(data[i].group, []).append(i)
-            best = [
-                sorted(group, key=lambda i: (-data[i].reward, i))[: row.top_k]
+            groups: dict[int, dict[int, float]] = {}
+            for datum in data:
+                if datum.has_reward:
+                    groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
+            best = {
+                rollout
                 for group in groups.values()
-            ]
-            kept = sorted(i for group in best for i in group)
+                for rollout in sorted(group, key=lambda each: (group[each], each))[: row.top_k]
+            }
+            kept = [i for i in kept if data[i].rollout in best]
         return [i for i in kept if not _is_left_out(data[i], row)]
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
@@ -257,7 +258,7 @@ class PolicyGradient(Objective):
         described = {"train/advantage_std": float(advantages.std()) if len(counted) > 1 else 0.0}
         if self.row.needs_whole_step and self.row.kl != "none":
             kl = sum(float(_log_ratio(datum, "ref_logprobs").sum()) for datum in data)
-            described["train/kl_per_completion"] = kl / len(data)
+            described["train/kl_per_completion"] = kl / len({datum.rollout for datum in data})
         if self.row.teacher and counted:
             ratios = torch.cat([_log_ratio(data[i], "teacher_logprobs") for i in counted])
             described["train/teacher_kl"] = float(ratios.mean())
@@ -419,7 +420,8 @@ def shaped_advantages(
 
     Args:
         data: with the columns ``old_logprobs`` and ``ref_logprobs``; groups of one size. A row
-            without a reward counts in no baseline, and its advantages are 0.
+            without a reward counts in no baseline, and its advantages are 0. What follows a
+            rollout's first row adds to its KL, and shares its advantage.
 
     Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """
@@ -430,19 +432,26 @@ def shaped_advantages(
     ]
     earned_NT = _earned(data, turn_weight)
     if row.kl_place == "reward":
+        first: dict[int, Datum] = {}
+        kl_of: dict[int, float] = {}
+        for datum, k in zip(data, kl, strict=True):
+            first.setdefault(datum.rollout, datum)
+            kl_of[datum.rollout] = kl_of.get(datum.rollout, 0.0) + float(k.sum())
         rewards_N = torch.tensor(
             [
-                d.reward - beta * float(k.sum()) if d.has_reward else math.nan
-                for d, k in zip(data, kl, strict=True)
+                d.reward - beta * kl_of[d.rollout] if d.has_reward else math.nan
+                for d in first.values()
             ],
             dtype=torch.float64,
         )
-        size = len(data) // len({datum.group for datum in data})
-        counted_N = torch.tensor([not _is_left_out(datum, row) for datum in data])
+        size = len(first) // len({datum.group for datum in data})
+        counted_N = torch.tensor([not _is_left_out(datum, row) for datum in first.values()])
         found_TN = advantages.group_advantages(
-            rewards_N, size, row.scale, row.baseline, counted_N=counted_N, earned_KN=earned_NT.T
-        )
-        return [found_TN[: len(k), i].to(k) for i, k in enumerate(kl)]
+            rewards_N, size, row.scale, row.baseline, counted_N=counted_N,
+            earned_KN=earned_NT[: len(first)].T,
+        )  # fmt: skip
+        place = {rollout: i for i, rollout in enumerate(first)}
+        return [found_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)]
     lengths = [len(k) for k in kl]
     rewards_NT = torch.nn.utils.rnn.pad_sequence([-beta * k for k in kl], batch_first=True)
     mask_NT = torch.arange(rewards_NT.shape[1])[None] < torch.tensor(lengths)[:, None]

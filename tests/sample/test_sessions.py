@@ -242,6 +242,29 @@ def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
+@long
+def test_conversations_of_a_rollout_are_learned_each() -> None:
+    own, said = (
+        sessions(f"agent:{AGENTS}:begins_anew"),
+        ("first", "a summary", "second", "and last"),
+    )
+    (group,) = play(own, Told(*said), [a_prompt()])
+    (completion,) = group.completions
+    (other,) = completion.others
+    assert completion.environment == {"turns": 4, "reward": 1.0}
+    assert completion.last_turn == "and last 0"
+    assert other.prompt_ids == a_prompt().token_ids != group.prompt.token_ids
+    assert "so far: 7" in TOKENIZER.decode(group.prompt.token_ids)
+    asked = "\n<|im_start|>user\n3 + 4 = ?<|im_end|>\n<|im_start|>assistant\n"
+    for each, (first, second) in ((other, said[::2]), (completion, said[1::2])):
+        text = f"{first} 0<|im_end|>{asked}{second} 0<|im_end|>"
+        assert TOKENIZER.decode(each.token_ids) == text
+        (span,) = each.spans
+        assert TOKENIZER.decode(each.token_ids[span.start : span.end]) == asked
+        sampled = [*range(span.start), *range(span.end, len(each.token_ids))]
+        assert [n for n, logprob in enumerate(each.logprobs) if logprob] == sampled
+
+
 def test_the_branch_in_which_the_model_wrote_most_is_learned() -> None:
     replied_at_length = Branch((1,), ids=[5] * 9, spans=[Span(1, 8)])
     written = Branch((1,), ids=[5] * 5, spans=[Span(1, 2)])
@@ -458,19 +481,22 @@ def check_equal(groups: list[Group], episodes: list[tuple[Session, Any]]) -> Non
     assert len(by_session) == sum(len(group.completions) for group in groups)
     theirs = {}
     for _, episode in episodes:
-        ((branch,),) = [trace.branches for trace in episode.traces]
-        key = tuple(branch.token_ids), tuple(branch.sampled_mask), tuple(branch.logprobs)
-        theirs[key] = episode.traces[0].reward
+        (trace,) = episode.traces
+        for branch in trace.branches:
+            key = tuple(branch.token_ids), tuple(branch.sampled_mask), tuple(branch.logprobs)
+            theirs[key] = trace.reward
     ours = {}
     for group in groups:
-        begin = len(group.prompt.token_ids)
         for completion in group.completions:
-            key = (
-                (*group.prompt.token_ids, *completion.token_ids),
-                (*[False] * begin, *completion.is_sampled),
-                (*[0.0] * begin, *completion.logprobs),
-            )
-            ours[key] = completion.environment["reward"]
+            told = [(group.prompt.token_ids, completion)]
+            for prompt, each in told + [(other.prompt_ids, other) for other in completion.others]:
+                begin = len(prompt)
+                key = (
+                    (*prompt, *each.token_ids),
+                    (*[False] * begin, *each.is_sampled),
+                    (*[0.0] * begin, *each.logprobs),
+                )
+                ours[key] = completion.environment["reward"]
     assert ours == theirs
 
 
@@ -519,6 +545,21 @@ def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) ->
     assert first["rewards"] == {"right": 1.0, "brief": 0.5 / (1 + len("it is 46 0"))}
     assert first["metrics"] == {"turns": 2.0}
     assert groups[1].completions[0].environment["rewards"]["right"] == 0.0
+
+
+@long
+def test_what_is_rendered_anew_is_a_row_for_each_turn(
+    episodes: list[tuple[Session, Any]],
+) -> None:
+    """With a template that drops earlier thinking; the rows are verifiers' branches."""
+    own = sessions("verifiers", made=renderer(TOKENIZER, DROPS_THINKING))
+    prompts = [a_prompt(n, "verifiers:sums_taskset:row {}") for n in (1, 2)]
+    groups = play(own, Told("so</think>it is 42", "thus</think>it is 46"), prompts, each=2)
+    check_equal(groups, episodes)
+    for completion in (each for group in groups for each in group.completions):
+        (other,) = completion.others
+        assert "it is 42" in other.text and "it is 42" not in completion.text
+        assert completion.last_turn in completion.text and "it is 46" in completion.last_turn
 
 
 @long

@@ -205,7 +205,10 @@ def test_completions_begin_where_their_prompts_differ() -> None:
     assert first.token_ids == (6, 7, 10, 11, 12, 13, 14)
     assert first.logprobs == (0, 0, -1, 0, 0, -2, -3)
     assert first.spans == (Span(0, 2), Span(3, 5)) and first.last_turn == "last"
-    assert [c.environment.get("branches") for c in group.completions] == [2, None]
+    (beside,) = first.others
+    assert (beside.prompt_ids, beside.token_ids) == ((1, 5, 6, 7), (30, 31, 32, 33, 34, 35))
+    assert (beside.logprobs, beside.spans) == ((0,) * 6, (Span(0, 4),))
+    assert beside.text == decoded(*beside.token_ids) and second.others == ()
     assert (second.token_ids, second.spans) == ((9, 20, 21), (Span(0, 1),))
     assert second.text == decoded(9, 20, 21)
     alike = serving._group([a_rollout(long), a_rollout(other)])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from reason_llm.train import objectives
 from reason_llm.train.objectives import PolicyGradient, Values, shaped_advantages, with_critic
 from reason_llm.train.scored import with_advantages
 
+NUMBERS = count()
+
 
 def rollout(
     reward: float, advantage: float = 0.0, truncated: bool = False, group: int = 0, length: int = 2
@@ -24,6 +27,7 @@ def rollout(
     return Datum.of(
         (1,),
         (2,) * length,
+        rollout=next(NUMBERS),
         reward=reward,
         is_truncated=truncated,
         group=group,

@@ -381,7 +381,7 @@ def rollouts(count: int = 6) -> list[Datum]:
 
     prompts = [ids(3 + n) for n in range(2)]
     return [
-        Datum.of(prompts[n % 2], ids(2 + 2 * n), f"r{n}", group=n, reward=float(n % 3))
+        Datum.of(prompts[n % 2], ids(2 + 2 * n), f"r{n}", group=n, rollout=n, reward=n % 3)
         for n in range(count)
     ]
 

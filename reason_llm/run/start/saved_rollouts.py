@@ -181,9 +181,9 @@ def check_fits(path: Path, document: Document, context: int | None, vocabulary: 
         RolloutBufferError: they are too long, or were sampled by another model.
     """
     for group in document.groups:
-        prompt, completions = group.prompt.token_ids, [c.token_ids for c in group.completions]
-        tokens = len(prompt) + max(map(len, completions))
-        largest = max(max(ids) for ids in (prompt, *completions))
+        rows = [(*group.prompt.token_ids, *c.token_ids) for c in group.completions]
+        rows += [(*o.prompt_ids, *o.token_ids) for c in group.completions for o in c.others]
+        tokens, largest = max(map(len, rows)), max(map(max, rows))
         if context is not None and tokens > context:
             raise RolloutBufferError(
                 f"{path}: a rollout of {group.prompt.id!r} has {tokens} tokens and the context is "
