@@ -93,7 +93,7 @@ def test_config_text(tmp_path: Path) -> None:
         path.write_bytes(content)
         to_yaml(load(path)).encode()
 
-    fuzz(st.sampled_from(texts).flatmap(broken_bytes), read, 60)
+    fuzz(st.sampled_from(texts).flatmap(broken_bytes), read, 25)
 
 
 def test_config_tree(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_config_tree(tmp_path: Path) -> None:
         orjson.dumps(config.model_dump(mode="json"))
         changes(IDENTITY.config, config.model_dump(mode="json"))
 
-    fuzz(broken_tree(CONFIG.model_dump(mode="json")), read, 60)
+    fuzz(broken_tree(CONFIG.model_dump(mode="json")), read, 40)
 
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

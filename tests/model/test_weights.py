@@ -134,6 +134,7 @@ def options_of(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
