@@ -92,9 +92,11 @@ class Learner:
         """Of the step that was learned last, the policy's log-probs of each row's trained tokens
         before the first update; None for rows that were not passed through the model by then."""
         self.parameters = model.parameters_of(settings.role)
-        self._carriers = optim.carriers(self.parameters)
+        self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
-            self._carriers, settings.train, lambda i: model.is_inner(self.parameters[i])
+            [each.moved for each in self._carriers],
+            settings.train,
+            lambda i: model.is_inner(self._carriers[i].parameter),
         )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
@@ -424,7 +426,7 @@ class Learner:
         self.updates_in_step += 1  # before, as a step that fails may have moved some parameters
         with ending_out_of_memory("taking the optimizer's step"):
             seed = f"{settings.seed}/rounding/{optimizer_step}"
-            optim.step(self.optimizer, self._carriers, self.parameters, seed)
+            optim.step(self.optimizer, self._carriers, seed)
         if settings.train.ema is not None and self.keeps_average:
             optim.update_average(self.optimizer, settings.train.ema)
         return norm, rate

@@ -2,7 +2,7 @@
 
 Weights in bfloat16 hold 8 bits of a number, so a step of less than 1 part in 512 of a weight would
 be lost by rounding to the nearest. Their step is made on a float32 copy, one parameter at a time,
-and rounded up or down with the probability that makes it right in the mean.
+large ones in parts, and rounded up or down with the probability that makes it right in the mean.
 Source: arXiv:2010.06192.
 """
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers import get_scheduler
 
 from reason_llm.config import TrainSection
 from reason_llm.errors import ConfigError, one_line
+from reason_llm.model.plan import STEPPED_AT_ONCE, UPDATE_BYTES
 
 AVERAGE = "average"
 """Name of the parameters' average in the optimizer's state."""
@@ -122,40 +123,53 @@ def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     return counted | {"row_var": row, "col_var": column}
 
 
-def carriers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """What the optimizer is to move: parameters of 32 bits or more themselves, and for others one
-    in float32 of that shape, which has storage of its own within ``step`` alone."""
-    return [
-        each
-        if each.dtype.itemsize >= 4
-        else torch.nn.Parameter(torch.zeros(1, device=each.device).expand(each.shape))
-        for each in parameters
-    ]
+class Carrier(NamedTuple):
+    """What the optimizer is to move in the place of some rows of a parameter."""
+
+    moved: torch.nn.Parameter
+    """The parameter itself, if it has 32 bits; else one in float32 of the rows' shape, which has
+    storage of its own within ``step`` alone."""
+    parameter: torch.nn.Parameter
+    rows: slice
+
+
+def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[Carrier]:
+    """One for each parameter; of those of 16 bits one for each ``STEPPED_AT_ONCE`` elements or so,
+    where the optimizer's step of an element depends on no other."""
+    found = []
+    for each in parameters:
+        if each.dtype.itemsize >= 4:
+            found.append(Carrier(each, each, slice(None)))
+            continue
+        rows = len(each)
+        if optimizer not in UPDATE_BYTES:
+            rows = max(1, STEPPED_AT_ONCE // each[0].numel())
+        for start in range(0, len(each), rows):
+            part = slice(start, start + rows)
+            moved = torch.zeros(1, device=each.device).expand(each[part].shape)
+            found.append(Carrier(torch.nn.Parameter(moved), each, part))
+    return found
 
 
 @torch.no_grad()
-def step(
-    optimizer: torch.optim.Optimizer,
-    carried: Sequence[torch.nn.Parameter],
-    parameters: Sequence[torch.nn.Parameter],
-    seed: str,
-) -> None:
+def step(optimizer: torch.optim.Optimizer, carried: Sequence[Carrier], seed: str) -> None:
     """The optimizer's step on parameters with gradients, whose ``carriers`` it has.
 
     Args:
-        seed: of the rounding of those of 16 bits; with the parameter's number.
+        seed: of the rounding of those of 16 bits; with the carrier's number.
     """
     optimizer.step()  # of those of 32 bits: no other carrier has a gradient
-    for number, (carrier, parameter) in enumerate(zip(carried, parameters, strict=True)):
-        if carrier is parameter:
+    for number, (moved, parameter, rows) in enumerate(carried):
+        if moved is parameter:
             continue
         assert parameter.grad is not None
-        empty, carrier.data = carrier.data, parameter.float()
-        carrier.grad = parameter.grad.float()
+        empty, moved.data = moved.data, parameter[rows].float()
+        moved.grad = parameter.grad[rows].float()
         optimizer.step()
-        carrier.grad = None
-        round_into(parameter, carrier.data, random.Random(f"{seed}/{number}").getrandbits(63))
-        carrier.data = empty
+        moved.grad = None
+        into = parameter[rows]
+        round_into(into, moved.data, random.Random(f"{seed}/{number}").getrandbits(63))
+        moved.data = empty
 
 
 def round_into(parameter: Tensor, value: Tensor, seed: int) -> None:

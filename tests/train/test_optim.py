@@ -88,21 +88,27 @@ def test_muon_leaves_vectors_and_what_is_outside_to_adamw() -> None:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", BYTES)
-def test_bfloat16_is_stepped_in_float32_and_rounded_right_in_the_mean(name: str) -> None:
+def test_bfloat16_is_stepped_in_float32_and_rounded_right_in_the_mean(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, where the step of an element depends on no other."""
+    monkeypatch.setattr(optim, "STEPPED_AT_ONCE", 4_100)
     config = TrainSection(learning_rate=1e-3, optimizer=name)
     start = torch.linspace(-1, 1, 20_000).view(100, 200).bfloat16()
 
     def stepped(dtype: torch.dtype, seed: str) -> torch.Tensor:
         parameter = torch.nn.Parameter(start.to(dtype, copy=True))
-        carried = optim.carriers([parameter])
-        optimizer = optim.make_optimizer(carried, config)
+        carried = optim.carriers([parameter], name)
+        is_split = dtype == torch.bfloat16 and name not in ("adafactor", "muon")
+        assert [len(each.moved) for each in carried] == ([20] * 5 if is_split else [100])
+        optimizer = optim.make_optimizer([each.moved for each in carried], config)
         optim.allocate_state(optimizer)
         place = parameter.data_ptr()
         for number in range(3):
             parameter.grad = torch.cos(torch.arange(20_000.0)).view(100, 200).to(dtype)
-            optim.step(optimizer, carried, [parameter], f"{seed}/{number}")
+            optim.step(optimizer, carried, f"{seed}/{number}")
         assert parameter.data_ptr() == place
-        assert dtype == torch.float32 or carried[0].untyped_storage().nbytes() == 4
+        assert dtype == torch.float32 or carried[0].moved.untyped_storage().nbytes() == 4
         return parameter.detach().clone()
 
     rounded, exact = stepped(torch.bfloat16, "a"), stepped(torch.float32, "a")

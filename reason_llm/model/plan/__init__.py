@@ -1,7 +1,7 @@
 """Memory plan: bytes of each phase, before a weight is read."""
 
 from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.memory import READ_TOKENS, Plan
+from reason_llm.model.plan.memory import READ_TOKENS, STEPPED_AT_ONCE, UPDATE_BYTES, Plan
 from reason_llm.model.plan.meter import Meter, peak_rss_mib
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_start, with_teacher
@@ -9,6 +9,8 @@ from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_star
 __all__ = [
     "GIB",
     "READ_TOKENS",
+    "STEPPED_AT_ONCE",
+    "UPDATE_BYTES",
     "Machine",
     "Meter",
     "Plan",

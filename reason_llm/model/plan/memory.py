@@ -51,7 +51,10 @@ OPTIMIZER_BYTES = {
 """Moments of each trained parameter, with the scales of blocks of 256; Adafactor's are a row and a
 column of each matrix. Muon's AdamW, for what is no inner matrix, has 4 more."""
 UPDATE_BYTES = {"adafactor": 8.0, "muon": 14.0}
-"""Temporaries of one parameter's step, by the others in none."""
+"""Temporaries of one parameter's step, which depends on all of its elements; by the others in none,
+but for 20 bytes by bitsandbytes' 8-bit ones on a CPU."""
+STEPPED_AT_ONCE = 2**23
+"""Elements of a parameter in bfloat16 whose step is made at once by those others."""
 HOST_BYTES = 5 * GIB
 """Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
 ASSUMED_PROMPT_TOKENS = 1024
@@ -276,11 +279,15 @@ class _Draft:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of the largest parameter's step: of one in bfloat16 the copies of it and of its
-        gradient in float32, and the optimizer's temporaries."""
-        copies = 8 if self.trained_bytes < 4 else 0
-        more = UPDATE_BYTES.get(self.config.train.optimizer, 0)
-        return int(self.shape.largest * (copies + more))
+        """Bytes of the largest step: of elements in bfloat16 the copies of them and of their
+        gradients in float32, and the optimizer's temporaries."""
+        name, elements = self.config.train.optimizer, self.shape.largest
+        copies, more = 8 if self.trained_bytes < 4 else 0, UPDATE_BYTES.get(name, 0.0)
+        if copies and not more:
+            elements = min(elements, STEPPED_AT_ONCE)
+        if self.machine.kind == "cpu" and name.endswith("8bit"):
+            more = 20.0
+        return int(elements * (copies + more))
 
     @property
     def optimizer_bytes(self) -> int:

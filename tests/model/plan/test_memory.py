@@ -304,9 +304,7 @@ def test_all_weights_take_what_was_planned(family: str, dtype: torch.dtype, tmp_
 
         call()
         passing = peak_allocated(call)
-        stepping = peak_allocated(
-            lambda: optim.step(learner.optimizer, learner._carriers, learner.parameters, "")
-        )
+        stepping = peak_allocated(lambda: optim.step(learner.optimizer, learner._carriers, ""))
     of_chunks = chunk_bytes(shape.vocabulary, dtype.itemsize, softcap=False, adapted=True)
     head = shape.vocabulary * shape.hidden * dtype.itemsize
     assert lines["log-prob chunk"] >= found.chunk_tokens * of_chunks + head
