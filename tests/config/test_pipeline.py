@@ -85,6 +85,13 @@ def test_stages_share_and_refer(tmp_path: Path) -> None:
     assert again.needs == ["sft", "drawn"]
 
 
+def test_a_stage_s_part_of_a_section_leaves_the_shared_rest(tmp_path: Path) -> None:
+    tree = changed(sft={"stage": "sft", "data": {"train": "d.jsonl"},
+                        "model": {"adapter": {"alpha": 3}}})  # fmt: skip
+    adapter = load_pipeline(write(tmp_path, tree), {}).stages[0].config.model.adapter
+    assert (adapter.rank, adapter.alpha) == (4, 3)
+
+
 def test_overrides_go_to_the_stages_that_read_them(tmp_path: Path) -> None:
     path = write(tmp_path, TREE)
     overrides = {"run.steps": 7, "critic.updates": 3, "run.name": "other", "run.directory": "r",

@@ -33,6 +33,12 @@ def test_other_numbers_are_what_they_were(text: str, value: object) -> None:
     assert parse(f"a: {text}") == {"a": value}
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "a: {b: 1, c: 2, b: 1}"])
+def test_a_key_stands_once(text: str) -> None:
+    with pytest.raises(ValueError, match=r"'[ab]' stands twice"):
+        parse(text)
+
+
 @pytest.mark.parametrize("text", ["a: &x [1]\nb: *x", "a: &x {b: 1}\nc: {<<: *x}", "- &x [\n*x]"])
 def test_an_alias_is_refused_and_an_anchor_alone_is_not(text: str) -> None:
     with pytest.raises(ValueError, match=r"^line 2: the alias \*x is not taken; write its value"):

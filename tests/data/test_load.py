@@ -281,6 +281,20 @@ def test_gsm8k_math_500_and_aime_load_with_the_default_columns(
     assert found == {"gsm8k": "1018", "math": math_500["answer"], "aime": "204"}
 
 
+def test_held_out_problems_of_the_hub_are_of_the_test_split(
+    load: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def rows(source: str, split: str, *more: Any) -> Any:
+        asked.append((source, split))
+        return iter([(f"{source}:{n}", ROWS[0] | {"question": split}) for n in range(2)])
+
+    monkeypatch.setattr("reason_llm.data.load.read_rows", rows)
+    load("some/set", data__split="train[:9]", data__eval="some/set")
+    assert sorted(asked) == [("some/set", "test"), ("some/set", "train[:9]")]
+
+
 @pytest.mark.parametrize(
     ("value", "is_kept"),
     [

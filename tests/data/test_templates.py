@@ -37,6 +37,12 @@ def rendered(tokenizer: Any, name: str, messages: Messages, system: str | None =
     return renderer.prompt("rows.jsonl:1", messages, "").text
 
 
+def test_arguments_go_to_whichever_template() -> None:
+    for name in ("auto", "plain_chat"):
+        made = chat_template(name, "m", True, {"enable_thinking": False, "a": 1})
+        assert made.arguments == (("a", 1), ("enable_thinking", False))
+
+
 def test_plain_chat(tokenizer: Any) -> None:
     eos = tokenizer.eos_token
     assert rendered(tokenizer, "plain_chat", ASKED) == "User: Q?\n\nAssistant:"

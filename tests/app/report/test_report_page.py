@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -37,14 +39,29 @@ def embedded(content: bytes) -> dict[str, Any]:
     return value
 
 
-def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
+def opened(content: bytes, run: int, step: int) -> tuple[dict[str, Any], Any]:
+    """The header of a step's rollouts, and its three planes of numbers."""
     pattern = rf'<script type="text/plain" id="rollouts-{run}-{step}">(.*?)</script>'
     found = re.search(pattern, content.decode())
     assert found
     blob = gzip.decompress(base64.b64decode(found[1]))
     size = int.from_bytes(blob[:4], "little")
-    header: dict[str, Any] = orjson.loads(blob[4 : 4 + size])
-    return header
+    return orjson.loads(blob[4 : 4 + size]), np.frombuffer(blob[4 + size :], "<u2").reshape(3, -1)
+
+
+def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
+    return opened(content, run, step)[0]
+
+
+def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> None:
+    said = group(["12"], [1.0])
+    (before,) = said.completions
+    learner = (before.logprobs[0] + 0.25, *before.logprobs[1:])
+    said = replace(said, completions=(replace(before, learner_logprobs=learner),))
+    content = page([examined(write_run(tmp_path / "run", [record(0)], [[said]]))])
+    _, (_, logprobs, ratios) = opened(content, 0, 0)
+    assert logprobs.tolist() == [50] * (len(learner) - 1) + [1]
+    assert ratios.tolist() == [0x8000 + 250] + [0x8000] * (len(learner) - 1)
 
 
 def test_what_is_shown_is_what_was_recorded(tmp_path: Path) -> None:

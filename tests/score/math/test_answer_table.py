@@ -68,6 +68,14 @@ def test_the_documents_table_has_twenty_examples() -> None:
     assert len(documented()) == 20
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "paid"),
+    [("x=5", "2x=10", 0), ("x=5", "x=5", 1), ("2x+y=5", "y=5-2x", 1), ("y=5-2x", "2x+y=5", 0)],
+)
+def test_an_equation_is_solved_as_far_as_the_gold_one(gold: str, answer: str, paid: int) -> None:
+    assert matches(gold, answer, 5.0, "Find the line.") == paid
+
+
 @pytest.mark.parametrize(("question", "gold", "answer", "verdict"), documented())
 def test_the_documents_tell_what_is_paid(
     question: str, gold: str, answer: str, verdict: str

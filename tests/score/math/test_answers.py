@@ -190,6 +190,7 @@ def test_rules_stay_fast_on_repetitive_text(unit: str) -> None:
 def test_majority_counts_classes_not_spellings() -> None:
     assert majority(["\\frac{1}{2}", "3", "0.5", "3", "1/2"]) == "\\frac{1}{2}"
     assert majority(["3", "0.5", "3", "3.0", "1/2"]) == "3"
+    assert majority(["1/2", "0.5", "7", "7", "7"]) == "7"
 
 
 def test_majority_takes_the_first_of_equals_and_skips_the_missing() -> None:
