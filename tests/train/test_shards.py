@@ -7,7 +7,10 @@
 """
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +28,7 @@ from reason_llm.errors import PeersLost, TrainingError
 from reason_llm.model import Datum
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
-from reason_llm.run.team.peers import GroupPeers
+from reason_llm.run.team.peers import GroupPeers, Seat
 from reason_llm.train import (
     Alone,
     Labels,
@@ -131,6 +134,25 @@ def test_bytes_of_any_length_are_gathered_in_order() -> None:
         return peers.gather(given[peers.rank]) if peers.rank < 3 else peers.gather(b"\x00")
 
     assert together(4, work) == [[*given, b"\x00"]] * 4
+
+
+def test_who_waits_for_a_peer_that_will_not_come_is_told(tmp_path: Path) -> None:
+    """Of three one died before they met: the head knows, and the other need not wait."""
+
+    def met(rank: int, is_off: Any) -> str:
+        try:
+            seat = Seat("test", rank, 3, tmp_path, "", "127.0.0.1")
+            GroupPeers(seat, torch.device("cpu"), is_off=is_off)
+        except PeersLost as error:
+            return str(error)
+        return "met"
+
+    is_known = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(met, 1, lambda: is_known.set() or False)
+        assert is_known.wait(300)
+        assert met(0, lambda: True) == "a replica was lost"
+        assert waits.result(timeout=240) == "a replica was lost"
 
 
 def test_a_peer_that_is_gone_ends_the_wait() -> None:

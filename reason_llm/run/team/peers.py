@@ -75,7 +75,8 @@ class GroupPeers:
     Args:
         is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
             all-reduce, whose order depends on the number of processes.
-        is_off: asked while the others are waited for: whether one of them will not come.
+        is_off: asked while the others are waited for: whether one of them will not come. Who gives
+            up tells the others.
 
     Raises:
         PeersLost: the others did not come, or one has another secret; so does every call once one
@@ -97,7 +98,12 @@ class GroupPeers:
         self._lost = threading.Event()
         self._device = device
         try:
-            self._wait_beside(lambda: self._meet(seat), is_off)
+            store, off = seat.store(), f"{seat.name}/off"
+            try:
+                self._wait_beside(lambda: self._meet(seat), lambda: is_off() or store.check([off]))
+            except BaseException:
+                store.set(off, "")  # or the others would wait for this process
+                raise
         except (RuntimeError, ValueError) as error:
             raise PeersLost(f"the replicas did not meet ({one_line(error):.200})") from error
         proofs = [
