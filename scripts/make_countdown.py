@@ -1,118 +1,91 @@
-"""Makes model/countdown and its data: a 0.8 M-parameter Qwen2 that tries random expressions.
+"""Makes model/countdown and its data: a 0.8 M-parameter Qwen2 that tries expressions in order.
 
     python scripts/make_countdown.py       # seven minutes of one core
 
 It overwrites model/countdown and data/countdown_*.jsonl. The base is taught to write an expression
 of the three numbers, to work it out in two steps, to say ``no`` or ``yes``, and to answer with the
-last one. Which expressions it tries is chance, and so is when it gives up: that is left to
-reinforcement learning. The three numbers of a test problem occur together in no other data.
+last one. Its expressions have one order, from x+y+z to x*y*z, but it leaves out some by chance, and
+gives up by chance: to leave out none and to go on is left to reinforcement learning. The three
+numbers of a test problem occur together in no other data.
 
-First traces that go on after the right try, whose ``yes`` counts eight times a ``no``, until the
-verdict is learned (it was not where nine of ten are ``no``); then traces as they are to be. By then
-the last steps are known by their triples: of those of unseen ones 37 in 100 are wrong. So half of a
-second pass is drills: last steps alone, with verdicts. It leaves 8 in 100.
+Half of its questions have a target under 10, which no try makes: those teach to write
+expressions, for their patience does not end. Drills follow the end of the others: last steps alone,
+with verdicts. Without drills last steps are known by their three numbers.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from make_tiny import ROOT, TAGS, encode, make_model, make_tokenizer
+from make_tiny import ROOT, SPECIALS, TAGS, encode, make_model, make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 NUMBERS = range(1, 13)
+WIDER = range(1, 18)
+"""The numbers of a question, and of one that only the base is taught with."""
 TARGETS = range(10, 100)
 NUM_TEST_TRIPLES, NUM_TEST, NUM_TRAIN = 40, 256, 1000
-MAX_TRIES = 11
+STEPS = 1200
+END = SPECIALS[-1]
 NO, YES = " no\n", " yes\n"
-"""Each is one token, as is each number, so that a try takes 13."""
-APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+"""Each is one token, as is each number, so that a try takes 12 or 13."""
+PATTERNS = (
+    "x+y +z", "x*y +z", "x*z +y", "y*z x+", "x*y -z", "x*z -y",
+    "(x+y) *z", "(x+z) *y", "(y+z) x*", "(x-y) *z", "(x-z) *y", "(y-z) x*",
+    "x+y -z", "x+z -y", "x*y *z",
+)  # fmt: skip
+"""The two steps of each try, in order; ``x``, ``y`` and ``z`` are the largest number, the next and
+the smallest."""
 
 Numbers = tuple[int, ...]
 Problem = tuple[Numbers, int]
-"""Three numbers in increasing order, and what to make of them."""
+"""Three numbers, the largest first, and what to make of them."""
 Tries = dict[int, str]
-"""An expression of each value, worked out: ``{20: '5*(6-2)=5*4=20'}``."""
-Sums = dict[int, list[str]]
-"""Of each value: ``{28: ['30-2=28', ...]}``."""
+"""An expression of each value, worked out: ``{20: '(6-2)*5=4*5=20'}``."""
 
 
+@functools.cache
 def tries_of(numbers: Numbers) -> Tries:
-    """The shortest expression of each value of 1 to 99, with no negative number on the way."""
+    """The first expression of each value of 10 to 99, in the order of the tries."""
     found: Tries = {}
-    for (a, b, c), one, two in itertools.product(itertools.permutations(numbers), APPLY, APPLY):
-        left, right = APPLY[one](a, b), APPLY[two](b, c)
-        is_sum_times = two == "*" != one
-        first = f"({a}{one}{b})" if is_sum_times else f"{a}{one}{b}"
-        last = f"{b}{two}{c}" if is_sum_times else f"({b}{two}{c})"
-        for inner, value, text, working in (
-            (left, APPLY[two](left, c), f"{first}{two}{c}", f"{left}{two}{c}"),
-            (right, APPLY[one](a, right), f"{a}{one}{last}", f"{a}{one}{right}"),
-        ):
-            told = f"{text}={working}={value}"
-            is_shorter = value not in found or len(told) < len(found[value])
-            if 0 <= inner <= 99 and 1 <= value <= 99 and is_shorter:
-                found[value] = told
+    names = dict(zip(map(ord, "xyz"), map(str, numbers), strict=True))
+    for pattern in PATTERNS:
+        first, last = pattern.translate(names).split()
+        inner = eval(first)
+        text, working = (
+            f"{last}{step}" if last[-1] in "+*" else f"{step}{last}" for step in (first, inner)
+        )
+        value = eval(working)
+        if inner <= 99 and value in TARGETS:
+            found.setdefault(value, f"{text}={working}={value}")
     return found
 
 
 def question(numbers: Sequence[int], target: int) -> str:
-    """``'Make 20 from 2, 6 and 5.'``."""
+    """``'Make 20 from 6, 5 and 2.'``."""
     return "Make {3} from {0}, {1} and {2}.".format(*numbers, target)
 
 
-def first_stage(tries: Tries, target: int, rng: random.Random) -> list[int]:
-    """Values to try: 8, one of them the target."""
-    others = sorted(tries.keys() - {target})
-    values = [target, *rng.sample(others, min(7, len(others)))]
-    return rng.sample(values, len(values))
+def trace(tries: Tries, target: int, rng: random.Random) -> list[int]:
+    """Values to try: some of them, in order, until one is right or patience ends.
 
-
-def second_stage(tries: Tries, target: int, rng: random.Random) -> list[int]:
-    """Values to try: random ones, none twice, until one is right or patience ends.
-
-    The chance to try again is drawn for each trace, and in 3 of 10 the last try is right by design.
+    The chances to leave one out and to go on are drawn for each trace. Of a target that no try may
+    make (under 10) patience does not end.
     """
-    again, patience = rng.uniform(0.3, 1.0), 1
-    while patience < min(MAX_TRIES, len(tries)) and rng.random() < again:
-        patience += 1
-    values = rng.sample(sorted(tries), patience)
-    if rng.random() < 0.3 and target not in values:
-        values[-1] = target
-    return values[: values.index(target) + 1] if target in values else values
-
-
-Stages = Sequence[tuple[Callable[[Tries, int, random.Random], list[int]], int, float, float]]
-PASSES: Sequence[Stages] = (
-    ((first_stage, 320, 8.0, 0.0), (second_stage, 256, 1.0, 0.0)),
-    ((second_stage, 400, 1.0, 0.5),),
-)
-"""Values to try, number of steps, weight of ``yes`` in the loss, fraction of drills."""
-
-
-def sums() -> Sums:
-    """The last step of every try, whatever its three numbers."""
-    found: Sums = {}
-    inner = {
-        apply(a, b) for a, b in itertools.product(NUMBERS, NUMBERS) for apply in APPLY.values()
-    }
-    for a, b, sign in itertools.product(sorted(inner), NUMBERS, APPLY):
-        for left, right in {(a, b), (b, a)}:
-            value = APPLY[sign](left, right)
-            if 0 <= a <= 99 and 1 <= value <= 99:
-                found.setdefault(value, []).append(f"{left}{sign}{right}={value}")
-    return found
-
-
-def drill(sums: Sums, target: int, rng: random.Random) -> str:
-    """Twelve last steps with their verdicts, a good third of them right."""
-    values = [rng.choice((target, *rng.sample(sorted(sums), 2))) for _ in range(12)]
-    return "".join(rng.choice(sums[v]) + (YES if v == target else NO) for v in values)
+    keep, again = rng.uniform(0.3, 1.0), rng.uniform(0.2, 1.0)
+    values = []
+    for value in tries:
+        if rng.random() < keep:
+            values.append(value)
+            if value == target or (target in TARGETS and rng.random() > again):
+                break
+    return values or [next(iter(tries))]
 
 
 def completion(tries: Tries, values: list[int], target: int) -> str:
@@ -121,50 +94,55 @@ def completion(tries: Tries, values: list[int], target: int) -> str:
     return f"<think>{thoughts}</think><answer>{tries[values[-1]].partition('=')[0]}</answer>"
 
 
+def sums(problems: list[Problem]) -> dict[int, list[str]]:
+    """The last steps that make each target: ``{28: ['30-2=28', ...]}``."""
+    found: dict[int, list[str]] = {}
+    for numbers, value in problems:
+        found.setdefault(value, []).append(tries_of(numbers)[value].partition("=")[2])
+    return found
+
+
+def drill(sums: dict[int, list[str]], target: int, rng: random.Random) -> str:
+    """Twelve last steps with their verdicts, a good third of them right."""
+    values = [rng.choice((target, *rng.sample(TARGETS, 2))) for _ in range(12)]
+    return "".join(rng.choice(sums[v]) + (YES if v == target else NO) for v in values)
+
+
 def texts(
-    tries: dict[Numbers, Tries],
-    problems: list[Problem],
-    stages: Stages,
-    batch: int,
-    rng: random.Random,
+    problems: list[Problem], batch: int, rng: random.Random
 ) -> Iterator[list[tuple[str, str]]]:
-    """Batches of questions with completions, stage by stage; those of a batch are of like length,
-    so that little is padding."""
-    known = sums()
-    for stage, steps, _, part in stages:
-        for _ in range(0, steps, 16):
-            pool = []
-            for numbers, target in rng.choices(problems, k=16 * batch):
-                asked = question(rng.sample(numbers, 3), target)
-                if part and rng.random() < part:
-                    pool.append((asked, drill(known, target, rng)))
-                else:
-                    values = stage(tries[numbers], target, rng)
-                    pool.append((asked, completion(tries[numbers], values, target)))
-            pool.sort(key=lambda text: len(text[1]))
-            batches = [pool[i : i + batch] for i in range(0, len(pool), batch)]
-            yield from rng.sample(batches, 16)
+    """Batches of questions with completions; drills follow every second one."""
+    known = sums(problems)
+    while True:
+        rows = []
+        for numbers, target in rng.choices(problems, k=batch):
+            tries, wanted, after = tries_of(numbers), target, ""
+            if rng.random() < 0.5:
+                wanted = rng.randrange(1, 10)
+            else:
+                after = END + drill(known, target, rng)
+            told = completion(tries, trace(tries, wanted, rng), wanted)
+            rows.append((question(numbers, wanted), told + after))
+        yield rows
 
 
-def write_rows(path: Path, problems: list[Problem], rng: random.Random) -> None:
+def write_rows(path: Path, problems: list[Problem]) -> None:
     """One JSON object a line: question, numbers, target."""
-    rows = []
-    for numbers, target in problems:
-        mixed = rng.sample(numbers, 3)
-        row = {"question": question(mixed, target), "numbers": mixed, "target": target}
-        rows.append(json.dumps(row) + "\n")
-    path.write_text("".join(rows), encoding="utf-8")
+    rows = (
+        {"question": question(numbers, target), "numbers": numbers, "target": target}
+        for numbers, target in problems
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def pretrain(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     batches: Iterator[list[tuple[str, str]]],
-    yes_weights: Sequence[float],
 ) -> None:
     """Muon for the matrices, AdamW for the rest; the rates decay over the last half. Of drills only
     results and verdicts are learned."""
-    no_id, yes_id, equals_id, think_id = tokenizer.convert_tokens_to_ids([NO, YES, "=", TAGS[0]])
+    no_id, yes_id, equals_id, eos_id = tokenizer.convert_tokens_to_ids([NO, YES, "=", END])
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -173,19 +151,18 @@ def pretrain(
         1e-2: torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         3e-3: torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
     }
-    weights_V = torch.ones(model.config.vocab_size)
-    for step, batch in enumerate(batches):
+    for step, batch in enumerate(itertools.islice(batches, STEPS)):
         ids_BT, labels_BT = encode(tokenizer, batch)
-        weights_V[yes_id], told_BT = yes_weights[step], labels_BT[:, 1:]
-        is_drill_B1 = (ids_BT != think_id).all(1, keepdim=True)
+        told_BT = labels_BT[:, 1:]
+        is_drill_BT = (ids_BT[:, :-1] == eos_id).cumsum(1) > 1  # the prompt has one
         is_sum_BT = (ids_BT[:, :-1] == equals_id) | (told_BT == yes_id) | (told_BT == no_id)
-        told_BT[is_drill_B1 & ~is_sum_BT] = -100
+        told_BT[is_drill_BT & ~is_sum_BT] = -100
         logits_NV = model(input_ids=ids_BT).logits[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits_NV, told_BT.flatten(), weights_V)
+        loss = torch.nn.functional.cross_entropy(logits_NV, told_BT.flatten())
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = min((step + 1) / 30, 1.0, max(0.05, 2 * (1 - step / len(yes_weights))))
+        factor = min((step + 1) / 30, 1.0, max(0.05, 2 * (1 - step / STEPS)))
         for rate, optimizer in optimizers.items():
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
@@ -197,37 +174,40 @@ def main() -> None:
     """Make the data, the tokenizer and the model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path, default=ROOT)
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
-    tries: dict[Numbers, Tries] = {n: tries_of(n) for n in itertools.combinations(NUMBERS, 3)}
-    triples = rng.sample(sorted(tries), len(tries))
-    test, train = (
-        [(numbers, value) for numbers in part for value in tries[numbers] if value in TARGETS]
-        for part in (triples[:NUM_TEST_TRIPLES], triples[NUM_TEST_TRIPLES:])
+    triples = list(itertools.combinations(reversed(NUMBERS), 3))
+    rng.shuffle(triples)
+    wider = set(itertools.combinations(reversed(WIDER), 3)) - set(triples)
+    test, train, base = (
+        [(numbers, value) for numbers in part for value in tries_of(numbers)]
+        for part in (
+            triples[:NUM_TEST_TRIPLES],
+            triples[NUM_TEST_TRIPLES:],
+            [*triples[NUM_TEST_TRIPLES:], *sorted(wider)],
+        )
     )
     folder = args.out / "model" / "countdown"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (args.out / "data").mkdir(exist_ok=True)
-    write_rows(args.out / "data" / "countdown_train.jsonl", rng.sample(train, NUM_TRAIN), rng)
-    write_rows(args.out / "data" / "countdown_test.jsonl", rng.sample(test, NUM_TEST), rng)
+    write_rows(args.out / "data" / "countdown_train.jsonl", rng.sample(train, NUM_TRAIN))
+    write_rows(args.out / "data" / "countdown_test.jsonl", rng.sample(test, NUM_TEST))
 
-    drawn = texts(tries, train, PASSES[0], args.batch, rng)
-    corpus = [text for batch in itertools.islice(drawn, 8) for pair in batch for text in pair]
+    batches = texts(base, args.batch, rng)
+    corpus = [text for batch in itertools.islice(batches, 8) for pair in batch for text in pair]
     numbers = [str(number) for number in range(10, 100)]
     corpus += ["system\nuser\nassistant\n", *numbers] * 9  # each a token
     # Added tokens, too: Transformers splits all others into digits in a model of Qwen2's type.
-    whole = (*TAGS, NO, YES, *numbers)
+    whole = (*TAGS, NO, YES, " from ", ", ", " and ", *numbers)
     tokenizer = make_tokenizer(corpus, whole, vocab_size=420, digits_one_by_one=False)
     model = make_model(tokenizer, initializer_range=0.08)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    for stages in PASSES:
-        weights = [weight for _, steps, weight, _ in stages for _ in range(steps)]
-        pretrain(model, tokenizer, texts(tries, train, stages, args.batch, rng), weights)
+    pretrain(model, tokenizer, batches)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -80,19 +80,24 @@ def test_tries_are_counted_before_the_answer(checker: Any) -> None:
 
 def test_an_expression_of_each_value(maker: Any, checker: Any) -> None:
     """Every try is an expression of the three numbers, worked out as Python does."""
-    found = maker.tries_of((2, 5, 6))
-    assert found[20] == "5*(6-2)=5*4=20"
+    found = maker.tries_of((6, 5, 2))
+    assert list(found)[:3] == [6 + 5 + 2, 6 * 5 + 2, 6 * 2 + 5]
+    assert found[20] == "(6-2)*5=4*5=20"
     for value, told_try in found.items():
         text, working, result = told_try.split("=")
         assert eval(text) == eval(working) == int(result) == value
         assert checker.countdown(told(text), [2, 5, 6], value) == 1
-    assert {4 * 5, 6 * 5 - 2, 2 * 6 * 5, 6 + 5 - 2, (6 - 5) * 2} <= found.keys()
-    assert 5 - 2 * 6 not in found
+    assert {(6 - 2) * 5, 6 * 5 - 2, 2 * 6 * 5} <= found.keys()
+    assert (6 - 5) * 2 not in found
 
 
 def test_drills_are_sums_with_their_verdicts(maker: Any) -> None:
-    sums, rng = maker.sums(), maker.random.Random(0)
-    assert sorted(sums) == list(range(1, 100))
+    triples = maker.itertools.combinations(reversed(maker.WIDER), 3)
+    sums = maker.sums(
+        [(numbers, value) for numbers in triples for value in maker.tries_of(numbers)]
+    )
+    rng = maker.random.Random(0)
+    assert sorted(sums) == list(maker.TARGETS)
     drilled = "".join(maker.drill(sums, 20, rng) for _ in range(50))
     lines = [line.split() for line in drilled.splitlines()]
     for told_sum, verdict in lines:
@@ -103,15 +108,19 @@ def test_drills_are_sums_with_their_verdicts(maker: Any) -> None:
     assert 0.25 < sum(verdict == "yes" for _, verdict in lines) / 600 < 0.45
 
 
-def test_random_tries_end_with_the_right_one(maker: Any) -> None:
-    tries, rng = maker.tries_of((2, 5, 6)), maker.random.Random(0)
-    drawn = [maker.second_stage(tries, 20, rng) for _ in range(300)]
-    assert all(len(set(values)) == len(values) <= maker.MAX_TRIES for values in drawn)
+def test_tries_are_a_part_of_all_in_order(maker: Any) -> None:
+    """Until one is right or patience ends; of a target that none makes, patience does not end."""
+    tries, rng = maker.tries_of((6, 5, 2)), maker.random.Random(0)
+    drawn = [maker.trace(tries, 20, rng) for _ in range(300)]
+    assert all(values == [v for v in tries if v in values] for values in drawn)
     assert all(20 not in values[:-1] for values in drawn)
-    assert {len(values) for values in drawn} > {1, 2, 3, 9}
-    assert 0.3 < sum(20 in values for values in drawn) / 300 < 0.7
+    assert {len(values) for values in drawn} >= {1, 2, 3, 5}
+    assert 0.1 < sum(20 in values for values in drawn) / 300 < 0.4
+    whole = [maker.trace(tries, 1, rng) for _ in range(300)]
+    assert 0.6 < sum(map(len, whole)) / 300 / len(tries) < 0.7
     text = maker.completion(tries, [28, 20], 20)
-    assert text == ("<think>5*6-2=30-2=28 no\n5*(6-2)=5*4=20 yes\n</think><answer>5*(6-2)</answer>")
+    told_tries = "6*5-2=30-2=28 no\n(6-2)*5=4*5=20 yes\n"
+    assert text == f"<think>{told_tries}</think><answer>(6-2)*5</answer>"
 
 
 def test_numbers_of_the_test_set_are_in_no_other_row(maker: Any) -> None:
@@ -123,26 +132,25 @@ def test_numbers_of_the_test_set_are_in_no_other_row(maker: Any) -> None:
     assert not triples["train"] & triples["test"]
     assert (len(rows["train"]), len(rows["test"])) == (maker.NUM_TRAIN, maker.NUM_TEST)
     for row in rows["train"][:50] + rows["test"][:50]:
-        assert row["target"] in maker.tries_of(tuple(sorted(row["numbers"])))
+        assert row["target"] in maker.tries_of(tuple(row["numbers"]))
         assert row["question"] == maker.question(row["numbers"], row["target"])
 
 
 def test_the_script_makes_data_and_a_model(
     maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The data are those of the repository; the model has learned for 48 steps only."""
-    passes = [[(each, 16, *others) for each, _, *others in stages] for stages in maker.PASSES]
-    monkeypatch.setattr(maker, "PASSES", passes)
+    """The data are those of the repository; the model has learned for 16 steps only."""
+    monkeypatch.setattr(maker, "STEPS", 16)
     monkeypatch.setattr("sys.argv", ["make_countdown.py", "--out", str(tmp_path), "--batch", "2"])
     maker.main()
     for path in DATA.values():
         assert (tmp_path / "data" / path.name).read_bytes() == path.read_bytes()
     folder = tmp_path / "model" / "countdown"
     made, shipped = (AutoTokenizer.from_pretrained(f) for f in (folder, ROOT / "model/countdown"))
-    text = maker.completion(maker.tries_of((2, 5, 6)), [28, 20], 20)
+    text = maker.completion(maker.tries_of((6, 5, 2)), [28, 20], 20)
     ids = shipped.encode(text)
     assert shipped.decode(ids) == text == made.decode(made.encode(text))
-    assert len(ids) == 34
+    assert len(ids) == 35
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.get_input_embeddings().num_embeddings == len(made)
 
