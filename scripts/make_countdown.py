@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,11 +44,20 @@ PATTERNS = (
 """The two steps of each try, in order; ``x``, ``y`` and ``z`` are the largest number, the next and
 the smallest."""
 
+APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
 Numbers = tuple[int, ...]
 Problem = tuple[Numbers, int]
 """Three numbers, the largest first, and what to make of them."""
 Tries = dict[int, str]
 """An expression of each value, worked out: ``{20: '(6-2)*5=4*5=20'}``."""
+
+
+def worked_out(step: str) -> int:
+    """Of one step: ``worked_out('(6-2)') == 4``."""
+    found = re.fullmatch(r"\(?(\d+)([-+*])(\d+)\)?", step)
+    assert found is not None
+    return APPLY[found[2]](int(found[1]), int(found[3]))
 
 
 @functools.cache
@@ -57,11 +67,11 @@ def tries_of(numbers: Numbers) -> Tries:
     names = dict(zip(map(ord, "xyz"), map(str, numbers), strict=True))
     for pattern in PATTERNS:
         first, last = pattern.translate(names).split()
-        inner = eval(first)
+        inner = worked_out(first)
         text, working = (
             f"{last}{step}" if last[-1] in "+*" else f"{step}{last}" for step in (first, inner)
         )
-        value = eval(working)
+        value = worked_out(working)
         if inner <= 99 and value in TARGETS:
             found.setdefault(value, f"{text}={working}={value}")
     return found
@@ -94,7 +104,7 @@ def completion(tries: Tries, values: list[int], target: int) -> str:
     return f"<think>{thoughts}</think><answer>{tries[values[-1]].partition('=')[0]}</answer>"
 
 
-def sums(problems: list[Problem]) -> dict[int, list[str]]:
+def sums(problems: Sequence[Problem]) -> dict[int, list[str]]:
     """The last steps that make each target: ``{28: ['30-2=28', ...]}``."""
     found: dict[int, list[str]] = {}
     for numbers, value in problems:
@@ -109,7 +119,7 @@ def drill(sums: dict[int, list[str]], target: int, rng: random.Random) -> str:
 
 
 def texts(
-    problems: list[Problem], batch: int, rng: random.Random
+    problems: Sequence[Problem], batch: int, rng: random.Random
 ) -> Iterator[list[tuple[str, str]]]:
     """Batches of questions with completions; drills follow every second one."""
     known = sums(problems)
@@ -126,7 +136,7 @@ def texts(
         yield rows
 
 
-def write_rows(path: Path, problems: list[Problem]) -> None:
+def write_rows(path: Path, problems: Sequence[Problem]) -> None:
     """One JSON object a line: question, numbers, target."""
     rows = (
         {"question": question(numbers, target), "numbers": numbers, "target": target}

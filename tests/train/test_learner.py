@@ -30,7 +30,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(
 ) -> None:
     made = learner(model, schedule="linear", learning_rate=0.8, **passes)
     rates, seeds = [], []
-    monkeypatch.setattr(optim, "step", lambda *given: seeds.append(given[3]))  # nothing diverges
+    monkeypatch.setattr(optim, "step", lambda *given: seeds.append(given[2]))  # nothing diverges
     original = made._update
 
     def update(*args: Any) -> tuple[float, float]:
