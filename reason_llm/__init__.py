@@ -2,10 +2,10 @@
 
     summary = reason_llm.train("configs/quickstart.yaml")
 
-Importing this package, or ``reason_llm.config``, loads neither torch nor transformers: the public
-names are looked up when they are used.
+Importing this package, or ``reason_llm.config``, loads neither torch nor transformers.
 """
 
+import importlib
 import logging
 import os
 import sys
@@ -43,30 +43,21 @@ __all__ = [
     "load_config",
     "train",
 ]
+_HOMES = {
+    "app.api": {"Summary", "evaluate", "export", "load_config", "train"},
+    "config": {"Config"},
+    "rollout": {"Completion", "Group", "Prompt"},
+    "run": {"Silent", "Watch"},
+}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, on its first use."""
-    if name in ("Summary", "evaluate", "export", "load_config", "train"):
-        from reason_llm.app import api
-
-        home: ModuleType = api
-    elif name == "Config":
-        from reason_llm import config
-
-        home = config
-    elif name in ("Completion", "Group", "Prompt"):
-        from reason_llm import rollout
-
-        home = rollout
-    elif name in ("Silent", "Watch"):
-        from reason_llm import run
-
-        home = run
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(home, name)
-    return globals()[name]
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(importlib.import_module(f"reason_llm.{home}"), name)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
@@ -75,8 +66,7 @@ def __dir__() -> list[str]:
 
 class _Package(ModuleType):
     """This package, in which the functions ``train`` and ``evaluate`` win over the folders of the
-    same names: importing a folder sets it as an attribute of its package. ``from reason_llm.train
-    import ...`` finds the folder as ever."""
+    same names, which importing them would set as attributes."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):

@@ -39,13 +39,8 @@ ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
 
 
 class Summary(dict[str, Any]):
-    """Result of a run: the members of its ``summary.json``, and the paths of its files.
-
-    Args:
-        values: the members: ``accuracy_before`` and ``accuracy_after`` (fractions; None without a
-            held-out set), ``steps``, seconds of each phase, peaks of memory in GiB.
-        folder: the run's.
-    """
+    """Result of a run: the members of its ``summary.json``, such as ``accuracy_before`` and
+    ``accuracy_after`` (fractions; None without a held-out set), and the paths of its files."""
 
     def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
         super().__init__(values)
@@ -53,8 +48,7 @@ class Summary(dict[str, Any]):
 
     @property
     def adapter(self) -> Path:
-        """Folder of the adapter in PEFT's form, or with model.train full of the model; of stage
-        sample there is none."""
+        """Folder of the adapter in PEFT's form, or with model.train full of the model."""
         return run_folder.place_of(self.folder, "last")
 
     @property
@@ -75,11 +69,8 @@ class Summary(dict[str, Any]):
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The config in a YAML file.
-
-    Args:
-        path: None: the quick start's, whose model and data come with the installation.
-        overrides: options by dotted names, such as ``{"train.learning_rate": 1e-5}``.
+    """The config in a YAML file; None: the quick start's. ``overrides`` are options by dotted
+    names, such as ``{"train.learning_rate": 1e-5}``.
 
     Raises:
         ConfigError: one line with the key, the value and the fix.
@@ -174,8 +165,7 @@ def evaluate(
     if sets is not None:
         values["sets"] = [str(each) for each in ([sets] if isinstance(sets, str) else sets)]
     switches = {"generate-only"} if generate_only else set()
-    options = dict(overrides or {}) | _overrides(rewards, None, None)
-    line = CommandLine(str(what), options, switches, values)
+    line = CommandLine(str(what), {**(overrides or {}), **_overrides(rewards)}, switches, values)
     with _restored():
         from reason_llm.app.console import Console
 
@@ -194,7 +184,7 @@ def export(
     which: str = "last",
     adapter_only: bool = False,
     dtype: str = "bfloat16",
-    max_shard_gib: float = 5,
+    max_shard_gib: float | str = 5,
     rollouts: str | Path | None = None,
     push: str | None = None,
     gguf: str | None = None,
@@ -224,46 +214,34 @@ def export(
         from reason_llm.app import export as exporting
 
         request = exporting.Request(
-            source=Path(source),
-            out=Path(out),
-            base=None if base is None else str(base),
-            adapter_only=adapter_only,
-            dtype=exporting.dtype_name(dtype),
-            shard_bytes=exporting.shard_bytes(str(max_shard_gib)),
-            rollouts=None if rollouts is None else Path(rollouts),
-            push=push,
-            gguf=gguf,
-            which=run_folder.which_adapter(which),
-        )
+            Path(source), Path(out), None if base is None else str(base), adapter_only, dtype,
+            exporting.shard_bytes(max_shard_gib), None if rollouts is None else Path(rollouts),
+            push, gguf, run_folder.which_adapter(which),
+        )  # fmt: skip
         return exporting.export(request, console)
 
 
-def _overrides(
-    rewards: Reward | Sequence[Reward] | None, rows: object | None, eval_rows: object | None
-) -> dict[str, Any]:
-    overrides: dict[str, Any] = {}
-    if rewards is not None:
-        overrides["score.rewards"] = rewards
-    if rows is not None:
-        overrides["data.train"] = ROWS
-    if eval_rows is not None:
-        overrides["data.eval"] = EVAL_ROWS
-    return overrides
+def _overrides(rewards: object, rows: object = None, eval_rows: object = None) -> dict[str, Any]:
+    given = {
+        "score.rewards": (rewards, rewards),
+        "data.train": (rows, ROWS),
+        "data.eval": (eval_rows, EVAL_ROWS),
+    }
+    return {option: value for option, (named, value) in given.items() if named is not None}
 
 
 def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
     """The rows by the names that stand for them in the config."""
     rows_by_name = dict(config.data.given) if isinstance(config, Config) else {}
     for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
-        if given is None:
-            continue
         is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
-        if isinstance(given, str | bytes | Mapping) or not is_counted:
+        if isinstance(given, str | bytes | Mapping) or not (is_counted or given is None):
             raise DataError(
                 f"{name} is of type {type(given).__name__}; give a list of dicts, or a "
                 "datasets.Dataset: of a DatasetDict one of its parts, of an iterator list(rows)"
             )
-        rows_by_name[name] = given
+        if given is not None:
+            rows_by_name[name] = given
     return rows_by_name
 
 
@@ -289,17 +267,14 @@ def _config(
 
 
 def _show_in_notebook(picture: Path) -> None:
-    """Show a picture under the cell, if this process is a notebook's."""
     ipython = sys.modules.get("IPython")  # every notebook has it, and nothing else needs it
-    shell = None if ipython is None else ipython.get_ipython()
-    if ipython is None or shell is None or not hasattr(shell, "kernel") or not picture.is_file():
-        return
-    ipython.display.display(ipython.display.Image(filename=str(picture)))
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    if ipython is not None and is_notebook and picture.is_file():
+        ipython.display.display(ipython.display.Image(filename=str(picture)))
 
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Nothing of the process's logging and output is changed after the block."""
     from transformers.utils import logging as of_transformers
 
     from reason_llm.app.console import restored_output

@@ -1,11 +1,8 @@
 """A chat with the base or its adapter, with the run's template and sampling, token by token, in a
 terminal.
 
-One copy of the base: without its adapter it is the base, with it the policy. What a model says is
-data: whatever a terminal would act on is spelled out, character by character, so that nothing can
-hide in the seam of two pieces. Lines and two styles, no cursor movement: it works wherever a shell
-does. Not here: vLLM.
-"""
+What a model says is data: whatever a terminal would act on is spelled out, character by character,
+so that nothing can hide in the seam of two pieces. Not here: vLLM."""
 
 import difflib
 import os
@@ -64,29 +61,21 @@ class Subject:
 
     model: ModelSection
     adapter: Path | None
-    template: str
-    """As ``data.template``."""
-    system_prompt: str
-    """As ``data.system_prompt``."""
-    prompting_reward: str
+    template: str = "auto"
+    system_prompt: str = "none"
+    prompting_reward: str = ""
     """The reward that ``system_prompt: auto`` follows; empty for none."""
-    options: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     """The run's sampling options, unchecked; ``Options`` checks them."""
     template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """As ``data.template_arguments``."""
     stop: tuple[str, ...] = ()
-    """As ``sample.stop``."""
     plays: bool = False
     """Whether the run's rollouts are in ``sample.environment``, which a chat is not."""
 
 
 def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
     """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
-    folder or Hub id.
-
-    Args:
-        adapter: in the place of the run's own.
-        which: of the run's own.
+    folder or Hub id; ``adapter`` is in the place of the run's own, ``which`` of its own.
 
     Raises:
         ReasonError: it is none of these, or a run without an adapter so far.
@@ -113,14 +102,13 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         return _of_run(config, adapter or own)
     run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):
-        section = ModelSection(path=adapters.base_of(path))
-        return Subject(section, adapter or path, "auto", "none", "", {})
+        return Subject(ModelSection(path=adapters.base_of(path)), adapter or path)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(
             f"{path} is neither a run (resolved_config.yaml) nor a model (config.json) nor an "
             "adapter (adapter_config.json); name one of these, or a config file"
         )
-    return Subject(ModelSection(path=target), adapter, "auto", "none", "", {})
+    return Subject(ModelSection(path=target), adapter)
 
 
 def _of_run(config: Config, adapter: Path | None) -> Subject:
@@ -138,14 +126,8 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
 
 
 class Chat:
-    """A conversation.
-
-    Args:
-        adapter: its folder; None to talk to the base alone.
-
-    Raises:
-        ReasonError: the model, the adapter or the template cannot be used.
-    """
+    """A conversation; raises a ReasonError if the model, the adapter or the template cannot be
+    used."""
 
     def __init__(self, subject: Subject, options: Options) -> None:
         quiet_libraries()
@@ -158,8 +140,7 @@ class Chat:
             system_prompt(subject.system_prompt, subject.prompting_reward),
         )
         if self.adapter is not None:
-            adapter_section = adapters.section_of(self.adapter)
-            section = section.with_options({"adapter": adapter_section})
+            section = section.with_options({"adapter": adapters.section_of(self.adapter)})
         base.check_model(section)
         self.context_tokens = base.context_limit(section)
         self.model = Model(section, tokenizer, seed=0, checkpointing=False)
@@ -170,27 +151,17 @@ class Chat:
         self.stop = subject.stop
         stop_strings(tokenizer, self.stop)
         self.uses_adapter = self.adapter is not None
-        self.conditioning = (
-            None if self.adapter is None else run_folder.conditioning_of(self.adapter)
-        )
+        self.conditioning = run_folder.conditioning_of(self.adapter) if self.adapter else None
         """If training wrote scores into the prompts, this adapter is asked for the best."""
         self.messages: Messages = []
         """The messages, without the system prompt."""
 
-    @property
-    def who(self) -> str:
-        """Name of the model that answers: ``adapter`` or ``base``."""
-        return "adapter" if self.uses_adapter else "base"
-
     def answer(self, text: str) -> Generator[str, None, None]:
-        """The answer to the next message, in pieces as they are sampled.
+        """The answer to the next message, in pieces as they are sampled. Closed early, it leaves
+        what was answered so far in the conversation.
 
-        Closed early, it leaves what was answered so far in the conversation.
-
-        Raises (when its first piece is asked for):
-            DataError: the template cannot take the conversation, or the context has no room for it;
-                the conversation is as it was.
-        """
+        Raises a DataError, when its first piece is asked for, if the template cannot take the
+        conversation, or the context has no room for it; the conversation is as it was."""
         messages = [*self.messages, {"role": "user", "content": text}]
         asked = messages
         if self.conditioning is not None and self.uses_adapter:
@@ -204,21 +175,15 @@ class Chat:
             )
         options = self.options
         params = SamplingParams(
-            num_completions=1,
-            max_new_tokens=min(options.max_new_tokens, room),
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            stop=self.stop,
-        )
-        draws = random.Random(
-            None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
-        )
+            1, min(options.max_new_tokens, room), temperature=options.temperature,
+            top_k=options.top_k, top_p=options.top_p, min_p=options.min_p, stop=self.stop,
+        )  # fmt: skip
+        seed = None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
+        draws = random.Random(seed).getrandbits(63)
         spelled = Detokenizer(self.renderer.tokenizer)
         try:
             with self.model.using("policy" if self.uses_adapter else "reference"):
-                for token in stream(self.model, prompt, params, draws.getrandbits(63)):
+                for token in stream(self.model, prompt, params, draws):
                     if piece := spelled.add(token):
                         yield piece
             if piece := spelled.rest():
@@ -234,12 +199,9 @@ class Chat:
 
 class Detokenizer:
     """Text of tokens as they arrive: a piece ends where a character ends, and all pieces together
-    are the text of all tokens. A byte that spoils the bytes before it, as SentencePiece's decoders
-    read them, comes too late for the pieces; ``text`` has it.
+    are the text of all tokens, except for a byte that spoils those before it (``text`` has it).
 
-    Source: the two offsets of ``detokenize_incrementally`` in vLLM, since a tokenizer may spell a
-    token by those before it.
-    """
+    Source: the two offsets of ``detokenize_incrementally`` in vLLM."""
 
     LONGEST = 16
     """A character has at most this many tokens; longer incomplete bytes are shown as they are."""
@@ -273,16 +235,11 @@ class Detokenizer:
         return new[len(old) :]
 
     def _spell(self, token_ids: list[int]) -> str:
-        (text,) = decode(self.tokenizer, [token_ids])
-        return text
+        return decode(self.tokenizer, [token_ids])[0]
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
-    """The run's options with those on the command line in their place.
-
-    Raises:
-        ConfigError: a value is none for its option.
-    """
+    """The run's options with those on the command line in their place."""
     options = Options.model_validate(subject.options)
     for name in Options.model_fields:
         if (value := given.get(name)) is not None:
@@ -291,11 +248,7 @@ def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
 
 
 def parse_option(options: Options, name: str, value: str) -> Options:
-    """``options`` with one of them set from text; ``null`` unsets it.
-
-    Raises:
-        ConfigError: the value is none for it.
-    """
+    """``options`` with one of them set from text; ``null`` unsets it. Raises a ConfigError."""
     try:
         given = yaml_text.parse(value)
     except ValueError:
@@ -330,12 +283,8 @@ that begins with / needs a space before it."""
 
 
 class AnswerWriter:
-    """Writes an answer's pieces without the environment's secrets; the thinking part is dim.
-
-    Args:
-        styled: whether the terminal takes styles.
-        thinking: whether the answer begins within the thinking part.
-    """
+    """Writes an answer's pieces without the environment's secrets; the thinking part, in which the
+    answer may begin, is dim on a terminal that is ``styled``."""
 
     def __init__(self, out: TextIO, styled: bool, thinking: bool) -> None:
         self._out = out
@@ -367,7 +316,6 @@ class AnswerWriter:
     def end(self) -> None:
         """Show the text that was held back, and restore the terminal's style."""
         self._show(self._held)
-        self._held = ""
         self._style(PLAIN)
         self._out.flush()
 
@@ -396,11 +344,8 @@ class ChatTerminal:
         self.chat = chat
         self._out = sys.stdout
         self._thinking = chat.begins_thinking()
-        self._styled = (
-            self._out.isatty()
-            and "NO_COLOR" not in os.environ
-            and os.environ.get("TERM", "dumb") != "dumb"
-        )
+        is_dumb = os.environ.get("TERM", "dumb") == "dumb" or "NO_COLOR" in os.environ
+        self._styled = self._out.isatty() and not is_dumb
 
     def talk(self) -> None:
         """Answer messages until Ctrl-D or ``/quit``."""
@@ -413,33 +358,28 @@ class ChatTerminal:
         self._say(f"{chat.model.path}{adapter}. /help tells the commands; Ctrl-D leaves.")
         while True:
             try:
-                message = read_message(f"{chat.who}> ")
-            except KeyboardInterrupt:
-                self._say("")
-                continue
-            except EOFError:
-                self._say("")
-                return
-            try:
+                message = read_message("adapter> " if chat.uses_adapter else "base> ")
                 if message.startswith("/"):
                     name, _, rest = message[1:].strip().partition(" ")
                     if name in ("quit", "exit"):
                         return
                     self._command(name, rest.strip())
                 elif message.strip():
-                    self._answer(message.strip())
+                    self.answer(message.strip(), stops_quietly=True)
+            except KeyboardInterrupt:
+                self._say("")
+            except EOFError:
+                self._say("")
+                return
             except ReasonError as error:
                 self._say(str(error))
-
-    def answer_once(self, message: str) -> None:
-        """Answer one message and end."""
-        self._answer(message, stops_quietly=False)
 
     def _say(self, text: str) -> None:
         self._out.write(f"{without_secrets(printable(text, keep=KEPT))}\n")
         self._out.flush()
 
-    def _answer(self, message: str, stops_quietly: bool = True) -> None:
+    def answer(self, message: str, stops_quietly: bool = False) -> None:
+        """Answer one message; if ``stops_quietly``, Ctrl-C ends the answer alone."""
         writer = AnswerWriter(self._out, self._styled, self._thinking)
         with closing(self.chat.answer(message)) as answer:
             try:
@@ -459,12 +399,10 @@ class ChatTerminal:
         match name:
             case "base":
                 chat.uses_adapter = False
-            case "adapter" if chat.adapter is None:
-                self._say(
-                    "there is no adapter; start the chat with a run, or with --adapter FOLDER"
-                )
             case "adapter":
-                chat.uses_adapter = True
+                chat.uses_adapter = chat.adapter is not None
+                if chat.adapter is None:
+                    self._say("there is no adapter; start the chat with a run, or --adapter FOLDER")
             case "again":
                 self._again()
             case "new":
@@ -487,25 +425,20 @@ class ChatTerminal:
                 self._say(f"/{name} is no command; {hint}")
 
     def _again(self) -> None:
-        """Ask the last message once more, or leave the conversation as it was."""
         before = self.chat.messages
         if not before:
             self._say("nothing was asked yet")
             return
         self.chat.messages = before[:-2]
         try:
-            self._answer(before[-2]["content"])
+            self.answer(before[-2]["content"], stops_quietly=True)
         except ReasonError:
             self.chat.messages = before
             raise
 
 
 def read_message(prompt: str) -> str:
-    """One message from the terminal: one line, or several joined by backslashes or between quotes.
-
-    Raises:
-        EOFError: Ctrl-D.
-    """
+    """One message from the terminal: one line, or several by backslashes or between quotes."""
     line = input(prompt)
     if line.strip() == '"""':
         lines: list[str] = []

@@ -1,13 +1,10 @@
 """Output of a run: lines and, on a terminal, progress bars below them. The only place where logging
 is set up.
 
-What is shown holds words of others: file names, prompts, errors of rewards. All of it is made
-printable, so that no terminal acts on it, and the environment's secrets are left out.
-
-The bars are rich's, and their number never changes while they are shown: rich moves the cursor up
-by their height, and refreshes them in a thread of its own. If the height changed while another
-thread prints, a bar would stay on the terminal and a warning above it would be erased.
-"""
+What is shown holds words of others: all of it is made printable, and the environment's secrets are
+left out. The bars are rich's, and their number never changes while they are shown: if the height
+changed while another thread prints, a bar would stay on the terminal and a warning above it would
+be erased."""
 
 import io
 import logging
@@ -18,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.file_proxy import FileProxy
@@ -65,8 +61,7 @@ class Console:
     """Lines and progress bars of a run.
 
     Args:
-        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings and
-        errors only).
+        mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings only).
         clock: seconds, from which the bars' speed and time left are made.
     """
 
@@ -86,11 +81,10 @@ class Console:
         self._last_step = 0
         self._recent = deque[Record](maxlen=lines.RECENT_STEPS)
         self._judged_by = "accuracy"
-        handler = _Lines(self._rich)
         # On import it tells of CPU kernels that are nowhere asked for.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         logger = logging.getLogger("reason_llm")
-        logger.handlers = [handler]
+        logger.handlers = [_Lines(self._rich)]
         logger.setLevel(logging.WARNING if self._quiet else logging.INFO)
 
     def line(self, text: str) -> None:
@@ -100,8 +94,7 @@ class Console:
 
     @contextmanager
     def run(self, begun: Begun) -> Iterator[None]:
-        """Show the bars of the phase and of the run while the block runs; lines and warnings go
-        above them."""
+        """Show the bars of the phase and of the run; lines and warnings go above them."""
         self._last_step, self._judged_by = begun.last_step, begun.judged_by
         self._recent = deque(begun.records, maxlen=lines.RECENT_STEPS)
         with self._shown("loading", 0) as bars:
@@ -111,11 +104,7 @@ class Console:
             yield
 
     def step(self, record: Record, group: Group | None) -> None:
-        """Print the line of a step and move the run's bar.
-
-        Args:
-            group: not shown.
-        """
+        """Print the line of a step and move the run's bar; the group is not shown."""
         self._recent.append(record)
         if "time/learning_seconds" in record or "score/reward" in record:
             left = "" if self._live else lines.left(self._recent, self._last_step)
@@ -134,8 +123,8 @@ class Console:
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:
-        """A bar over ``total`` items while the phase lasts, 0 if nobody knows how many: above the
-        run's or, outside of a run, alone; call what it yields with (tokens, items) done."""
+        """A bar over ``total`` items, 0 if nobody knows how many: above the run's or, outside of a
+        run, alone; call what it yields with (tokens, items) done."""
         if self._bars is None:
             with self._shown(name, total) as bars:
                 bars.start()
@@ -147,19 +136,14 @@ class Console:
 
     @contextmanager
     def _shown(self, phase: str, total: int) -> Iterator[Bars]:
-        """Bars with that of a phase, to be started by the caller; without a terminal they are never
-        drawn."""
-        one_line: dict[str, Any] = {"table_column": Column(no_wrap=True)}
+        """Bars with that of a phase, to be started by the caller."""
+        one_line, narrow = Column(no_wrap=True), Column(no_wrap=True, max_width=MOST_CELLS)
         bars = Bars(
-            TextColumn("[bold]{task.description}", **one_line),
+            TextColumn("[bold]{task.description}", table_column=one_line),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(**one_line),
-            TextColumn(
-                "{task.fields[told]}",
-                markup=False,
-                table_column=Column(no_wrap=True, max_width=MOST_CELLS),
-            ),
-            _TimeLeft(compact=True, elapsed_when_finished=True, **one_line),
+            MofNCompleteColumn(table_column=one_line),
+            TextColumn("{task.fields[told]}", markup=False, table_column=narrow),
+            _TimeLeft(compact=True, elapsed_when_finished=True, table_column=one_line),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
             speed_estimate_period=math.inf,  # a step may take longer than rich's 30 seconds
@@ -181,7 +165,7 @@ class _TimeLeft(TimeRemainingColumn):
     """Time left: of a phase by its speed, of the run, which knows its ``end``, until then."""
 
     def render(self, task: Task) -> Text:
-        """``01:10``, or ``--:--``."""
+        """As ``01:10``."""
         if task.finished or "end" not in task.fields:
             return super().render(task)
         end = task.fields["end"]
@@ -234,10 +218,9 @@ def _on_standard_error(text: str) -> None:
 
 
 class _Lines(logging.Handler):
-    """Log records as printable lines. They are never wrapped, because scripts search pipes for
-    them."""
+    """Log records as printable lines, never wrapped, because scripts search pipes for them."""
 
-    def __init__(self, console: RichConsole) -> None:
+    def __init__(self, console: "_Output") -> None:
         super().__init__()
         self._rich = console
 
@@ -245,8 +228,7 @@ class _Lines(logging.Handler):
         """``WARNING  the message``."""
         style = f"logging.level.{record.levelname.lower()}"
         text = _safe(record.getMessage())
-        if isinstance(self._rich, _Output) and self._rich.is_closed:
-            if record.levelno > logging.INFO:
-                _on_standard_error(f"{record.levelname:<8} {text}")
-            return
-        self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))
+        if not self._rich.is_closed:
+            self._rich.print(Text.assemble((f"{record.levelname:<8}", style), " ", text))
+        elif record.levelno > logging.INFO:
+            _on_standard_error(f"{record.levelname:<8} {text}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from reason_llm.app.option_check import check_options
 from reason_llm.config import Config
@@ -19,6 +19,7 @@ from reason_llm.rollout import TokenRow
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 NUM_ERRORS_SHOWN = 10
 MOST_SHOWN_TOKENS = 1000
 """Tokens of one part of a row that are shown."""
@@ -59,10 +60,6 @@ def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
         errors[_kind(str(error))].append(str(error))
 
     context = base.context_limit(config.model)
-    models = [
-        f"the reward model {key} in {options.path} is not read by this check"
-        for key, options in config.score.reward_models.items()
-    ]
     ends = base.end_token_ids(config.model.path, tokenizer)
     data = load_data(config, tokenizer, context, note, columns, ends)
     lines = _lines_of_sets(data)
@@ -70,7 +67,8 @@ def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
         lines += _shown_prompts(data, tokenizer)
-    lines += models
+    for key, options in config.score.reward_models.items():
+        lines.append(f"the reward model {key} in {options.path} is not read by this check")
     num_errors = sum(map(len, errors.values()))
     more = {
         of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
@@ -93,7 +91,6 @@ def _kind(error: str) -> str:
 
 
 def _lines_of_sets(data: Data) -> list[str]:
-    """Counts and lengths of all sets."""
     lines, total = [], sum(data.weights)
     for data_set, weight in zip(data.training, data.weights, strict=True):
         what = "prompts" if data_set.is_asked else "rows"
@@ -138,11 +135,15 @@ def _lines_of_rows(
         lines += check_ends(rows, end_token_ids, tokenizer) if rows else []
     except DataError as error:
         note(error)
-    for index in sorted({0, len(units) // 2, len(units) - 1} if units else set()):
-        sides = SIDES if len(units[index]) > 1 else ("",)
-        for row, side in zip(units[index], sides, strict=True):
+    for unit in _some(units):
+        for row, side in zip(unit, SIDES if len(unit) > 1 else ("",), strict=True):
             lines += _shown_row(row, side, tokenizer)
     return lines
+
+
+def _some(items: Sequence[T]) -> list[T]:
+    places = {0, len(items) // 2, len(items) - 1} if items else set()
+    return [items[place] for place in sorted(places)]
 
 
 def _shown_row(row: TokenRow, side: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
@@ -168,12 +169,9 @@ def _spread(lengths_tokens: Sequence[int]) -> str:
 
 
 def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The first, the middle and the last training prompt, as the model reads them, and what a
-    teacher reads in their place."""
-    prompts = data.prompts
+    """The first, the middle and the last training prompt, and what a teacher reads there."""
     lines = []
-    for index in sorted({0, len(prompts) // 2, len(prompts) - 1} if prompts else set()):
-        prompt = prompts[index]
+    for prompt in _some(data.prompts):
         answer = f"gold answer: {prompt.answer}" if prompt.answer else "no gold answer"
         lines += [f"--- {prompt.id}", prompt.text, f"--- {answer}"]
         if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:

@@ -20,7 +20,8 @@ def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
     if "score/reward" in record:
         parts.append(f"reward {record['score/reward']:.3f}")
     else:
-        parts.append(f"loss {without_rounding(record['train/loss']):.4g}")
+        loss = record["train/loss"]
+        parts.append(f"loss {loss if abs(loss) >= 1e-12 else 0.0:.4g}")  # a sum's rounding error
         if "train/pair_accuracy" in record:
             parts.append(f"pairs {record['train/pair_accuracy']:.1%}")
     parts += [*judged(record, judged_by), *watched(record)]
@@ -48,13 +49,11 @@ def seconds_left(records: Sequence[Record], last_step: int) -> float | None:
 
 def left(records: Sequence[Record], last_step: int) -> str:
     """``about 12 min left``; empty where there is nothing left, or nothing known."""
-    seconds = seconds_left(records, last_step)
-    if not seconds:
-        return ""
-    if seconds < 90:
-        return f"about {max(1.0, seconds):.0f} s left"
+    seconds = seconds_left(records, last_step) or 0.0
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"about {f'{hours} h ' if hours else ''}{minutes} min left"
+    if seconds >= 90:
+        return f"about {f'{hours} h ' if hours else ''}{minutes} min left"
+    return f"about {max(1.0, seconds):.0f} s left" if seconds else ""
 
 
 def watched(record: Record) -> list[str]:
@@ -76,25 +75,16 @@ def watched(record: Record) -> list[str]:
 
 
 def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
-    """What was measured on held-out problems and rows.
-
-    Args:
-        judged_by: name of what evaluation measures; only ``accuracy`` is a percentage.
-    """
+    """What was measured on held-out problems and rows; only a ``judged_by`` of ``accuracy`` is a
+    percentage."""
     texts = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
-    if "eval/loss" in record:
-        texts.append(f"held-out loss {record['eval/loss']:.4g}")
-    if "eval/perplexity" in record:
-        texts.append(f"perplexity {record['eval/perplexity']:.4g}")
+    for key, name in (("eval/loss", "held-out loss"), ("eval/perplexity", "perplexity")):
+        if key in record:
+            texts.append(f"{name} {record[key]:.4g}")
     if "eval/pair_accuracy" in record:
         told = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
         texts.append(f"held-out pairs {told}")
     return texts
-
-
-def without_rounding(value: float) -> float:
-    """The value, or 0 for a value that is only the rounding error of a sum."""
-    return 0.0 if abs(value) < 1e-12 else value
 
 
 def pairs(accuracy: float, count: float | None) -> str:
@@ -123,9 +113,8 @@ def accuracy(record: Record, judged_by: str = "accuracy") -> str:
 
 def mean_of(num_samples: float) -> str:
     """``mean of 2 samples``; ``greedy`` for 0."""
-    if not num_samples:
-        return "greedy"
-    return f"mean of {num_samples:.0f} samples" if num_samples > 1 else "one sample"
+    several = f"mean of {num_samples:.0f} samples"
+    return several if num_samples > 1 else "one sample" if num_samples else "greedy"
 
 
 def mean_score(value: float, judged_by: str) -> str:

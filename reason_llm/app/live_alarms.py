@@ -13,11 +13,8 @@ MOST_RECORDS = 500
 
 
 class LiveAlarms:
-    """Alarms that were raised so far; ``alarms.jsonl`` keeps them beyond their end.
-
-    Args:
-        run: as its folder was when it began or went on.
-    """
+    """Alarms that were raised so far in a run, as its folder was when it began or went on;
+    ``alarms.jsonl`` keeps them beyond their end."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -30,17 +27,16 @@ class LiveAlarms:
     def take(self, record: Record) -> list[tuple[str, Finding]]:
         """Titles and findings of the alarms that this record newly raises."""
         if self._raised is None:  # alarms of before the interruption that still hold
-            lasting = _raised_by(judge(evidence(self._run, []))) if self._history else set()
-            self._raised = lasting & {each.title for each in self._history}
+            lasting = judge(evidence(self._run, []), "alarm") if self._history else {}
+            self._raised = {each.title for each in self._history} & {*lasting}
         records = [*self._run.records, record]
         if len(records) > 2 * MOST_RECORDS:
             old = records[:-MOST_RECORDS]
             records = [*filter(is_evaluated, old), *records[-MOST_RECORDS:]]
         self._run.records[:] = records
-        findings = judge(evidence(self._run, []))
-        now = _raised_by(findings)
-        new = [(title, findings[title]) for title in findings if title in now - self._raised]
-        self._raised = now
+        findings = judge(evidence(self._run, []), "alarm")
+        new = [(title, each) for title, each in findings.items() if title not in self._raised]
+        self._raised = {*findings}
         step = int(record["step"])
         self._history += [
             Raised(step, title, each.text, each.advice, each.charts, each.steps)
@@ -50,7 +46,3 @@ class LiveAlarms:
             raised.write(self._run.folder, self._history)
             self._is_written = True
         return new
-
-
-def _raised_by(findings: dict[str, Finding]) -> set[str]:
-    return {title for title, each in findings.items() if each.state == "alarm"}

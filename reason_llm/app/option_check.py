@@ -23,15 +23,11 @@ from reason_llm.train import check_schedule
 def check_options(
     config: Config, mistakes: list[ReasonError], planned: Config | None = None
 ) -> tuple[Config, set[str], list[str]]:
-    """Add to ``mistakes`` what is wrong with the options.
+    """Add to ``mistakes`` what is wrong with the options; ``planned`` is the config whose memory is
+    planned, if another.
 
-    Args:
-        planned: whose memory is planned; None: that of ``config``.
-
-    Returns:
-        The config without the wrong ones, the columns that its rewards ask for, and the lines of
-        the memory plan, from the model's config alone.
-    """
+    Returns the config without the wrong ones, the columns that its rewards ask for, and the lines
+    of the memory plan, from the model's config alone."""
     data, score, table = config.data, config.score, list[str]()
     without: dict[str, Any] = {}
 

@@ -2,14 +2,10 @@
 
     {"prompt", "chosen", "rejected", "prompt_ids", "chosen_ids", "rejected_ids", "tokenizer", ...}
 
-Beside its texts each row has the token ids that were sampled, and the digest of the tokenizer that
-they belong to, so that nothing is tokenised again: a run learns the very tokens that the policy
-wrote. The prompt's text is as the chat template wrote it.
-
-A completion that ended with a string of ``sample.stop`` gets an end token, so that a model learns
-to stop there. One that was cut off is never a good one, because a policy would learn never to stop;
-it may be the rejected side. Buffers are read one at a time.
-"""
+Beside its texts each row has the token ids that were sampled, and the digest of their tokenizer, so
+that a run learns the very tokens that the policy wrote. A completion that ended with a string of
+``sample.stop`` gets an end token. One that was cut off is never a good one, because a policy would
+learn never to stop; it may be the rejected side."""
 
 import hashlib
 import logging
@@ -27,13 +23,7 @@ from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteE
 from reason_llm.files import write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import (
-    Document,
-    buffer_files,
-    missing_steps,
-    read_document,
-    warn_of_another,
-)
+from reason_llm.run import buffer_files, missing_steps, read_document, warn_of_another
 from reason_llm.score import selection
 from reason_llm.score.math import extract_answer
 
@@ -81,10 +71,8 @@ def write_pairs(
 
     Raises:
         RolloutBufferError: a buffer is missing, damaged, or of another model than the first.
-        ConfigError: a reward that the rollouts do not have, or options that contradict each other.
-        DataError: nothing is left to write.
-        ModelError: the model's tokenizer cannot be used.
-        WriteError: ``target`` cannot be written.
+        ReasonError: options do not go together, nothing is left to write, or the tokenizer or
+            ``target`` cannot be used.
     """
     way = section.way(form)
     paths = []
@@ -104,7 +92,12 @@ def write_pairs(
     for path in paths:
         document = read_document(path)
         warn_of_another(path, document, None)
-        named = _model_of(document, path)
+        section_of_model = document.run.config.get("model")
+        named = section_of_model.get("path") if isinstance(section_of_model, dict) else None
+        if not isinstance(named, str):
+            raise RolloutBufferError(
+                f"{path} does not say which model sampled it; name it by --model"
+            )
         if maker is None:
             maker = _Maker(way, section, model or named, written)
         elif model is None and named != maker.model:
@@ -125,14 +118,6 @@ def write_pairs(
         )
     write_atomically(target, b"".join(lines))
     return written
-
-
-def _model_of(document: Document, path: Path) -> str:
-    section = document.run.config.get("model")
-    name = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(name, str):
-        raise RolloutBufferError(f"{path} does not say which model sampled it; name it by --model")
-    return name
 
 
 class _Maker:
@@ -167,27 +152,25 @@ class _Maker:
                     key = prompt + hashlib.sha256(answer.encode()).digest()
             if key in self.seen:
                 self.written.left_out["that stand there already"] += 1
-                continue
-            if limit is not None and self.counts[prompt, is_right] >= limit:
+            elif limit is not None and self.counts[prompt, is_right] >= limit:
                 self.written.left_out["beyond per_prompt"] += 1
-                continue
-            self.seen.add(key)
-            self.counts[prompt, is_right] += 1
-            self.written.prompts.add(prompt)
-            yield self._row(group, sides, values, is_right, source)
+            else:
+                self.seen.add(key)
+                self.counts[prompt, is_right] += 1
+                self.written.prompts.add(prompt)
+                yield self._row(group, sides, values, is_right, source)
 
     def _usable(self, group: Group) -> Group:
-        """The group without tokens that the tokenizer does not know, each completion with an end
-        token, which one that a stop string ended has not; whole answers come first, so that of
-        equal ones they are chosen."""
-        known = [c for c in group.completions if max(c.token_ids) < len(self.tokenizer)]
-        if lost := len(group.completions) - len(known):
-            self.written.left_out["with tokens beyond the tokenizer's"] += lost
-        whole, known = known, [c for c in known if not c.spans]
-        if lost := len(whole) - len(known):
-            self.written.left_out["of several turns"] += lost
+        """The group without what cannot be learned, each completion with an end token; whole
+        answers come first, so that of equal ones they are chosen."""
         ended = []
-        for each in sorted(known, key=lambda each: each.finish_reason == "length"):
+        for each in sorted(group.completions, key=lambda each: each.finish_reason == "length"):
+            if max(each.token_ids) >= len(self.tokenizer):
+                self.written.left_out["with tokens beyond the tokenizer's"] += 1
+                continue
+            if each.spans:
+                self.written.left_out["of several turns"] += 1
+                continue
             if each.finish_reason != "length" and each.token_ids[-1] not in self.ends:
                 each = replace(each, token_ids=(*each.token_ids, self.tokenizer.eos_token_id))
             ended.append(each)
@@ -212,17 +195,14 @@ class _Maker:
             right = selection.at_least(group, section.threshold, None, section.reward)
             places = [(i,) for i in sorted(right, key=lambda i: -rewards[i])]
         elif self.way == "all":
-            places = _spread(
-                selection.right_wrong_pairs(
-                    group, section.threshold, section.min_margin, section.reward
-                )
-            )
+            apart = section.threshold, section.min_margin, section.reward
+            places = _spread(selection.right_wrong_pairs(group, *apart))
         else:
             pair = selection.best_worst_pair(group, section.min_margin, section.reward)
             places = [] if pair is None else [pair]
-            if pair is not None and self.way == "threshold":
-                chosen, rejected = (self._is_right(rewards[i]) for i in pair)
-                places = places if chosen and not rejected else []
+            if self.way == "threshold":
+                rights = [[self._is_right(rewards[i]) for i in place] for place in places]
+                places = places if rights == [[True, False]] else []
         for place in places:
             sides = tuple(group.completions[i] for i in place)
             if len({side.text for side in sides}) == len(sides):
@@ -232,19 +212,17 @@ class _Maker:
         self, group: Group, sides: Sides, values: tuple[float, ...], is_right: bool, source: str
     ) -> dict[str, Any]:
         names = ("chosen", "rejected") if len(sides) > 1 else ("completion",)
-        row: dict[str, Any] = {"prompt": group.prompt.text}
-        row |= {name: side.text for name, side in zip(names, sides, strict=True)}
-        if self.form == "labels":
-            row["label"] = is_right
-        if len(sides) > 1:
-            row |= {f"{name}_reward": v for name, v in zip(names, values, strict=True)}
-        else:
-            row["score"] = values[0]
-        row["prompt_ids"] = group.prompt.token_ids
-        row |= {f"{name}_ids": side.token_ids for name, side in zip(names, sides, strict=True)}
-        row["tokenizer"] = self.digest
-        row["source"] = f"{source}, {group.prompt.id}"
-        return row
+        scores = ("chosen_reward", "rejected_reward") if len(sides) > 1 else ("score",)
+        return {
+            "prompt": group.prompt.text,
+            **{name: side.text for name, side in zip(names, sides, strict=True)},
+            **({"label": is_right} if self.form == "labels" else {}),
+            **dict(zip(scores, values, strict=True)),
+            "prompt_ids": group.prompt.token_ids,
+            **{f"{name}_ids": side.token_ids for name, side in zip(names, sides, strict=True)},
+            "tokenizer": self.digest,
+            "source": f"{source}, {group.prompt.id}",
+        }
 
 
 def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -264,11 +242,7 @@ def _digest(token_ids: Sequence[int]) -> bytes:
 
 
 def check_target(target: Path) -> None:
-    """Check that the file may be written.
-
-    Raises:
-        ConfigError: it is no .jsonl file. WriteError: it exists.
-    """
+    """Check that the file may be written; raises a ConfigError or a WriteError."""
     if target.suffix != ".jsonl":
         raise ConfigError(f"--out {target} is no .jsonl file, which data.train reads; rename it")
     if target.exists() or target.is_symlink():

@@ -1,20 +1,17 @@
 """The stages of a pipeline, one after the other, each as a run of its own.
 
-A stage that has ended is skipped, and one that was killed goes on. <stage>.rows.json says from
-which rollouts and options the rows in <pipeline>/<stage>.jsonl were made. If these changed, the
-rows are written again: the same rollouts and options give the same bytes, and a run that has begun
-with other rows refuses them. Before anything is learned, data, rewards and memory
-of all stages to come are checked, as far as they do not depend on what earlier ones make.
-"""
+A stage that has ended is skipped, and one that was killed goes on. Before anything is learned,
+data, rewards and memory of all stages to come are checked, as far as they do not depend on what
+earlier ones make."""
 
 import gc
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from reason_llm.app import lines
 from reason_llm.app.console import Console
-from reason_llm.app.data_check import check_data
+from reason_llm.app.data_check import DataReport, check_data
 from reason_llm.app.option_check import check_options
 from reason_llm.app.report.stages import Stage, write as write_stages
 from reason_llm.app.rows_of_rollouts import update_rows
@@ -59,32 +56,26 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
     return summaries
 
 
-def plan_pipeline(pipeline: Pipeline, mistakes: list[ReasonError]) -> Iterator[str]:
-    """Lines with the memory plan of each selected stage; ``mistakes`` are given what is wrong."""
+def check_pipeline(
+    pipeline: Pipeline, mistakes: list[ReasonError], is_plan: bool
+) -> tuple[list[str], int]:
+    """Lines with the memory plan of each selected stage, or else of its data check, and the number
+    of errors in rows; ``mistakes`` are given what is wrong with options."""
+    lines, num_errors = list[str](), 0
     for stage in pipeline.selected:
-        yield f"stage {stage.name}: {stage.config.stage}"
-        config = without_what_is_made(pipeline, stage)
-        yield from check_options(config, mistakes, planned(pipeline, stage))[2]
-
-
-def check_pipeline(pipeline: Pipeline, mistakes: list[ReasonError]) -> tuple[list[str], int]:
-    """Lines of the data check of each selected stage, and the number of errors in rows;
-    ``mistakes`` are given what is wrong with options."""
-    all_lines, num_errors = [], 0
-    for stage in pipeline.selected:
-        all_lines.append(f"stage {stage.name}: {stage.config.stage}")
-        configs = without_what_is_made(pipeline, stage), planned(pipeline, stage)
-        if stage.rows is not None and not stage.rows.path.exists():
-            all_lines.append(
-                f"its rows are written from the rollouts of {', '.join(stage.rows.sources)}, which "
-                "come first"
-            )
-            check_options(configs[0], mistakes, configs[1])
-            continue
-        report = check_data(configs[0], mistakes, configs[1])
-        all_lines += report.lines
-        num_errors += report.num_errors
-    return all_lines, num_errors
+        lines.append(f"stage {stage.name}: {stage.config.stage}")
+        config, subject = without_what_is_made(pipeline, stage), planned(pipeline, stage)
+        if is_plan:
+            lines += check_options(config, mistakes, subject)[2]
+        elif stage.rows is not None and not stage.rows.path.exists():
+            sources = ", ".join(stage.rows.sources)
+            lines.append(f"its rows are written from the rollouts of {sources}, which come first")
+            check_options(config, mistakes, subject)
+        else:
+            report = check_data(config, mistakes, subject)
+            lines += report.lines
+            num_errors += report.num_errors
+    return lines, num_errors
 
 
 def is_finished(stage: PipelineStage) -> bool:
@@ -127,34 +118,19 @@ def without_what_is_made(pipeline: Pipeline, stage: PipelineStage) -> Config:
 
 def _check(pipeline: Pipeline) -> None:
     """Check what can be known of the stages after the first that has not ended, which its own run
-    checks.
-
-    Raises:
-        ReasonError: the first problem, with its stage.
-    """
+    checks; raises a ReasonError."""
     for stage in [stage for stage in pipeline.selected if is_to_come(stage)][1:]:
         check_writable(stage.folder)
         mistakes: list[ReasonError] = []
-        configs = without_what_is_made(pipeline, stage), planned(pipeline, stage)
-        if stage.rows is not None:
-            check_options(configs[0], mistakes, configs[1])
-            raise_all(mistakes)
-            continue
-        report = check_data(configs[0], mistakes, configs[1])
+        check = check_options if stage.rows is not None else check_data
+        found = check(without_what_is_made(pipeline, stage), mistakes, planned(pipeline, stage))
         raise_all(mistakes)
-        if report.num_errors:
-            raise DataError(f"stage {stage.name}: {report.errors[0]}")
+        if isinstance(found, DataReport) and found.num_errors:
+            raise DataError(f"stage {stage.name}: {found.errors[0]}")
 
 
 def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str] = ()) -> None:
-    """Whether the stages that this one reads have ended.
-
-    Args:
-        ended: those that this call has run to their end.
-
-    Raises:
-        CheckpointError: one has not.
-    """
+    """Raise a CheckpointError if a stage that this one reads has not ended."""
     for name in stage.needs:
         if name not in ended and not is_finished(pipeline.stage(name)):
             raise CheckpointError(
@@ -165,7 +141,6 @@ def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str
 
 
 def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
-    """Print a line if a run began from another adapter than the earlier stage has now."""
     begun = stage.folder / "start"
     if stage.start is None or stage.begins_anew or not begun.is_dir():
         return
@@ -178,16 +153,15 @@ def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
 
 
 def _update_rows(pipeline: Pipeline, stage: PipelineStage, console: Console) -> None:
-    """Write the stage's rows again if its sources' rollouts changed, and print a line."""
     if stage.rows is None:
         return
     archives = {name: pipeline.stage(name).folder / "buffers" for name in stage.rows.sources}
     update = update_rows(stage.rows, archives, anew=stage.begins_anew)
     if update is None:
         return
-    console.line(update.written.line)
-    has_begun = bool(checkpoint.listing(stage.folder))
-    if update.others_before and has_begun and not stage.begins_anew:
+    written, had_others = update
+    console.line(written.line)
+    if had_others and checkpoint.listing(stage.folder) and not stage.begins_anew:
         logger.warning(
             "stage %s began with other rows: the rollouts of %s or the options of pairs_of were "
             "others; to begin anew: --stage %s --run.resume never",

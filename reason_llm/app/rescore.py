@@ -18,11 +18,8 @@ from reason_llm.train import with_advantages, without_learner_logprobs
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:
-    """The rollouts of ``document`` with the rewards of ``config.score`` and the advantages of
-    ``config.algorithm``; everything else unchanged.
-
-    Args:
-        source: where it was read, for errors.
+    """The rollouts of ``document``, read in ``source``, with the rewards of ``config.score`` and
+    the advantages of ``config.algorithm``; everything else unchanged.
 
     Raises:
         ConfigError: a reward is a reward model's.
@@ -48,11 +45,7 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
 
 
 def rescore_file(source: Path, target: Path, config: Config) -> Document:
-    """``rescore`` of a file into a new file.
-
-    Raises:
-        WriteError: ``target`` exists or cannot be written.
-    """
+    """``rescore`` of a file into a new file; raises a WriteError if ``target`` exists."""
     if os.path.lexists(target):
         raise WriteError(f"{target} exists and is left as it is; name another file with --out")
     document = rescore(read_document(source), config, source)
@@ -61,8 +54,8 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
 
 
 def accept_edited(path: Path) -> bool:
-    """Write a new digest into a buffer that was edited on purpose and change nothing else. Returns
-    whether it was needed: False if the digest is right.
+    """Write a new digest into a buffer that was edited on purpose and change nothing else; False if
+    the digest is right.
 
     Raises:
         RolloutBufferError: it cannot be read, or holds no rollouts in this format.

@@ -1,17 +1,14 @@
 """Rows that a pipeline's stage learns from, made of the rollouts of earlier ones.
 
     <pipeline>/<stage>.jsonl        the rows
-    <pipeline>/<stage>.rows.json    {"form", "pairs", "rollouts": {stage: sha256}, "rows_sha256"}
+    <pipeline>/<stage>.rows.json    their origin: form, options, digests of rollouts and rows
 
-The second file is the origin of the first: form and options of the rows, a digest of the archive of
-each source, and of the rows themselves. If any of these changed, the rows are written again. The
-same rollouts and options give the same bytes.
-"""
+If any of these changed, the rows are written again. The same rollouts and options give the same
+bytes."""
 
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +21,16 @@ from reason_llm.files import read_object, sha256, write_atomically
 from reason_llm.run import buffer_files
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Rows that were written."""
-
-    written: Written
-    others_before: bool
-    """Whether other rows were there before."""
-
-
-def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: bool) -> Update | None:
-    """Write the rows, unless those that are there have the same origin; then None.
+def update_rows(
+    rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: bool
+) -> tuple[Written, bool] | None:
+    """Write the rows, unless those that are there have the same origin; then None. Else what was
+    written, and whether other rows were there before.
 
     Args:
-        archives: folder of the archived rollouts of each source. Of one that was deleted, the
-            rows that are there count as made.
+        archives: folder of the archived rollouts of each source. Of one that was deleted, the rows
+            that are there count as made.
         anew: write them in any case.
-
-    Raises:
-        ReasonError: as ``write_pairs``.
     """
     record, before = rows.path.with_suffix(".rows.json"), _sha256(rows.path)
     known: dict[str, Any] = {}
@@ -61,7 +49,7 @@ def update_rows(rows: RowsOfRollouts, archives: Mapping[str, Path], *, anew: boo
     after = _sha256(rows.path)
     content = orjson.dumps({**origin, "rows_sha256": after}, option=orjson.OPT_INDENT_2)
     write_atomically(record, content)
-    return Update(written, before not in (None, after))
+    return written, before not in (None, after)
 
 
 def _digest(archive: Path) -> str | None:
@@ -75,7 +63,6 @@ def _digest(archive: Path) -> str | None:
 
 
 def _sha256(file: Path) -> str | None:
-    """Digest of a file; None if it does not exist or cannot be read."""
     try:
         return sha256(file)
     except OSError:

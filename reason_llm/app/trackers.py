@@ -1,9 +1,8 @@
 """Trackers beside a run: TensorBoard, Weights & Biases, trackio.
 
-The run writes its records to metrics.jsonl. A tracker gets a copy of each one once, also when a
-killed run goes on, because it knows up to which step it has them. A tracker that raises, or takes
-longer than ``LIMIT_SECONDS`` for one call, is dropped with one warning.
-"""
+A tracker gets a copy of each record of metrics.jsonl once, also when a killed run goes on, because
+it knows up to which step it has them. A tracker that raises, or takes longer than ``LIMIT_SECONDS``
+for one call, is dropped with one warning."""
 
 import importlib.util
 import logging
@@ -13,9 +12,10 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -42,11 +42,8 @@ T = TypeVar("T")
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Check that the package of each tracker is installed.
-
-    Raises:
-        ConfigError: with the command that installs it.
-    """
+    """Check that the package of each tracker is installed; raises a ConfigError with the command
+    that installs it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -55,30 +52,23 @@ def check_installed(names: Sequence[str]) -> None:
             )
 
 
-class Tracker(Protocol):
+@dataclass(slots=True)
+class Tracker:
     """A destination of records."""
 
     opens: str
     """How the user looks at them: a command or an address."""
-
     last_step: int
     """Step of the last record that the tracker already has; -1 for none."""
-
-    def write(self, step: int, values: Values) -> None:
-        """Add a record."""
-        ...
-
-    def close(self) -> None:
-        """Write what is buffered."""
-        ...
+    write: Callable[[int, Values], object]
+    """Adds a record."""
+    close: Callable[[], object]
+    """Writes what is buffered."""
 
 
 class Trackers:
-    """The trackers of a run, from ``start`` to the end of the ``with`` block.
-
-    Args:
-        names: of ``log.trackers``.
-    """
+    """The trackers of a run, by their names in ``log.trackers``, from ``start`` to the end of the
+    ``with`` block."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -98,7 +88,12 @@ class Trackers:
 
     def write(self, record: Record) -> None:
         """Give a record to each tracker that does not have it yet."""
-        step, values = int(record["step"]), tree_without_secrets(_numbers(record))
+        step = int(record["step"])
+        values = {
+            without_secrets(key): value
+            for key, value in record.items()
+            if key != "step" and isinstance(value, int | float) and math.isfinite(value)
+        }
         for name, tracker in list(self._trackers.items()):
             if step > tracker.last_step:
                 self._call(name, partial(tracker.write, step, values))
@@ -117,147 +112,104 @@ class Trackers:
         try:
             return within(LIMIT_SECONDS, "a call", call)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a library raises)
-            kind = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: "
-            problem = f"{kind}{one_line(error)}"
-        self._trackers.pop(name, None)
-        logger.warning(
-            "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
-            *(name, _shown(problem)),
-        )
-        return None
+            self._trackers.pop(name, None)
+            logger.warning(
+                "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
+                *(name, _shown(f"{type(error).__name__}: {one_line(error)}")),
+            )
+            return None
 
 
 def _shown(text: str) -> str:
     return without_secrets(printable(text))[:MOST_CHARACTERS]
 
 
-def _numbers(record: Record) -> Values:
-    return {
-        key: value
-        for key, value in record.items()
-        if key != "step" and isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
 def project_of(config: dict[str, Any], otherwise: str | None = None) -> str:
     """``log.project`` of a run's config, or else ``otherwise``, or else reason_llm."""
-    section = config.get("log")
-    project = section.get("project") if isinstance(section, dict) else None
-    return str(project) if project else otherwise or PROJECT
+    return str((config.get("log") or {}).get("project") or otherwise or PROJECT)
 
 
-class TensorBoard:
-    """Event files in ``<run>/tensorboard``, written again from the records at each start.
+def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
+    """Event files in ``<run>/tensorboard``, written again from the records at each start, so that
+    they hold what metrics.jsonl holds. Wall times are the run's own seconds: the records of before
+    end now."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    So they hold what metrics.jsonl holds. Wall times are the run's own seconds: the records of
-    before end now.
-    """
+    folder = begun.folder / "tensorboard"
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    now = time.time() - sum(float(each.get("time/total_seconds") or 0) for each in begun.records)
+    # A TensorBoard that shows the old files forgets their steps.
+    writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
+    text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
+    writer.add_text("config", text, walltime=now)
 
-    def __init__(self, begun: Begun, config: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = begun.folder / "tensorboard"
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
-        self.opens = f"tensorboard --logdir {shlex.quote(str(folder))}"
-        self.last_step = -1
-        self._now = time.time() - sum(
-            float(record.get("time/total_seconds") or 0) for record in begun.records
-        )
-        # A TensorBoard that shows the old files forgets their steps.
-        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
-        text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
-        self._writer.add_text("config", text, walltime=self._now)
-
-    def write(self, step: int, values: Values) -> None:
-        """See ``Tracker.write``."""
-        self._now += values.get("time/total_seconds", 0.0)
+    def write(step: int, values: Values) -> None:
+        nonlocal now
+        now += values.get("time/total_seconds", 0.0)
         for key, value in values.items():
-            self._writer.add_scalar(key, value, step, walltime=self._now)
-        self._writer.flush()
+            writer.add_scalar(key, value, step, walltime=now)
+        writer.flush()
 
-    def close(self) -> None:
-        """See ``Tracker.close``."""
-        self._writer.close()
+    return Tracker(f"tensorboard --logdir {shlex.quote(str(folder))}", -1, write, writer.close)
 
 
-class Wandb:
-    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``.
+def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
+    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``. Offline, one folder
+    holds the whole run: it is written again from the records at each start."""
+    import wandb
 
-    Offline, one folder holds the whole run: it is written again from the records at each start.
-    """
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        disable_git=True,
+        disable_code=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_save_requirements=False,
+        x_service_wait=LIMIT_SECONDS,
+        init_timeout=LIMIT_SECONDS,
+    )
+    run = wandb.init(
+        project=project_of(config, os.environ.get("WANDB_PROJECT")),
+        id=begun.id,
+        name=begun.folder.name,
+        dir=str(begun.folder),
+        config=config,
+        resume="allow",
+        settings=settings,
+    )
+    opens = str(run.url)
+    if run.offline:
+        synced = Path(run.settings.sync_dir)
+        opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / synced.name))}"
+        for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
+            if folder.name != synced.name:
+                # The service of a killed run may still write there.
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def __init__(self, begun: Begun, config: dict[str, Any]) -> None:
-        import wandb
+    def write(step: int, values: Values) -> None:
+        run.log(values, step=step, commit=True)  # not with the next one
 
-        settings = wandb.Settings(
-            console="off",
-            silent=True,
-            disable_git=True,
-            disable_code=True,
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_save_requirements=False,
-            x_service_wait=LIMIT_SECONDS,
-            init_timeout=LIMIT_SECONDS,
-        )
-        self._run = wandb.init(
-            project=project_of(config, os.environ.get("WANDB_PROJECT")),
-            id=begun.id,
-            name=begun.folder.name,
-            dir=str(begun.folder),
-            config=config,
-            resume="allow",
-            settings=settings,
-        )
-        self.last_step = int(self._run.step) - 1  # online, the server knows
-        self.opens = str(self._run.url)
-        if self._run.offline:
-            synced = Path(self._run.settings.sync_dir)
-            self.opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / synced.name))}"
-            for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
-                if folder.name != synced.name:
-                    # The service of a killed run may still write there.
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    def write(self, step: int, values: Values) -> None:
-        """See ``Tracker.write``."""
-        self._run.log(values, step=step, commit=True)  # not with the next one
-
-    def close(self) -> None:
-        """See ``Tracker.close``."""
-        self._run.finish()
+    return Tracker(opens, int(run.step) - 1, write, run.finish)  # online, the server knows
 
 
-class Trackio:
+def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     """trackio, in its own folder on this machine, or where its environment variables say."""
+    import trackio
 
-    def __init__(self, begun: Begun, config: dict[str, Any]) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=project_of(config),
-            name=f"{begun.folder.name}-{begun.id}",
-            config=config,
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-        self.opens = f"trackio show --project {shlex.quote(project_of(config))}"
-        self.last_step = int(self._run._next_step) - 1  # there is no public way to ask for it
-
-    def write(self, step: int, values: Values) -> None:
-        """See ``Tracker.write``."""
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        """See ``Tracker.close``."""
-        self._run.finish()
+    run = trackio.init(
+        project=project_of(config),
+        name=f"{begun.folder.name}-{begun.id}",
+        config=config,
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    opens = f"trackio show --project {shlex.quote(project_of(config))}"
+    last_step = int(run._next_step) - 1  # there is no public way to ask for it
+    return Tracker(opens, last_step, lambda step, values: run.log(values, step=step), run.finish)
 
 
-TRACKERS: dict[str, Callable[[Begun, dict[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-}
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -9,6 +9,7 @@ from typing import Any
 from reason_llm.app import lines, trackers
 from reason_llm.app.live_alarms import LiveAlarms
 from reason_llm.app.report import curves
+from reason_llm.app.report.evidence import Finding
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.runs import read_run
 from reason_llm.app.trackers import Trackers
@@ -24,14 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_training(config: Config, shown: Watch) -> dict[str, Any]:
-    """Run ``loop.train`` as the command line does, and return its summary.
-
-    Args:
-        shown: the console, or what takes its place.
-
-    Raises:
-        ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
-    """
+    """Run ``loop.train`` as the command line does, and return its summary; ``shown`` is the
+    console, or what takes its place."""
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
         watch = _Followed(shown, followers)
@@ -39,7 +34,11 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
         folder = config.run.directory / str(config.run.name)
         pages = [folder / "curves.png", folder / "report.html"]
         if watch.has_begun or not all(page.exists() for page in pages):
-            _write_curves(config, folder)
+            sources = " + ".join(source.source for source in config.data.sources)
+            title = f"{config.run.name}: {config.method.name} on {sources}"
+            records = metrics.read_all(folder)
+            picture = curves.draw_curves(records, title, config.score.judged_by)
+            write_atomically(folder / "curves.png", picture)
             for line in lines.of_summary(summary):
                 shown.line(line)
             write_report_of(folder, shown)
@@ -72,31 +71,20 @@ class _Followed:
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
         self._followers.write(record)
-        if self._alarms is None:
-            return
+        raised: list[tuple[str, Finding]] = []
         try:
-            raised = self._alarms.take(record)
+            if self._alarms is not None:
+                raised = self._alarms.take(record)
         except Exception as error:  # noqa: BLE001  (nothing wrong with an alarm may fail the run)
             logger.warning("no more alarms: %s: %s", type(error).__name__, one_line(error))
             self._alarms = None
-            return
         for title, finding in raised:
-            logger.warning(
-                "alarm at step %d: %s. %s %s",
-                *(record["step"], title, finding.text, finding.advice),
-            )
-
-
-def _write_curves(config: Config, folder: Path) -> None:
-    sources = " + ".join(source.source for source in config.data.sources)
-    title = f"{config.run.name}: {config.method.name} on {sources}"
-    picture = curves.draw_curves(metrics.read_all(folder), title, config.score.judged_by)
-    write_atomically(folder / "curves.png", picture)
+            told = (record["step"], title, finding.text, finding.advice)
+            logger.warning("alarm at step %d: %s. %s %s", *told)
 
 
 def write_report_of(folder: Path, shown: Watch) -> None:
-    """Write the report.html of a run or pipeline after everything else. Nothing wrong with it may
-    fail the run."""
+    """Write the report.html of a run or pipeline. Nothing wrong with it may fail the run."""
     try:
         alarms = "; ".join(write_report([folder], folder / "report.html"))
     except Exception as error:  # noqa: BLE001

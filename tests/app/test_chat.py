@@ -125,7 +125,7 @@ def test_the_base_and_the_adapter_answer_by_turns(chat: Chat, model: Model) -> N
         )[0]
         return group.completions[0].text
 
-    assert chat.who == "adapter"
+    assert chat.uses_adapter
     tuned = said(chat, "What is 3 + 4?")
     chat.messages, chat.uses_adapter = [], False
     plain = said(chat, "What is 3 + 4?")
@@ -154,7 +154,7 @@ def test_again_without_room_keeps_the_conversation(
     chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal = ChatTerminal(chat)
-    terminal.answer_once("What is 1 + 2?")
+    terminal.answer("What is 1 + 2?")
     before = list(chat.messages)
     chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
     with pytest.raises(DataError, match="leaves none for an answer"):

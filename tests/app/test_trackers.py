@@ -258,7 +258,9 @@ def test_a_run_with_a_tracker_that_hangs_is_the_same_run(
     assert [record["step"] for record in records] == [0, 1, 2]
     assert [each.steps for each in made] == [[0, 1, 2, -1]]
     (warning,) = warnings(caplog)
-    assert warning.startswith("the tracker trackio stopped (a call took longer than 1 s)")
+    assert warning.startswith(
+        "the tracker trackio stopped (TimeoutError: a call took longer than 1 s)"
+    )
 
 
 def test_one_that_is_not_installed_is_refused(

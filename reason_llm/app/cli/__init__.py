@@ -1,9 +1,6 @@
 """``reason-llm COMMAND ...``: the commands by name, and what each does around its own work: exit
 codes, errors as one line, closed output. A command is a module with a ``run``; ``scripts/`` call
-it, too.
-
-Nothing heavy is imported before the command is known.
-"""
+it, too. Nothing heavy is imported before the command is known."""
 
 import difflib
 import importlib
@@ -24,6 +21,14 @@ COMMANDS = {
     "pairs": "write rows to learn from, out of saved rollouts",
 }
 """Help of each command."""
+HELP = """\
+usage: reason-llm COMMAND ...
+
+Fine-tune language models by reinforcement learning on one GPU, or on a CPU.
+
+{}
+
+reason-llm COMMAND --help tells the options of a command."""
 WHEN_STOPPED = {
     "train": "stopped; the same command goes on from here",
     "evaluate": "stopped; the same command goes on from here",
@@ -54,12 +59,8 @@ def call(name: str, program: str, arguments: Sequence[str]) -> int:
 
 def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
     """Exit code of a command: that of ``body`` (None: 0), 2 after a user's mistake, 130 after
-    Ctrl-C.
-
-    Args:
-        body: does the work. What takes long to import is imported within.
-        when_stopped: the last line after Ctrl-C, on standard error.
-    """
+    Ctrl-C, when ``when_stopped`` is the last line on standard error. What takes long to import is
+    imported within ``body``."""
     from reason_llm.errors import ReasonError, Stopped, shown
 
     try:
@@ -88,37 +89,19 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
 
 
 def _without_command(name: str | None) -> None:
-    """Print the help or the version.
-
-    Raises:
-        ConfigError: there is no such command, or none was named.
-    """
+    """Print the help or the version; raises a ConfigError if there is no such command."""
+    names = ", ".join(COMMANDS)
     if name in ("-h", "--help"):
-        print(_help())
+        lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+        print(HELP.format("\n".join(lines)))
     elif name == "--version":
         print(f"reason-llm {__version__}")
+    elif name is None:
+        raise ConfigError(f"no command; name one of {names}, or see reason-llm --help")
     else:
-        names = ", ".join(COMMANDS)
-        if name is None:
-            raise ConfigError(f"no command; name one of {names}, or see reason-llm --help")
         near = difflib.get_close_matches(name[:100], COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"name one of {names}"
         raise ConfigError(f"unknown command {name[:100]!r}; {hint}")
-
-
-def _help() -> str:
-    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: reason-llm COMMAND ...",
-            "",
-            "Fine-tune language models by reinforcement learning on one GPU, or on a CPU.",
-            "",
-            *lines,
-            "",
-            "reason-llm COMMAND --help tells the options of a command.",
-        ]
-    )
 
 
 def _is_refused(error: Exception) -> bool:

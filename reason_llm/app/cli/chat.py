@@ -21,25 +21,18 @@ def run(program: str, arguments: Sequence[str]) -> None:
     given = _parser(program).parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    from reason_llm.app.chat import (
-        Chat,
-        ChatTerminal,
-        find_subject,
-        options_of,
-    )  # heavy: after --help
+    from reason_llm.app import chat as chats  # heavy: after --help
     from reason_llm.run.store import folder as run_folder
 
-    subject = find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
-    if given.template is not None:
-        subject = replace(subject, template=given.template)
-    if given.system_prompt is not None:
-        subject = replace(subject, system_prompt=given.system_prompt)
-    options = options_of(subject, vars(given))
+    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
+    asked = {name: getattr(given, name) for name in ("system_prompt", "template")}
+    subject = replace(subject, **{name: text for name, text in asked.items() if text is not None})
+    options = chats.options_of(subject, vars(given))
     interactive = sys.stdin.isatty()
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
-    chat = Chat(subject, options)
+    chat = chats.Chat(subject, options)
     if subject.plays:
         print(
             "a chat does not play sample.environment: each answer is one turn, what you write is "
@@ -47,11 +40,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
             file=sys.stderr,
         )
     chat.uses_adapter = chat.uses_adapter and not given.base
-    terminal = ChatTerminal(chat)
+    terminal = chats.ChatTerminal(chat)
     if interactive:
         terminal.talk()
     else:
-        terminal.answer_once(message)
+        terminal.answer(message)
 
 
 def _parser(program: str) -> ArgumentParser:

@@ -1,7 +1,4 @@
-"""Evaluate: ``reason-llm evaluate RUN|CONFIG.yaml|MODEL [--sets ...] [--k N] [--compare base]``.
-
-The same command resumes.
-"""
+"""Evaluate: ``reason-llm evaluate RUN|CONFIG.yaml|MODEL [--sets ...] [--k N] [--compare base]``."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,6 @@
 """Export: ``reason-llm export RUN|ADAPTER --out FOLDER``: a model to take home."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 DESCRIPTION = """\
 Merge a run's adapter into its unquantised base, or take the adapter alone, and check by the
@@ -36,14 +35,10 @@ def run(program: str, arguments: Sequence[str]) -> None:
             const="convert_hf_to_gguf.py",
         ),
     }
+    what = ("RUN|ADAPTER", "a run's folder, or an adapter's")
+    description = DESCRIPTION.format(program=program)
     line = read_command_line(
-        program,
-        DESCRIPTION.format(program=program),
-        ("RUN|ADAPTER", "a run's folder, or an adapter's"),
-        arguments,
-        SWITCHES,
-        values,
-        with_config=False,
+        program, description, what, arguments, SWITCHES, values, with_config=False
     )
     out = line.one("out")
     if line.what is None or out is None:
@@ -57,22 +52,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
             raise ConfigError(
                 f"--{name} contradicts --adapter-only: nothing is merged; leave one of them out"
             )
-    from reason_llm.app.console import Console
+    from reason_llm.app import api
 
-    console = Console("plain")
-    from reason_llm.app.export import Request, dtype_name, export, shard_bytes
-
-    rollouts = line.one("rollouts")
-    request = Request(
-        source=Path(line.what),
-        out=Path(out),
-        base=line.one("base"),
-        adapter_only=adapter_only,
-        dtype=dtype_name(line.one("dtype") or "bfloat16"),
-        shard_bytes=shard_bytes(line.one("max-shard-gib") or "5"),
-        rollouts=Path(rollouts) if rollouts else None,
-        push=line.one("push"),
-        gguf=line.one("gguf"),
-        which=run_folder.which_adapter(line.one("which")),
-    )
-    export(request, console)
+    given = {name.replace("-", "_"): line.one(name) for name in line.values if name != "out"}
+    api.export(line.what, out, adapter_only=adapter_only, **given)  # type: ignore[arg-type]

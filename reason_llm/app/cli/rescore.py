@@ -1,8 +1,4 @@
-"""Rescore: ``reason-llm rescore BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``.
-
-Saved rollouts get the rewards and advantages of a config. With ``--accept-edited``, a buffer that
-was edited on purpose gets a new digest.
-"""
+"""Rescore: ``reason-llm rescore BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence

@@ -1,12 +1,11 @@
 """Train: ``reason-llm train [CONFIG.yaml] [--section.key value ...]``; the same command resumes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reason_llm.errors import ReasonError, raise_all
 
 if TYPE_CHECKING:
-    from reason_llm.app.console import Console
     from reason_llm.config import Config, Pipeline
 
 DESCRIPTION = """\
@@ -23,74 +22,61 @@ SWITCHES = {
 
 
 def run(program: str, arguments: Sequence[str]) -> int:
-    """Do what ``arguments`` ask.
+    """Do what ``arguments`` ask; the exit code."""
+    return train(program, DESCRIPTION, arguments, SWITCHES, set())
 
-    Returns:
-        The exit code.
-    """
+
+def train(
+    program: str,
+    description: str,
+    arguments: Sequence[str],
+    switches: Mapping[str, str],
+    asked: set[str],
+) -> int:
+    """The same with another description, and switches that are given already."""
+    from reason_llm.app.console import Console
     from reason_llm.config import Pipeline, parse_training_line
 
     mistakes: list[ReasonError] = []
-    config, given = parse_training_line(program, DESCRIPTION, arguments, SWITCHES, mistakes)
-    if not given & {"plan", "data-check"}:
+    config, given = parse_training_line(program, description, arguments, switches, mistakes)
+    given = given | asked
+    checks = given & {"plan", "data-check"}
+    if not checks:
         raise_all(mistakes)
-    console = begun_console(config, is_quiet="quiet" in given)
-    if "plan" in given:
-        print_plan(config, mistakes)
-        return 0
-    if "data-check" in given:
-        return print_data_check(config, mistakes)
+    log = config.selected[0].config.log if isinstance(config, Pipeline) else config.log
+    console = Console("quiet" if "quiet" in given else log.console)  # it sets up logging, too
+    if checks:
+        return print_check(config, mistakes, is_plan="plan" in given)
     what = f"pipeline {config.path}" if isinstance(config, Pipeline) else f"run {config.run.name}"
     console.line(f"{what}: loading PyTorch and Transformers")
     if isinstance(config, Pipeline):
         from reason_llm.app.pipeline import run_pipeline
 
         run_pipeline(config, console)
-        return 0
-    from reason_llm.app.training import run_training  # heavy: after the config is checked
+    else:
+        from reason_llm.app.training import run_training  # heavy: after the config is checked
 
-    run_training(config, console)
+        run_training(config, console)
     return 0
 
 
-def begun_console(config: "Config | Pipeline", is_quiet: bool = False) -> "Console":
-    """The console of a run, or of a pipeline's first selected stage; it also sets up logging."""
-    from reason_llm.app.console import Console
-    from reason_llm.config import Config
-
-    log = config.log if isinstance(config, Config) else config.selected[0].config.log
-    return Console("quiet" if is_quiet else log.console)
-
-
-def print_plan(config: "Config | Pipeline", mistakes: list[ReasonError]) -> None:
-    """Print the memory plan of a run, or of each stage, and raise all that is wrong with options,
-    ``mistakes`` among them."""
-    from reason_llm.app.option_check import check_options
-    from reason_llm.app.pipeline import plan_pipeline
-    from reason_llm.config import Config
-
-    for line in (
-        check_options(config, mistakes)[2]
-        if isinstance(config, Config)
-        else plan_pipeline(config, mistakes)
-    ):
-        print(line, flush=True)
-    raise_all(mistakes)
-
-
-def print_data_check(config: "Config | Pipeline", mistakes: list[ReasonError]) -> int:
-    """Print what is to be said of all data, and raise all that is wrong with options, ``mistakes``
-    among them; 2 if there are errors in the data, else 0."""
+def print_check(config: "Config | Pipeline", mistakes: list[ReasonError], is_plan: bool) -> int:
+    """Print the memory plan of a run, or of each stage, or else the check of its data, and raise
+    all that is wrong with options, ``mistakes`` among them; 2 if there are errors in the data."""
     from reason_llm.app.data_check import check_data
+    from reason_llm.app.option_check import check_options
     from reason_llm.app.pipeline import check_pipeline
     from reason_llm.config import Config
 
-    if isinstance(config, Config):
-        report = check_data(config, mistakes)
-        told, num_errors = report.lines, report.num_errors
+    num_errors = 0
+    if not isinstance(config, Config):
+        lines, num_errors = check_pipeline(config, mistakes, is_plan)
+    elif is_plan:
+        lines = check_options(config, mistakes)[2]
     else:
-        told, num_errors = check_pipeline(config, mistakes)
-    for line in told:
+        report = check_data(config, mistakes)
+        lines, num_errors = report.lines, report.num_errors
+    for line in lines:
         print(line, flush=True)
     raise_all(mistakes)
     return 2 if num_errors else 0

@@ -132,6 +132,10 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
 def _prepare(request: Request) -> _Job:
     """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
+    if request.dtype not in DTYPES:
+        raise ConfigError(
+            f"--dtype {request.dtype} is none of {', '.join(DTYPES)}; give one of these"
+        )
     if run_folder.is_run(source):
         run, config = source, run_folder.read_config(source)
         adapter = run_folder.find_adapter(source, request.which)
@@ -384,27 +388,12 @@ def _push(folder: Path, repo: str) -> str:
     return str(url)
 
 
-def shard_bytes(text: str) -> int:
-    """``--max-shard-gib`` in bytes.
-
-    Raises:
-        ConfigError: it is no size.
-    """
+def shard_bytes(gib: float | str) -> int:
+    """``--max-shard-gib`` in bytes; raises a ConfigError for what is no size."""
     try:
-        size = float(text)
+        size = float(gib)
     except ValueError:
         size = 0.0
     if not 0 < size < 1e6:
-        raise ConfigError(f"--max-shard-gib {text} is no size; give a number above 0, such as 5")
+        raise ConfigError(f"--max-shard-gib {gib} is no size; give a number above 0, such as 5")
     return max(1, int(size * 2**30))
-
-
-def dtype_name(text: str) -> str:
-    """``--dtype``, checked.
-
-    Raises:
-        ConfigError: it is none of those.
-    """
-    if text not in DTYPES:
-        raise ConfigError(f"--dtype {text} is none of {', '.join(DTYPES)}; give one of these")
-    return text

@@ -1,12 +1,9 @@
-"""Alarms of a run: pure functions of its records and rollouts, and the table of all of them.
+"""Alarms of a run: pure functions of its records and rollouts, and the table of all of them. The
+checks of the stages, which need no rollouts, are in ``stage_alarms``.
 
 Each check is ``clear``, an ``alarm``, or ``unknown`` where what it needs is not there, and says why
-in a sentence with numbers. The bounds were chosen by measuring: three honest quick starts raise
-none, runs that are paid for length, form or one constant answer raise theirs within 10 steps
-(``tests/app/report/test_hacked_runs.py``). A run that cannot learn is told within three steps.
-
-The checks of the stages, which need no rollouts, are in ``stage_alarms``.
-"""
+in a sentence with numbers. The bounds were chosen by measuring:
+``tests/app/report/test_hacked_runs.py``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +16,7 @@ from reason_llm.app.report.evidence import (
     Change,
     Evidence,
     Finding,
+    State,
     alarm,
     change,
     clear,
@@ -26,7 +24,6 @@ from reason_llm.app.report.evidence import (
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.app.report.stage_alarms import difference_error
 from reason_llm.config import RIGHTNESS, STAGES
 from reason_llm.run import Record
 
@@ -51,8 +48,8 @@ def no_right_answer(seen: Evidence) -> Finding:
     """Not one right answer in the last steps, by a first reward that tells what is right."""
     if seen.first not in RIGHTNESS:
         return unknown(f"{seen.first} does not tell which answers are right")
-    last = seen.trained[-DEAD_STEPS:]
-    steps, values = series(last, f"score/{seen.first}")
+    last, chart = seen.trained[-DEAD_STEPS:], f"score/{seen.first}"
+    steps, values = series(last, chart)
     if len(values) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     if max(values) > 0:
@@ -60,8 +57,7 @@ def no_right_answer(seen: Evidence) -> Finding:
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
     wrong = seen.recent(seen.groups)[-MOST_GROUPS:]
-    charts = (f"score/{seen.first}", "sample/truncated_fraction")
-    return alarm(text, (steps[0], steps[-1]), wrong, charts=charts)
+    return alarm(text, steps, wrong, charts=(chart, "sample/truncated_fraction"))
 
 
 def constant_reward(seen: Evidence) -> Finding:
@@ -71,15 +67,13 @@ def constant_reward(seen: Evidence) -> Finding:
     if len(deviations) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps tell how much the first reward varies")
     if max(deviations) > 0:
-        text = f"{seen.first} has a standard deviation of {deviations[-1]:.3g} in the last step."
-        return clear(text)
-    _, values = series(seen.trained, f"score/{seen.first}")
-    value = values[-1] if values else 0.0
+        return clear(f"{seen.first} has a deviation of {deviations[-1]:.3g} in the last step.")
+    value = [0.0, *series(seen.trained, f"score/{seen.first}")[1]][-1]
     if seen.first in RIGHTNESS and (value <= 0 or value >= 1):
         return clear("All answers of the last steps are right, or all are wrong.")
     text = f"{seen.first} is {value:.4g} for every completion of the last {DEAD_STEPS} steps."
     shown = seen.recent(seen.groups)[-MOST_GROUPS:]
-    return alarm(text, (steps[0], steps[-1]), shown, charts=(f"score/{seen.first}",))
+    return alarm(text, steps, shown, charts=(f"score/{seen.first}",))
 
 
 def nothing_learned(seen: Evidence) -> Finding:
@@ -90,12 +84,11 @@ def nothing_learned(seen: Evidence) -> Finding:
     if max(norms) > NO_GRADIENT:
         return clear(f"The last gradient has a norm of {norms[-1]:.3g}.")
     text = f"The gradient was 0 in the last {DEAD_STEPS} steps: the adapter does not change."
-    return alarm(text, (steps[0], steps[-1]))
+    return alarm(text, steps)
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
-    """Held-out accuracy does not follow the reward: the reward rises and accuracy does not, or
-    accuracy falls and the reward does not."""
+    """The reward rises and held-out accuracy does not, or that falls and the reward does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return unknown("there are fewer than two evaluations (data.eval)")
@@ -111,7 +104,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         if total is None or first is None or total.is_down:
             continue
         gain = accuracies[last] - accuracies[start]
-        error = difference_error(accuracies[start], accuracies[last], seen.num_held_out)
+        error = seen.difference_error(accuracies[start], accuracies[last])
         falls = gain < -3 * error
         # A judge that training itself raises by no more is only slow to show on held-out problems.
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
@@ -127,15 +120,14 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"held-out {seen.judged_by}."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
-            return alarm(text, (steps[start], steps[last]), shown, advice)
+            return alarm(text, steps[start:], shown, advice)
     ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
     return clear(f"Held-out {seen.judged_by} went {ends} with the reward.")
 
 
 def length_drift(seen: Evidence) -> Finding:
-    """Length drift: within some steps completions became much longer or shorter, or more of them
-    are cut off."""
-    trained, found = seen.trained, None
+    """Within some steps completions became much longer or shorter, or more of them are cut off."""
+    trained = seen.trained
     for start in range(0, max(1, len(trained) - DRIFT_STEPS + 1), RECENT_STEPS):
         window = trained[start : start + DRIFT_STEPS]
         if len(trained) - start - DRIFT_STEPS < RECENT_STEPS:
@@ -154,13 +146,12 @@ def length_drift(seen: Evidence) -> Finding:
         earned = is_length and (aimed or _accuracy_rises(seen, window))
         cut = truncated.is_up and truncated.rise >= TRUNCATED_RISE
         if (is_length and not earned) or cut:
-            found = found or (window, length, truncated)
-    if found is None:
+            break
+    else:
         if len(trained) < 6:
             return unknown("fewer than 6 steps")
         lengths = series(trained, "sample/completion_tokens")[1]
         return clear(f"Mean length {lengths[0]:.0f} → {lengths[-1]:.0f} tokens.")
-    window, length, truncated = found
     first, last = int(window[0]["step"]), int(window[-1]["step"])
     text = (
         f"From step {first} to {last} the mean length went {length.before:.0f} → "
@@ -204,9 +195,8 @@ def form_alone(seen: Evidence) -> Finding:
     if not gains:
         return clear("No reward is paid for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):
-        return clear(
-            f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}.",
-        )
+        text = f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}."
+        return clear(text)
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
     judge = (
         "and no reward says what is right"
@@ -215,8 +205,8 @@ def form_alone(seen: Evidence) -> Finding:
     )
     text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge}."
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
-    steps = (int(seen.trained[0]["step"]), int(seen.trained[-1]["step"]))
-    return alarm(text, steps, _earning_most(seen, steps[1] - RECENT_STEPS), charts=charts)
+    steps = series(seen.trained, "step")[0]
+    return alarm(text, steps, _earning_most(seen, steps[-1] - RECENT_STEPS), charts=charts)
 
 
 def repeating(seen: Evidence) -> Finding:
@@ -233,7 +223,7 @@ def repeating(seen: Evidence) -> Finding:
     if fraction < REPEATING_FRACTION:
         return clear(text)
     worst = sorted(recent, key=lambda group: -max(group.repeated))
-    return alarm(text, _steps_of(recent), worst)
+    return alarm(text, [group.step + 1 for group in recent], worst)
 
 
 def alike(seen: Evidence) -> Finding:
@@ -252,12 +242,11 @@ def alike(seen: Evidence) -> Finding:
     if fraction < ALIKE_FRACTION or len(same) < 3:
         return clear(text)
     shown = sorted(same, key=lambda group: -group.similarity)
-    return alarm(text, _steps_of(recent), shown)
+    return alarm(text, [group.step + 1 for group in recent], shown)
 
 
 def no_variance(seen: Evidence) -> Finding:
-    """Fraction of the last steps' groups whose completions all earn the same, so that they teach
-    nothing."""
+    """Fraction of the last steps' groups whose completions all earn the same."""
     if not seen.compares_groups:
         return clear("The algorithm does not compare the completions of a prompt.")
     key = "score/groups_without_signal_fraction"
@@ -283,8 +272,7 @@ def no_variance(seen: Evidence) -> Finding:
     if judged:
         right = fmean(map(seen.is_right, judged))
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
-    steps = (int(last[0]["step"]), int(last[-1]["step"]))
-    return alarm(text, steps, flat[-MOST_GROUPS:])
+    return alarm(text, series(last, "step")[0], flat[-MOST_GROUPS:])
 
 
 def jump(seen: Evidence) -> Finding:
@@ -304,14 +292,13 @@ def jump(seen: Evidence) -> Finding:
                 )
                 advice = _about_jump(key, seen.replayed, seen.stale)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
-                return alarm(text, (steps[i], steps[i]), shown, advice, (key,))
+                return alarm(text, steps[i : i + 1], shown, advice, (key,))
     if not looked_at:
         return unknown(f"no more than {RECENT_STEPS} steps")
     return clear(f"None in {', '.join(looked_at)}.")
 
 
 def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
-    """Meaning of a jump of this metric, and what can be done."""
     if key == "train/kl":
         return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
     correction = replayed or stale
@@ -320,14 +307,11 @@ def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
             "Look at this step's rollouts. Sampler and learner disagree; compare with "
             "sample.engine=transformers and report it."
         )
-    if stale is None:
-        begin = (
-            "The rollouts are saved ones (run.from_buffer): this is how far the policy has moved "
-        )
-        begin += "from the one that sampled them"
-    else:
-        begin = "Rollouts are of an earlier policy (run.max_staleness, train.replay): this is how "
-        begin += "far it has moved since"
+    begin = (
+        "The rollouts are of an earlier policy "
+        f"({'run.max_staleness, train.replay' if stale else 'run.from_buffer'}): this is how far "
+        "it has moved since"
+    )
     if correction == "none":
         rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
     else:
@@ -340,8 +324,7 @@ def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
 
 
 def scoring_errors(seen: Evidence) -> Finding:
-    """Number of rewards that raised and of comparisons that took too long; each counts 0 and
-    teaches something wrong."""
+    """Number of rewards that raised and of comparisons that took too long; each counts 0."""
     keys = ("score/errors", "score/timeouts")
     found = {key: [r for r in seen.trained if (r.get(key) or 0) > 0] for key in keys}
     errors, timeouts = (round(sum(each[key] for each in found[key])) for key in keys)
@@ -351,7 +334,7 @@ def scoring_errors(seen: Evidence) -> Finding:
         return clear(text)
     zero = [group for group in seen.groups if group.step + 1 in at and 0.0 in group.rewards]
     charts = tuple(key for key in keys if found[key])
-    return alarm(f"{text} First at step {at[0]}.", (at[0], at[-1]), zero, charts=charts)
+    return alarm(f"{text} First at step {at[0]}.", at, zero, charts=charts)
 
 
 ENVIRONMENT_FAILS = {
@@ -365,8 +348,7 @@ ENVIRONMENT_FAILS = {
 
 
 def environment_fails(seen: Evidence) -> Finding:
-    """Rollouts that end by a fault of the environment, calls of tools that fail or that nobody
-    can read, turns that run out."""
+    """Rollouts that end by a fault of the environment, failed calls, turns that run out."""
     last = seen.trained[-RECENT_STEPS:]
     all_fail = last and all(r.get("sample/environment_error_fraction") == 1 for r in last)
     if len(last) < DEAD_STEPS and not all_fail:
@@ -379,7 +361,7 @@ def environment_fails(seen: Evidence) -> Finding:
     if not over:
         return clear(text)
     shown = seen.recent(seen.groups)[-MOST_GROUPS:]
-    return alarm(text, (int(last[0]["step"]), int(last[-1]["step"])), shown, charts=over)
+    return alarm(text, series(last, "step")[0], shown, charts=over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,20 +471,20 @@ ALARMS: dict[str, Alarm] = {
 """All of them, by the title that a reader sees."""
 
 
-def judge(seen: Evidence) -> dict[str, Finding]:
-    """Finding of every check that means something for the run, by its title."""
+def judge(seen: Evidence, state: State | None = None) -> dict[str, Finding]:
+    """Findings of all checks that mean something for the run, or of those with this state, by
+    title."""
     own = STAGES[seen.stage].alarms
     others = {title for stage in STAGES.values() for title in stage.alarms if title not in own}
-    found = {
-        title: each.check(seen)
-        for title, each in ALARMS.items()
-        if title not in others and each.applies(seen)
-    }
-    for title, finding in found.items():
-        if finding.state == "alarm":
-            advice = finding.advice or ALARMS[title].advice
-            charts = finding.charts or ALARMS[title].charts
-            found[title] = replace(finding, advice=advice, charts=charts)
+    found = {}
+    for title, row in ALARMS.items():
+        if title not in others and row.applies(seen):
+            finding = row.check(seen)
+            if finding.state == "alarm":
+                advice, charts = finding.advice or row.advice, finding.charts or row.charts
+                finding = replace(finding, advice=advice, charts=charts)
+            if state in (None, finding.state):
+                found[title] = finding
     return found
 
 
@@ -514,18 +496,13 @@ def _accuracy_rises(seen: Evidence, window: Sequence[Record]) -> bool:
     after = [value for step, value in zip(steps, values, strict=True) if first <= step <= last]
     if not before or not after:
         return False
-    error = difference_error(before[-1], after[-1], seen.num_held_out)
-    return after[-1] - before[-1] > 2 * error
+    return after[-1] - before[-1] > 2 * seen.difference_error(before[-1], after[-1])
 
 
 def _earning_most(seen: Evidence, from_step: int) -> list[GroupFacts]:
     """The groups since a step, those with the highest rewards first."""
     late = [group for group in seen.groups if group.step + 1 > from_step]
     return sorted(late, key=lambda group: -fmean(group.rewards))
-
-
-def _steps_of(groups: Sequence[GroupFacts]) -> tuple[int, int]:
-    return groups[0].step + 1, groups[-1].step + 1
 
 
 def _from_to(change: Change) -> str:

@@ -7,12 +7,8 @@ from reason_llm.run import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") -> bytes:
-    """What a run is judged by over its steps, as a PNG: reward, accuracy and completion length; the
-    losses of a stage that learns from a set of rows; the critic of PPO.
-
-    Args:
-        judged_by: name of what evaluation measures.
-    """
+    """What a run is judged by over its steps, as a PNG: reward, accuracy (called ``judged_by``) and
+    completion length; the losses of a stage that learns from a set of rows; the critic of PPO."""
     from matplotlib.figure import Figure
 
     panels = [

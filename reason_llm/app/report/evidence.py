@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
+from reason_llm.app.lines import mean_score
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.config import RIGHTNESS, StageName
 from reason_llm.run import Record
@@ -48,8 +49,7 @@ class Evidence:
 
     @property
     def trained(self) -> list[Record]:
-        """Records of steps, without that of the untrained policy and without incomplete ones: those
-        that ``metrics.describe`` wrote."""
+        """Complete records of steps, without that of the untrained policy."""
         counts = ("sample/tokens", "sample/completion_tokens")
         return [
             record
@@ -65,8 +65,8 @@ class Evidence:
         return "accuracy" if self.first in RIGHTNESS else self.first
 
     def mean_score(self, value: float) -> str:
-        """``91.4%`` of an accuracy, ``0.914`` of another first reward."""
-        return f"{value:.1%}" if self.judged_by == "accuracy" else f"{value:.3f}"
+        """See ``lines.mean_score``."""
+        return mean_score(value, self.judged_by)
 
     def adapter_of(self, step: int) -> str:
         """Where the adapter of an evaluated step is found, in words."""
@@ -79,9 +79,14 @@ class Evidence:
         return value >= 1 if self.first in RIGHTNESS else value > 0
 
     def judged(self, group: GroupFacts) -> Sequence[float]:
-        """Values of the first reward; none in rollouts of another run (run.from_buffer) that have
-        other rewards."""
+        """Values of the first reward; none in rollouts of another run that have other rewards."""
         return group.parts.get(self.first, ())
+
+    def difference_error(self, before: float, after: float) -> float:
+        """Standard error of the difference of two accuracies, as if the problems (128 where their
+        number is unknown) differed: too large rather than too small."""
+        mean = min(max((before + after) / 2, 0.02), 0.98)
+        return float((2 * mean * (1 - mean) / (self.num_held_out or 128)) ** 0.5)
 
     def recent(self, groups: Sequence[GroupFacts]) -> list[GroupFacts]:
         """Groups of the last steps."""
@@ -117,13 +122,14 @@ def unknown(why: str) -> Finding:
 
 def alarm(
     text: str,
-    steps: tuple[int, int],
+    steps: Sequence[int],
     groups: Sequence[GroupFacts] = (),
     advice: str = "",
     charts: tuple[str, ...] = (),
 ) -> Finding:
-    """Something is wrong; the groups are cut to those that are shown."""
-    return Finding("alarm", text, advice, charts, steps, tuple(groups[:MOST_GROUPS]))
+    """Something is wrong in these steps; the groups are cut to those that are shown."""
+    ends = steps[0], steps[-1]
+    return Finding("alarm", text, advice, charts, ends, tuple(groups[:MOST_GROUPS]))
 
 
 ENDS = 5
@@ -161,8 +167,7 @@ def change(values: Sequence[float]) -> Change | None:
     """The change over the series; None for fewer than 6 values.
 
     The noise of a value is the root of half the mean squared difference of neighbours, which a slow
-    trend hardly raises (von Neumann, 1941, doi:10.1214/aoms/1177731677).
-    """
+    trend hardly raises (von Neumann, 1941, doi:10.1214/aoms/1177731677)."""
     if len(values) < 6:
         return None
     ends = min(ENDS, len(values) // 3)

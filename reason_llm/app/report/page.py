@@ -1,9 +1,8 @@
 """The report: one HTML file that loads nothing and shows text of others as text.
 
-Two walls keep a completion from acting. The data are JSON in a script element that is no script,
-with every character escaped that HTML knows, and the page's own code makes text nodes of them. And
-the page's policy allows no script and no style but its own, by their hashes, and no connection.
-"""
+The data are JSON in a script element that is no script, with every character escaped that HTML
+knows, and the page's own code makes text nodes of them. The page's policy allows no script and no
+style but its own, by their hashes, and no connection."""
 
 import base64
 import hashlib
@@ -28,9 +27,7 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 def write_report(folders: list[Path], out: Path) -> list[str]:
     """Examine the runs in ``folders``, or the stages of one pipeline, and write their report.
 
-    Returns:
-        For each run in a line what alarms are raised and which were raised before, of several runs
-        or of a pipeline with the run's label.
+    Returns a line for each run of what alarms are raised and which were raised before.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
@@ -50,22 +47,17 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
 
 
 def page(examined: Sequence[Examined], pipeline: dict[str, Any] | None = None) -> bytes:
-    """The file with all data in it.
-
-    Args:
-        pipeline: from ``stages.read``, for the page of its stages, which has no rollouts.
-    """
-    packed = "\n".join(
-        f'<script type="text/plain" id="rollouts-{run}-{step}">{base64.b64encode(blob).decode()}'
-        "</script>"
-        for (run, step), blob in ({} if pipeline else blobs(examined)).items()
-    )
-    value = to_value(examined)
+    """The file with all data in it; ``pipeline`` is from ``stages.read``, for the page of its
+    stages, which has no rollouts."""
+    value, packed = to_value(examined), {} if pipeline else blobs(examined)
     if pipeline is not None:
         value = value | {"pipeline": tree_without_secrets(pipeline)}
         value["runs"] = [each | {"rollouts": None, "texts": {}} for each in value["runs"]]
     data = as_json(value).decode().translate(HIDDEN)
-    embedded = f'<script type="application/json" id="data">{data}</script>\n{packed}'
+    embedded = f'<script type="application/json" id="data">{data}</script>'
+    for (run, step), blob in packed.items():
+        text = base64.b64encode(blob).decode()
+        embedded += f'\n<script type="text/plain" id="rollouts-{run}-{step}">{text}</script>'
     return _filled(examined, embedded, "'none'", pipeline)
 
 

@@ -14,7 +14,14 @@ from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.raised import Raised
-from reason_llm.app.report.rollouts import GroupFacts, Reader, Rollouts, evenly, read_rollouts
+from reason_llm.app.report.rollouts import (
+    GroupFacts,
+    Reader,
+    Rollouts,
+    evenly,
+    read_rollouts,
+    read_step,
+)
 from reason_llm.app.report.runs import Run, is_evaluated
 from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
@@ -58,13 +65,9 @@ class Examined:
         return [each for each in self.raised if each.title not in self.alarms]
 
 
-def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examined:
-    """Read a run's rollouts and make the checks.
-
-    Args:
-        share: of the page's bounds on rollouts.
-        read: reads one archive; None: ``rollouts.read_step``.
-    """
+def examine(run: Run, share: float = 1.0, read: Reader = read_step) -> Examined:
+    """Read a run's rollouts and make the checks; ``share`` is of the page's bounds on rollouts,
+    ``read`` reads one archive."""
     tokens, notice = None, None
     try:
         tokens = TokenTexts.load(run.config.model.path)
@@ -86,7 +89,7 @@ def examine(run: Run, share: float = 1.0, read: Reader | None = None) -> Examine
 
 
 def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
-    """What the checks look at: a run's records, with groups of its rollouts."""
+    """A run's records with groups of its rollouts, for the checks."""
     config = run.config
     return Evidence(
         run.records,
@@ -106,28 +109,27 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     """All data except the rollouts."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
+    runs = [each.run for each in examined]
     value = {
         "live": False,
         "written": written,
         "runs": [_run(each) for each in examined],
-        "differing": differing_options([each.run.config for each in examined]),
+        "differing": differing_options([run.config for run in runs]),
     }
-    runs = [each.run for each in examined]
     shown: dict[str, Any] = without_paths(tree_without_secrets(value), runs)
     return shown
 
 
 def without_paths(value: Any, runs: Sequence[Run]) -> Any:
-    """The value with no absolute path of this machine: those of the runs' configs and folders, of
-    the working folder and of the home folder are told from there, or by their last part."""
+    """The value with no absolute path of this machine: those of the runs' configs and folders by
+    their last part, others from the working or the home folder."""
     here, home = f"{Path.cwd()}{os.sep}", f"{Path.home()}{os.sep}"
     short = {here: "", home: "~/"}
     for run in runs:
-        leaves = (text for _, text in config_file.flatten(run.config.model_dump(mode="json")))
-        texts = [each for leaf in leaves for each in (leaf if isinstance(leaf, list) else [leaf])]
+        values = [value for _, value in config_file.flatten(run.config.model_dump(mode="json"))]
+        texts = [str(each) for v in values for each in (v if isinstance(v, list) else [v])]
         for path in (*texts, str(run.folder.resolve()), str(run.folder)):
-            is_below = isinstance(path, str) and path.startswith((here, home))
-            if isinstance(path, str) and path.startswith(os.sep) and len(path) > 1 and not is_below:
+            if path.startswith(os.sep) and len(path) > 1 and not path.startswith((here, home)):
                 short[path] = f"…/{Path(path).name}"
     longest_first = sorted(short, key=len, reverse=True)
 
@@ -142,9 +144,8 @@ def without_paths(value: Any, runs: Sequence[Run]) -> Any:
 def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Options that are not the same in all runs, each with its value in every run as text."""
     trees = [dict(config_file.flatten(each.model_dump(mode="json"))) for each in configs]
-    names = dict.fromkeys(name for tree in trees for name in tree)
     found = []
-    for name in names:
+    for name in dict.fromkeys(name for tree in trees for name in tree):
         values = [tree.get(name) for tree in trees]
         if name not in OF_EVERY_RUN and any(value != values[0] for value in values):
             texts = ["null" if value is None else str(value) for value in values]
@@ -162,8 +163,12 @@ def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int | str], bytes]:
 
 
 def _run(examined: Examined) -> dict[str, Any]:
-    run, rollouts = examined.run, examined.rollouts
-    records, config = _thinned(run.records), run.config
+    run, rollouts, config = examined.run, examined.rollouts, examined.run.config
+    records = run.records
+    if len(records) > MOST_RECORDS:
+        kept = {id(record) for record in evenly(records, MOST_RECORDS)}
+        records = [r for r in records if id(r) in kept or is_evaluated(r)]
+    places = {id(group): index for index, group in enumerate(rollouts.groups)}
     return {
         "label": run.label,
         "stage": config.stage,
@@ -173,21 +178,31 @@ def _run(examined: Examined) -> dict[str, Any]:
         "source": config.method.source,
         "warmup_steps": config.critic.warmup_steps if config.algorithm.row().critic else 0,
         "pairs": _pairs(run.records),
-        "model": run.config.model.path,
-        "sources": [each.source for each in run.config.data.sources],
+        "model": config.model.path,
+        "sources": [each.source for each in config.data.sources],
         "step": int(run.records[-1]["step"]) if run.records else 0,
-        "planned_steps": run.config.run.steps,
+        "planned_steps": config.run.steps,
         "finished": run.summary is not None,
         "left": lines.left(run.records, config.run.steps),
-        "rewards": [
-            {"name": reward.key, "weight": reward.weight} for reward in run.config.score.rewards
-        ],
+        "rewards": [{"name": each.key, "weight": each.weight} for each in config.score.rewards],
         "steps": [int(record["step"]) for record in records],
-        "columns": _columns(records),
+        # Six digits are more than a chart shows.
+        "columns": {
+            key: [None if (v := each.get(key)) is None else float(f"{v:.6g}") for each in records]
+            for key in dict.fromkeys(key for each in records for key in each if key != "step")
+        },
         "config": shown_config(run.folder / "resolved_config.yaml"),
         "starts": run.starts,
         "notices": [*run.notices, *rollouts.notices],
-        "checks": _checks(examined),
+        "checks": [
+            {"title": title}
+            | {
+                name: getattr(finding, name)
+                for name in ("state", "text", "advice", "charts", "steps")
+            }
+            | {"groups": [places[id(group)] for group in finding.groups]}
+            for title, finding in examined.findings.items()
+        ],
         "ended": [asdict(each) for each in examined.ended],
         "rollouts": _rollouts(rollouts, config.score.rewards[0].key)
         | {"token_notice": examined.token_notice},
@@ -203,41 +218,9 @@ def _pairs(records: Sequence[Record]) -> dict[str, float] | None:
     found = [each for each in records if {"eval/pair_accuracy", "eval/pairs"} <= each.keys()]
     if not found or found[-1]["eval/pairs"] < 1:
         return None
-    last = found[-1]
-    interval = wilson(min(max(last["eval/pair_accuracy"], 0.0), 1.0), last["eval/pairs"])
-    return {"count": last["eval/pairs"], "low": interval.low, "high": interval.high}
-
-
-def _thinned(records: list[Record]) -> list[Record]:
-    if len(records) <= MOST_RECORDS:
-        return records
-    kept = {id(record) for record in evenly(records, MOST_RECORDS)}
-    return [r for r in records if id(r) in kept or is_evaluated(r)]
-
-
-def _columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
-    """Values by key with six digits, more than a chart shows; None where there is none."""
-    keys = dict.fromkeys(key for record in records for key in record if key != "step")
-    return {
-        key: [None if (v := record.get(key)) is None else float(f"{v:.6g}") for record in records]
-        for key in keys
-    }
-
-
-def _checks(examined: Examined) -> list[dict[str, Any]]:
-    places = {id(group): index for index, group in enumerate(examined.rollouts.groups)}
-    return [
-        {
-            "title": title,
-            "state": finding.state,
-            "text": finding.text,
-            "advice": finding.advice,
-            "charts": finding.charts,
-            "steps": finding.steps,
-            "groups": [places[id(group)] for group in finding.groups],
-        }
-        for title, finding in examined.findings.items()
-    ]
+    accuracy, count = found[-1]["eval/pair_accuracy"], found[-1]["eval/pairs"]
+    interval = wilson(min(max(accuracy, 0.0), 1.0), count)
+    return {"count": count, "low": interval.low, "high": interval.high}
 
 
 def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
@@ -276,11 +259,10 @@ def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
 
 
 def shown_config(path: Path) -> str:
-    """Text of the config. If it holds a secret, it is written again from its values, because YAML
-    may break or escape the secret."""
+    """Text of the config, written again from its values if it holds a secret, because YAML may
+    break or escape the secret."""
     text = read_bounded(path, MOST_CONFIG_BYTES).decode(errors="replace")
     value = yaml_text.parse(text)
-    shown = tree_without_secrets(value)
-    if shown == value:
+    if (shown := tree_without_secrets(value)) == value:
         return text
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=10**6)

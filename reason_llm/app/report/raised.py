@@ -1,6 +1,7 @@
 """Alarms that a run raised while it ran, also those that ended: ``alarms.jsonl`` in its folder."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,15 +33,11 @@ _RAISED = TypeAdapter(Raised)
 
 def read(folder: Path) -> list[Raised]:
     """Alarms of the run, oldest first; those that cannot be read are passed over."""
-    path = folder / FILE
     found: list[Raised] = []
-    if not path.exists():
-        return found
-    for line in read_bounded(path, MOST_BYTES).splitlines():
-        try:
-            found.append(_RAISED.validate_json(line))
-        except ValidationError:  # a write that a kill cut short
-            continue
+    if (folder / FILE).exists():
+        for line in read_bounded(folder / FILE, MOST_BYTES).splitlines():
+            with suppress(ValidationError):  # a write that a kill cut short
+                found.append(_RAISED.validate_json(line))
     return found
 
 
@@ -51,12 +48,8 @@ def write(folder: Path, raised: Sequence[Raised]) -> None:
 
 
 def told(now: Sequence[str], before: Sequence[Raised]) -> str:
-    """``no alarms``, or ``alarms: none now, 3 raised before, at steps 6, 9 and 12``.
-
-    Args:
-        now: titles of those that are raised at the end.
-        before: those that ended.
-    """
+    """``no alarms``, or ``alarms: none now, 3 raised before, at steps 6, 9 and 12``, of the titles
+    of those that are raised at the end and those that ended."""
     if not now and not before:
         return "no alarms"
     text = f"alarms: {'; '.join(now) if now else 'none now'}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import orjson
@@ -96,34 +96,21 @@ Reader = Callable[[Path, TokenTexts | None, int, int], StepRollouts]
 
 
 def read_rollouts(
-    archives: Sequence[Path], tokens: TokenTexts | None, share: float, read: Reader | None = None
+    archives: Sequence[Path], tokens: TokenTexts | None, share: float, read: Reader
 ) -> Rollouts:
-    """Rollouts of an even sample of archives and of groups, within the bounds above. A damaged
-    archive is skipped with a notice.
-
-    Args:
-        tokens: to tell tokens apart; None: they are not.
-        share: of the bounds, where several runs share a page.
-        read: reads one archive; None: ``read_step``.
-    """
-    chosen = _within(archives, int(share * MOST_READ_BYTES), int(share * MOST_STEPS))
+    """Rollouts of an even sample of archives and of groups, within ``share`` of the bounds above. A
+    damaged archive is skipped with a notice; without ``tokens`` no tokens are told apart."""
+    total = sum(path.stat().st_size for path in archives)
+    by_bytes = len(archives) * int(share * MOST_READ_BYTES) // max(1, total)
+    chosen = evenly(archives, max(2, min(int(share * MOST_STEPS), by_bytes)))
     steps, notices = [], []
     for path in chosen:
-        most = (
-            int(share * MOST_ROLLOUTS) // len(chosen),
-            int(share * MOST_BLOB_BYTES) // len(chosen),
-        )
+        most = [int(share * each) // len(chosen) for each in (MOST_ROLLOUTS, MOST_BLOB_BYTES)]
         try:
-            steps.append((read or read_step)(path, tokens, *most))
+            steps.append(read(path, tokens, *most))
         except RolloutBufferError as error:
             notices.append(f"{path.name} was passed over: {error}")
     return Rollouts(steps, len(archives), notices)
-
-
-def _within(archives: Sequence[Path], most_bytes: int, most_steps: int) -> list[Path]:
-    total = sum(path.stat().st_size for path in archives)
-    by_bytes = len(archives) * most_bytes // max(1, total)
-    return evenly(archives, max(2, min(most_steps, by_bytes)))
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
@@ -178,6 +165,7 @@ def pack(
 
 def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
     completions = group.completions
+    ids = [completion.sampled_ids for completion in completions]
     return GroupFacts(
         step=step,
         prompt_id=group.prompt.id,
@@ -188,16 +176,16 @@ def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
             for name in completions[0].rewards
         },
         advantages=[completion.advantage or 0.0 for completion in completions],
-        lengths=[len(completion.sampled_ids) for completion in completions],
+        lengths=list(map(len, ids)),
         are_truncated=[completion.finish_reason == "length" for completion in completions],
-        repeated=[repeated_fraction(completion.sampled_ids) for completion in completions],
-        similarity=similarity([completion.sampled_ids for completion in completions]),
+        repeated=list(map(repeated_fraction, ids)),
+        similarity=similarity(ids),
     )
 
 
 def _markers(prompts: Sequence[str]) -> tuple[int, int]:
-    """Number of characters at the beginning and at the end of all prompts that belong to the chat
-    template and the system prompt: the common text up to the last line or tag that ends in it."""
+    """Number of characters at the beginning and at the end that all prompts share, up to the last
+    line or tag that ends in it: the chat template and the system prompt."""
     if len(set(prompts)) < 2:
         return 0, 0
     shared = os.path.commonprefix(prompts)  # noqa: RUF071, characters are meant
@@ -209,7 +197,6 @@ def _markers(prompts: Sequence[str]) -> tuple[int, int]:
 
 
 def _preview(text: str, begin: int, end: int) -> str:
-    """The question without the text that all prompts share."""
     flat = " ".join(without_secrets(text[begin : len(text) - end]).split())
     return flat if len(flat) <= PREVIEW_CHARS else f"{flat[:PREVIEW_CHARS]}…"
 
@@ -242,7 +229,16 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         "tokens": [len(completion.token_ids) for completion in completions],
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
-        "played": [_played(completion) for completion in completions],
+        "played": [
+            {
+                "spans": [(span.start, span.end) for span in completion.spans],
+                "end": completion.finish_reason,
+                **completion.environment,
+            }
+            if completion.environment
+            else None
+            for completion in completions
+        ],
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
@@ -261,30 +257,17 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
 
 
-def _played(completion: Completion) -> dict[str, Any] | None:
-    """How a rollout in an environment went; None without one."""
-    if not completion.environment:
-        return None
-    spans = [(span.start, span.end) for span in completion.spans]
-    return {"spans": spans, "end": completion.finish_reason, **completion.environment}
-
-
 def repeated_fraction(token_ids: Sequence[int]) -> float:
     """Fraction of n-grams that occurred before in the same completion; 0 without n-grams."""
     total = len(token_ids) - NGRAM + 1
-    if total < 1:
-        return 0.0
-    return 1 - len(_ngrams(token_ids, NGRAM)) / total
+    return 1 - len(_ngrams(token_ids, NGRAM)) / total if total > 0 else 0.0
 
 
 def similarity(completions: Sequence[Sequence[int]]) -> float:
-    """Similarity of a group's completions, 0 to 1: the mean Jaccard index of their n-grams over all
-    pairs; 1 for the same text, 0 for a single completion."""
+    """Mean Jaccard index of the completions' n-grams over all pairs, 0 to 1; 0 for a single one."""
     sets = [_ngrams(ids, min(SHINGLE, len(ids))) for ids in completions]
     pairs = list(combinations(sets, 2))
-    if not pairs:
-        return 0.0
-    return sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+    return sum(len(a & b) / len(a | b) for a, b in pairs) / max(1, len(pairs))
 
 
 def _ngrams(token_ids: Sequence[int], size: int) -> set[tuple[int, ...]]:

@@ -1,10 +1,5 @@
 """Contents of a run's folder for its report: config, records, summary, environment, and which of
-them could not be read.
-
-    <run>/resolved_config.yaml, metrics.jsonl, summary.json, environment.json, buffers/
-
-Not here: the rollouts, which ``rollouts`` reads archive by archive.
-"""
+them could not be read. Not here: the rollouts, which ``rollouts`` reads archive by archive."""
 
 import difflib
 from dataclasses import dataclass
@@ -85,23 +80,17 @@ def read_run(folder: Path, label: str) -> Run:
     if summary is not None and (not records or summary.get("steps") != records[-1]["step"]):
         summary = None  # of an earlier end, from which the run went on
     environment = _object(folder / "environment.json", notices)
-    starts = _starts(environment, notices) if environment is not None else []
+    starts = [] if environment is None else environment.get("starts")
+    if not isinstance(starts, list) or not all(
+        isinstance(each, dict) and each.keys() >= _OF_A_START for each in starts
+    ):
+        starts = []
+        notices.append("environment.json is damaged at starts and was passed over")
     return Run(label, folder, config, records, summary, starts, notices)
 
 
 _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "plan"}
 """What the page shows of it."""
-
-
-def _starts(environment: dict[str, Any], notices: list[str]) -> list[dict[str, Any]]:
-    """The starts in environment.json; none, with a notice, if they are not what a run writes."""
-    starts = environment.get("starts")
-    if isinstance(starts, list) and all(
-        isinstance(each, dict) and each.keys() >= _OF_A_START for each in starts
-    ):
-        return starts
-    notices.append("environment.json is damaged at starts and was passed over")
-    return []
 
 
 def _check_is_run(folder: Path) -> None:

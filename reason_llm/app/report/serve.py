@@ -29,6 +29,12 @@ BEFORE_RECORDS = {
     *("conditioning.json", "rows.jsonl.gz"),
 }
 """In a run's folder before its first record."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+}
 WAIT_SECONDS = 0.5
 """Between two looks for a run that has not begun."""
 
@@ -91,11 +97,7 @@ class Followed:
         self._steps: dict[tuple[str, int, int], StepRollouts] = {}
 
     def refresh(self) -> None:
-        """Read the files that have changed.
-
-        Raises:
-            ReasonError: as ``read_runs``.
-        """
+        """Read the files that have changed; raises as ``read_runs``."""
         with self._lock:
             version = self._signature()
             if version == self.version:
@@ -123,12 +125,13 @@ class Followed:
         status = path.stat()
         key = (str(path), status.st_size, status.st_mtime_ns)
         known = self._steps.get(key)
-        if known is not None and len(known.blob) <= most_bytes:
-            held = sum(len(group.rewards) for group in known.groups)
-            if held <= most_rollouts or len(known.groups) == 1:
-                return known
-        self._steps[key] = read_step(path, tokens, most_rollouts, most_bytes)
-        return self._steps[key]
+        if (
+            known is None
+            or len(known.blob) > most_bytes
+            or (len(known.groups) > 1 and sum(len(g.rewards) for g in known.groups) > most_rollouts)
+        ):
+            self._steps[key] = known = read_step(path, tokens, most_rollouts, most_bytes)
+        return known
 
 
 class Server(ThreadingHTTPServer):
@@ -158,7 +161,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, its data, or a step's rollouts."""
-        if not self._is_addressed_by_name():
+        port = self.server.server_address[1]
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1")
             return
         path, _, query = self.path.partition("?")
@@ -176,32 +180,22 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/data":
             value = to_value(followed.examined) | {"live": True, "version": followed.version}
             self._answer(HTTPStatus.OK, JSON, as_json(value))
-        elif path == "/rollouts":
-            steps = {
-                f"{run} {step}": blob for (run, step), blob in blobs(followed.examined).items()
-            }
-            blob = steps.get(f"{asked.get('run')} {asked.get('step')}")
-            if blob is None:
-                self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such run and step")
-            else:
-                self._answer(HTTPStatus.OK, GZIP, blob)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is /, /data and /rollouts")
+            known = {f"{run} {step}": b for (run, step), b in blobs(followed.examined).items()}
+            blob = known.get(f"{asked.get('run')} {asked.get('step')}")
+            if path == "/rollouts" and blob is not None:
+                self._answer(HTTPStatus.OK, GZIP, blob)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such page, run or step")
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing: the terminal is the user's."""
 
-    def _is_addressed_by_name(self) -> bool:
-        port = self.server.server_address[1]
-        return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
-
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)
+        for header, value in HEADERS.items():
+            self.send_header(header, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
         self.end_headers()
         self.wfile.write(content)

@@ -1,9 +1,7 @@
 """Checks of the stages, of PPO's critic and of the end token: pure functions of a run's records.
+Their titles and advice are in the table of ``alarms``."""
 
-Each needs nothing but numbers of the records, so it judges a run without rollouts as well. Their
-titles and advice are in the table of ``alarms``.
-"""
-
+from itertools import pairwise
 from statistics import fmean
 
 from reason_llm.app.report.evidence import (
@@ -32,8 +30,8 @@ LENGTH_CORRELATION = 0.5
 
 
 def ordered_and_broken(seen: Evidence) -> Finding:
-    """The pairs come into order while the policy loses what it could: the chosen side falls below
-    the reference, or held-out accuracy below its best."""
+    """The pairs come into order while the chosen side falls below the reference, or held-out
+    accuracy below its best."""
     return (
         _chosen_falls(seen)
         or _accuracy_falls(seen)
@@ -53,7 +51,7 @@ def _chosen_falls(seen: Evidence) -> Finding | None:
         "both sides unlikely."
     )
     charts = (key, "train/rejected_log_ratio", "eval/accuracy")
-    return alarm(text, (steps[0], steps[-1]), (), _PREFERENCE_ADVICE, charts)
+    return alarm(text, steps, (), _PREFERENCE_ADVICE, charts)
 
 
 def _accuracy_falls(seen: Evidence) -> Finding | None:
@@ -62,7 +60,7 @@ def _accuracy_falls(seen: Evidence) -> Finding | None:
     if len(steps) < 2 or pairs is None or pairs[1] <= pairs[0]:
         return None
     best = max(range(len(steps)), key=lambda i: accuracies[i])
-    error = difference_error(accuracies[best], accuracies[-1], seen.num_held_out)
+    error = seen.difference_error(accuracies[best], accuracies[-1])
     if accuracies[best] - accuracies[-1] <= 3 * error:
         return None
     text = (
@@ -72,15 +70,15 @@ def _accuracy_falls(seen: Evidence) -> Finding | None:
     )
     charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
     advice = f"{_PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
-    return alarm(text, (steps[best], steps[-1]), (), advice, charts)
+    return alarm(text, steps[best:], (), advice, charts)
 
 
 _PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
 
 
 def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
-    """How well the pairs are ordered at the first and the last record: their accuracy, or, where
-    there are labels in their place, the difference of the sides' log-ratios."""
+    """Order of the pairs at the first and the last record: their accuracy, or, of labels, the
+    difference of the sides' log-ratios."""
     for key in ("eval/pair_accuracy", "train/pair_accuracy"):
         _, values = series(seen.records, key)
         if len(values) > 1:
@@ -112,9 +110,7 @@ def overfits(seen: Evidence) -> Finding:
     text = (
         f"The held-out loss went {losses[0]:.4g} → {losses[-1]:.4g}, lowest at step {steps[best]}."
     )
-    rises = [
-        later > earlier for earlier, later in zip(losses[best:], losses[best + 1 :], strict=False)
-    ]
+    rises = [later > earlier for earlier, later in pairwise(losses[best:])]
     in_a_row = any(all(rises[i : i + RISES]) for i in range(len(rises) - RISES + 1))
     if not in_a_row or losses[-1] < RISEN * losses[best]:
         return clear(text)
@@ -122,12 +118,11 @@ def overfits(seen: Evidence) -> Finding:
         f"Take {seen.adapter_of(steps[best])}, or stop there (eval.patience), or take fewer "
         "epochs, a lower train.learning_rate or more rows."
     )
-    return alarm(text, (steps[best], steps[-1]), advice=advice)
+    return alarm(text, steps[best:], advice=advice)
 
 
 def no_end_token(seen: Evidence) -> Finding:
-    """Most completions of the last steps are cut off by the limit: they never end, or the limit is
-    too low."""
+    """Most completions of the last steps are cut off by the limit."""
     sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
     key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
     if not sampled and seen.stage in ("rl", "sample"):  # greedy answers loop where samples end
@@ -141,32 +136,32 @@ def no_end_token(seen: Evidence) -> Finding:
     text = f"{fraction:.0%} of the completions have no end token."
     if fraction <= ENDLESS_FRACTION:
         return clear(text)
-    advice = "Their answers are cut off and count as wrong: raise sample.max_new_tokens"
-    if any("sample/environment_error_fraction" in record for record in seen.records):
-        advice += " (a turn is cut at sample.turn_tokens, too)"
-    if seen.stage in ("rl", "sample"):
-        advice += ", or begin from an adapter that has learned to end (model.start)."
-    else:
-        advice += ", or see in --data-check that the last learned token is an end token."
+    advice = (
+        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
+        "sample.turn_tokens, of an environment), or "
+    ) + (
+        "begin from an adapter that has learned to end (model.start)."
+        if seen.stage in ("rl", "sample")
+        else "see in --data-check that the last learned token is an end token."
+    )
     cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
     cut.sort(key=lambda group: -sum(group.are_truncated))
     charts = (key, "sample/completion_tokens")
-    return alarm(text, (steps[0], steps[-1]), cut, advice, charts)
+    return alarm(text, steps, cut, advice, charts)
 
 
 def goes_by_length(seen: Evidence) -> Finding:
-    """Dependence of a reward model on length: its scores follow the length, and where the chosen
-    side has not the length that it likes, it is wrong more often than right, or was never tried."""
+    """Scores of a reward model follow the length, and where the chosen side has not the length that
+    it likes, it is wrong more often than right, or was never tried."""
     measured = [record for record in seen.records if "eval/pairs_chosen_not_longer" in record]
     if not measured or "eval/length_correlation" not in measured[-1]:
         return unknown("no reward model was measured on held-out pairs (stage, eval.rows)")
     last = measured[-1]
     correlation, pairs = last["eval/length_correlation"], last["eval/pairs"]
-    likes_long = correlation > 0
-    against = last["eval/pairs_chosen_not_longer"]
-    against = against if likes_long else pairs - against
-    side = "not longer" if likes_long else "longer"
-    key = "eval/accuracy_chosen_not_longer" if likes_long else "eval/accuracy_chosen_longer"
+    side, against = "not longer", last["eval/pairs_chosen_not_longer"]
+    if correlation <= 0:
+        side, against = "longer", pairs - against
+    key = f"eval/accuracy_chosen_{side.replace(' ', '_')}"
     accuracy = last.get(key) if against else None
     text = (
         f"Reward and length have a correlation of {correlation:.2f} on {pairs:.0f} held-out pairs; "
@@ -183,7 +178,7 @@ def goes_by_length(seen: Evidence) -> Finding:
         "eval.rows; as a reward, put soft_overlong beside it and watch the length."
     )
     charts = ("eval/length_correlation", *([] if accuracy is None else [key]))
-    return alarm(text, (int(last["step"]), int(last["step"])), (), advice, charts)
+    return alarm(text, [int(last["step"])], (), advice, charts)
 
 
 def over_plan(seen: Evidence) -> Finding:
@@ -201,12 +196,5 @@ def over_plan(seen: Evidence) -> Finding:
     if not over:
         return clear(f"The peaks are within the plan: {text}.")
     charts = tuple(f"memory/{phase}" for phase, *_ in over)
-    steps = (int(min(each[1] for each in over)), int(max(each[1] for each in over)))
+    steps = sorted(int(each[1]) for each in over)
     return alarm(f"More memory was taken than planned: {text}.", steps, charts=charts)
-
-
-def difference_error(before: float, after: float, count: int | None) -> float:
-    """Standard error of the difference of two accuracies over ``count`` problems, as if the
-    problems differed: too large rather than too small. The default is 128 problems."""
-    mean = min(max((before + after) / 2, 0.02), 0.98)
-    return float((2 * mean * (1 - mean) / (count or 128)) ** 0.5)

@@ -1,7 +1,4 @@
-"""Stages of a pipeline, noted in its folder for its page.
-
-<pipeline>/pipeline.json: [{"name", "kind", "needs"}, ...]
-"""
+"""Stages of a pipeline, noted in its folder for its page: <pipeline>/pipeline.json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -37,11 +34,7 @@ def write(folder: Path, stages: Sequence[Stage]) -> None:
 
 def read(folder: Path, page: Path) -> dict[str, Any] | None:
     """For the page: the stages of the pipeline in ``folder``, whether each has begun, and its
-    report where that is below the page's folder; None if it is no pipeline's.
-
-    Raises:
-        DataError: they are not what ``write`` wrote.
-    """
+    report where that is below the page's folder; None if it is no pipeline's."""
     if not (folder / FILE).exists():
         return None
     try:

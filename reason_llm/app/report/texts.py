@@ -1,8 +1,5 @@
-"""Texts of a run beside its rollouts: its answers to held-out problems, those of one evaluation
-beside those of another, and rows that it learned from.
-
-    <run>/evaluations/step-00000012.jsonl.gz, <run>/rows.jsonl.gz
-"""
+"""Texts of a run beside its rollouts: its answers to held-out problems, by evaluation, and rows
+that it learned from: <run>/evaluations/step-00000012.jsonl.gz, <run>/rows.jsonl.gz."""
 
 import gzip
 import zlib
@@ -52,13 +49,8 @@ _Column = dict[tuple[str, str], Line]
 
 
 def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
-    """``held_out`` and ``rows``, those that a run has.
-
-    Args:
-        last_step: rows of later ones are left out.
-        share: of the bounds, where several runs share a page.
-        notices: is told what could not be read.
-    """
+    """``held_out`` and ``rows`` (up to ``last_step``), those that a run has, within a share of the
+    bounds; ``notices`` is told what could not be read."""
     answers: dict[str, _Column] = {}
     for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MOST_EVALUATIONS):
         step = path.name.removeprefix("step-").removesuffix(".jsonl.gz").lstrip("0")

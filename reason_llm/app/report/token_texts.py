@@ -1,8 +1,5 @@
-"""Position of each token of a completion in its text.
-
-With the model's ``tokenizer.json`` alone, from its folder or the Hub's cache on this machine; never
-from the network. Neither torch nor Transformers.
-"""
+"""Position of each token of a completion in its text, with the model's ``tokenizer.json`` alone,
+from its folder or the Hub's cache on this machine. Neither torch nor Transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,64 +25,42 @@ class TokenTexts:
 
     @classmethod
     def load(cls, model: str) -> "TokenTexts":
-        """The tokenizer of a model's folder or Hub id.
-
-        Raises:
-            ModelError: it is not on this machine, or cannot be read.
-        """
-        path = Path(model) / "tokenizer.json"
-        if not Path(model).is_dir():
-            found = cached(model, "tokenizer.json")
-            if found is None:
-                raise ModelError(f"{model} has no tokenizer.json on this machine")
-            path = found
+        """The tokenizer of a model's folder or Hub id; raises a ModelError if it is not on this
+        machine, or cannot be read."""
+        folder, name = Path(model), "tokenizer.json"
+        path = folder / name if folder.is_dir() else cached(model, name)
+        if path is None:
+            raise ModelError(f"{model} has no tokenizer.json on this machine")
         try:
             content = read_bounded(path, MOST_JSON_BYTES)
             check_tokenizer(content)
             with without_panics():
                 tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
-            if isinstance(error, OSError):
-                raise ModelError(f"{path} cannot be read ({error.strerror})") from error
-            raise ModelError(f"{path} is no tokenizer: {one_line(error)}") from error
+            raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
         added = tokenizer.get_added_tokens_decoder().items()
         return cls(tokenizer, {id: token.content for id, token in added if token.special})
 
     def lengths(self, token_ids: Sequence[int], text: str) -> list[int] | None:
         """Number of UTF-16 units (as JavaScript counts) of ``text`` for each token; 0 for a special
-        token and for one whose bytes only the next token completes to a character.
-
-        None if the tokens do not spell the text.
-        """
+        token and for one whose bytes only the next token completes to a character. None if the
+        tokens do not spell the text."""
         try:
             with without_panics():
-                pieces = self._pieces_of(token_ids, text)
+                pieces = [self._piece(id) for id in token_ids]
+                if "".join(pieces) != text:  # a token's text may depend on those before it
+                    stream = DecodeStream(skip_special_tokens=True)
+                    pieces = [stream.step(self.tokenizer, id) or "" for id in token_ids]
         except Exception as error:  # the library raises nothing narrower
             if type(error) not in (Exception, Panic):
                 raise
             return None
-        if pieces is None:
-            return None
-        return [
-            len(piece) if piece.isascii() else len(piece.encode("utf-16-le")) // 2
-            for piece in pieces
-        ]
-
-    def _pieces_of(self, token_ids: Sequence[int], text: str) -> list[str] | None:
-        """Texts of the tokens, each by itself or else in order; None if they do not spell it."""
-        pieces = [self._piece(id) for id in token_ids]
         if "".join(pieces) != text:
-            pieces = self._streamed(token_ids)
-        return pieces if "".join(pieces) == text else None
+            return None
+        return [len(piece.encode("utf-16-le")) // 2 for piece in pieces]
 
     def _piece(self, id: int) -> str:
         if id not in self._pieces:
             known = self.tokenizer.id_to_token(id) is not None and id not in self.special
             self._pieces[id] = self.tokenizer.decode([id]) if known else ""
         return self._pieces[id]
-
-    def _streamed(self, token_ids: Sequence[int]) -> list[str]:
-        """Texts of the tokens, decoded in order, because a token's text may depend on those before
-        it."""
-        stream = DecodeStream(skip_special_tokens=True)
-        return [stream.step(self.tokenizer, id) or "" for id in token_ids]

@@ -248,7 +248,7 @@ def test_a_jump(key: str, usual: float, jumped: float) -> None:
 @pytest.mark.parametrize(
     ("replayed", "told", "not_told"),
     [
-        (None, "Sampler and learner disagree", "saved ones"),
+        (None, "Sampler and learner disagree", "earlier policy"),
         ("token_truncate", "algorithm.correction=token_truncate weighs each rollout", "disagree"),
         ("none", "set that to token_truncate", "disagree"),
     ],
