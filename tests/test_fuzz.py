@@ -338,7 +338,7 @@ def test_an_adapter_s_config(tmp_path: Path, shared_model: Model) -> None:
     def read(content: bytes) -> None:
         path.write_bytes(content)
         adapters.section_of(tmp_path)
-        merging.updates(tmp_path)
+        merging.adapted(tmp_path)
 
     trees = broken_tree(whole).map(lambda tree: json.dumps(tree).encode())
     fuzz(st.one_of(trees, broken_bytes(json.dumps(whole).encode())), read, 100)

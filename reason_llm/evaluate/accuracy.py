@@ -19,12 +19,8 @@ Values = dict[str, list[float]]
 
 
 def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -> Values:
-    """Value of each problem for every score that the outcomes allow.
-
-    Args:
-        num_samples: k; 0 for greedy alone.
-        with_majority: the first reward finds answers that can be compared.
-    """
+    """Value of each problem for every score that the outcomes allow, of ``num_samples`` samples;
+    ``with_majority`` if the first reward finds answers that can be compared."""
     values: Values = {"greedy": [each["greedy"]["reward"] for each in outcomes]}
     if not num_samples:
         return values
@@ -50,8 +46,7 @@ def estimates(values: Values, num_samples: int) -> dict[str, Estimate]:
 
 
 def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Comparison]:
-    """Differences of two models, for each score that both have, on the same problems in the same
-    order."""
+    """Differences of two models, for each score that both have, problem by problem."""
     found = {}
     for name in (name for name in ours if name in theirs):
         unit = 1 / num_samples if name.startswith("mean@") else 1.0
@@ -76,28 +71,22 @@ def summarize(
     results = {
         model: {
             name: {"problems": len(of_set)}
-            | {
-                score: asdict(each)
-                for score, each in estimates(values[model][name], num_samples).items()
-            }
+            | _as_dicts(estimates(values[model][name], num_samples))
             | _lengths(of_set)
             for name, of_set in sets.items()
         }
         for model, sets in grouped.items()
     }
-    if not compared:
-        return {"results": results, "comparisons": {}}
-    ours, theirs = values.values()
-    return {
-        "results": results,
-        "comparisons": {
-            name: {
-                score: asdict(each)
-                for score, each in comparisons(ours[name], theirs[name], num_samples).items()
-            }
-            for name in ours
-        },
-    }
+    compared_sets = {}
+    if compared:
+        ours, theirs = values.values()
+        for name in ours:
+            compared_sets[name] = _as_dicts(comparisons(ours[name], theirs[name], num_samples))
+    return {"results": results, "comparisons": compared_sets}
+
+
+def _as_dicts(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {score: asdict(each) for score, each in found.items()}
 
 
 def table(summary: Mapping[str, Any]) -> list[str]:
@@ -137,9 +126,7 @@ def _majority_reward(outcome: Outcome) -> float:
     """Reward of the most frequent answer, in its first spelling."""
     answers = [sample["answer"] for sample in outcome["samples"]]
     chosen = majority(answers)
-    if chosen is None:
-        return 0.0
-    return float(outcome["samples"][answers.index(chosen)]["reward"])
+    return 0.0 if chosen is None else float(outcome["samples"][answers.index(chosen)]["reward"])
 
 
 def _lengths(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -2,10 +2,7 @@
 
 Everything is checked before a weight is read. Each wave's seed is a function of the run's seed, the
 set and the wave's place in it, so an evaluation that was killed goes on to the same file, and two
-models are asked with the same random numbers. What is sampled is judged by the first reward.
-
-Not here: the evaluation within training (``evaluate``), scores and intervals (``accuracy``).
-"""
+models are asked with the same random numbers. What is sampled is judged by the first reward."""
 
 import hashlib
 import logging
@@ -73,40 +70,29 @@ class _Stage:
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
-        same ones."""
-        size = self.config.sample.prompts_per_wave or self._wave_prompts
+        same."""
+        at_once = self.plan.cache_tokens // self.plan.context_tokens
+        at_once //= self.config.sample.completions_per_prompt
+        most = MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
+        size = self.config.sample.prompts_per_wave or most
         for target in self.targets:
             for each in self.sets:
                 for start in range(0, len(each.prompts), size):
                     part = each.prompts[start : start + size]
                     yield target, Wave(target.label, each.name, start, part)
 
-    @property
-    def _wave_prompts(self) -> int:
-        rows = self.plan.cache_tokens // self.plan.context_tokens
-        at_once = rows // self.config.sample.completions_per_prompt
-        return MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
-
 
 def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     """Evaluate and return the summary, which is also written to ``<out>/summary.json``, last of
-    all.
-
-    Raises:
-        ReasonError: anything that the user can fix; whole waves are kept.
-    """
+    all; raises a ReasonError, and whole waves are kept."""
     quiet_libraries()
     scoring = request.config.score
     scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
         check_writable(request.out)
-        lock = FileLock(
-            request.out.parent / f".{request.out.name}.lock",
-            f"the evaluation {request.out}",
-            "give this one another --out",
-        )
-        with lock:
+        lock = request.out.parent / f".{request.out.name}.lock"
+        with FileLock(lock, f"the evaluation {request.out}", "give this one another --out"):
             log = _open(request, stages)
             for line in (*lines, *scorer.descriptions):
                 watch.line(line)
@@ -120,11 +106,8 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
                 if skipped < len(waves):
                     _run_stage(request, stage, waves[skipped:], log, scorer, watch)
         if request.generate_only:
-            summary = {
-                "prompts": len(log.outcomes),
-                "k": request.num_samples,
-                "sha256": log.digest(),
-            }
+            counts = {"prompts": len(log.outcomes), "k": request.num_samples}
+            summary = {**counts, "sha256": log.digest()}
             write_atomically(request.out / "summary.json", orjson.dumps(summary))
             watch.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
             return summary
@@ -212,7 +195,6 @@ def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
 
 
 def _check_finished(summary: Path, log: OutcomeLog) -> None:
-    """Check that the lines of a finished evaluation are those of its summary."""
     problem = "its SHA-256 differs from the one in summary.json"
     try:
         if read_object(summary)["sha256"] == log.digest():

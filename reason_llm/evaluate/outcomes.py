@@ -1,8 +1,7 @@
 """problems.jsonl: the outcome of each problem of an evaluation, one line each, in a planned order.
 
 A wave of problems is appended whole and synced. After a kill what follows the last whole wave is
-cut off, so that every wave is sampled as it would have been. Knows nothing of models.
-"""
+cut off, so that every wave is sampled as it would have been."""
 
 import os
 from collections.abc import Sequence
@@ -68,12 +67,8 @@ class Wave:
 
 
 class OutcomeLog:
-    """Log of outcomes in ``path``, read back by waves.
-
-    Args:
-        num_samples: of each problem, beside the greedy answer.
-        judged: whether there is a greedy answer, and a reward for each.
-    """
+    """Log of outcomes in ``path``, read back by waves: ``num_samples`` of each problem, beside the
+    greedy answer, and if ``judged`` a reward for each."""
 
     def __init__(self, path: Path, num_samples: int = 0, judged: bool = True) -> None:
         self.path = path
@@ -82,11 +77,8 @@ class OutcomeLog:
         self.outcomes: list[Outcome] = []
 
     def resume(self, waves: Sequence[Wave]) -> int:
-        """Read the whole waves in the file, cut off the rest, and return their number.
-
-        Raises:
-            DataError: a line is of another evaluation, or the file cannot be read.
-        """
+        """Read the whole waves in the file, cut off the rest, and return their number; raises a
+        DataError if a line is of another evaluation, or the file cannot be read."""
         lines = self._read()
         found, done = [self._parsed(i, line) for i, line in enumerate(lines, start=1)], 0
         position = 0
@@ -106,11 +98,7 @@ class OutcomeLog:
         return done
 
     def append(self, outcomes: Sequence[Outcome]) -> None:
-        """Append a wave; on disk on return.
-
-        Raises:
-            WriteError: the disk is full or read-only.
-        """
+        """Append a wave; on disk on return. Raises a WriteError."""
         try:
             with open_to_append(self.path) as file:
                 file.write(b"".join(orjson.dumps(each) + b"\n" for each in outcomes))
@@ -123,11 +111,7 @@ class OutcomeLog:
         self.outcomes += outcomes
 
     def digest(self) -> str:
-        """SHA-256 of the file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """SHA-256 of the file; raises an OSError if it cannot be read."""
         return sha256(self.path, MOST_BYTES)
 
     def _read(self) -> list[bytes]:

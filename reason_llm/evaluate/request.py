@@ -1,15 +1,13 @@
-"""Command line of ``scripts/evaluate.py``, parsed.
-
-A run's folder, a config, a model or an adapter says how problems are asked and judged; ``--model``
-and ``--compare`` say of whom, ``--sets`` which problems.
-"""
+"""Command line of ``scripts/evaluate.py``, parsed: a run's folder, a config, a model or an adapter
+says how problems are asked and judged; ``--model`` and ``--compare`` say of whom, ``--sets`` which
+problems."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import CommandLine, Config, file as config_file, nearest
+from reason_llm.config import CommandLine, Config, file as config_file
 from reason_llm.data import GYM, TASKSET
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
@@ -64,8 +62,7 @@ def make_request(line: CommandLine) -> Request:
 
     Raises:
         ConfigError: nothing to evaluate, unknown sets, options that contradict one another.
-        CheckpointError: a run without an adapter.
-    """
+        CheckpointError: a run without an adapter."""
     if line.what is None:
         raise ConfigError(
             "nothing to evaluate; name a run's folder such as runs/quickstart, a config, or a "
@@ -89,13 +86,16 @@ def make_request(line: CommandLine) -> Request:
     tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
     overrides = {"data.eval": None, "eval.sets": sets} | later
     config = config_file.build(tree, Path(str(config.run.name)), overrides)
+    samples = line.one("k") or "0"
+    if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
+        raise ConfigError(f"--k {samples:.60} is no number of samples; give one from 0 to 4096")
     out, generate_only = line.one("out"), "generate-only" in line.given
     results = "completions" if generate_only else "evaluation"
     default = config.run.directory / str(config.run.name) / results
     return Request(
         config=config,
         targets=targets,
-        num_samples=_count(line.one("k")),
+        num_samples=int(samples),
         generate_only=generate_only,
         out=Path(out) if out else default,
         afresh=line.overrides.get("run.resume") == "never",
@@ -119,13 +119,9 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
         return config, Target("base", config.model.path, None)
     if path.is_dir() and not any(path.iterdir()):
         raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
-    runs = [each.parent for each in path.parent.glob(f"*/{run_folder.CONFIG}")]
-    if not path.exists() and (runs or path.parent == Path("runs")):
-        near = nearest(path.name, [each.name for each in runs])
-        raise ConfigError(
-            f"there is no run {what}; "
-            + (f"did you mean {path.parent / near}?" if near else "name a run's folder")
-        )
+    beside_runs = any(path.parent.glob(f"*/{run_folder.CONFIG}")) or path.parent == Path("runs")
+    if not path.exists() and beside_runs:
+        raise ConfigError(run_folder.no_run(path))
     is_adapter = run_folder.is_adapter(path)
     if not is_adapter:
         folder.check(what, "config.json", "a model")
@@ -196,9 +192,3 @@ def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
         f"--sets {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "
         f"{name}=FILE"
     )
-
-
-def _count(text: str | None) -> int:
-    if text is not None and (not text.isdecimal() or len(text) > 4 or int(text) > 4096):
-        raise ConfigError(f"--k {text:.60} is no number of samples; give one from 0 to 4096")
-    return int(text or 0)

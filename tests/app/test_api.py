@@ -166,7 +166,7 @@ def test_arguments_of_others_are_told_by_our_names(given: dict, told: str, uncha
 def test_a_run_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python and on the command line, before anything is asked of the Hub."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^there is no run runs/none; name a run's folder$"):
+    with pytest.raises(ConfigError, match=r"^there is no run runs/none; name a run's folder"):
         reason_llm.evaluate("runs/none")
 
 

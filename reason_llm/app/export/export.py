@@ -1,9 +1,7 @@
 """Export of a run's adapter, alone or merged into the unquantised base, with tokenizer, generation
 config and card; checked before it takes its place.
 
-The folder is made under another name and renamed at the end; a failed check leaves nothing. Not
-here: the merge (``model/merging``), the check (``parity``), the card (``model_card``).
-"""
+The folder is made under another name and renamed at the end; a failed check leaves nothing."""
 
 import shutil
 import subprocess
@@ -107,26 +105,25 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
     """
     quiet_libraries()
     job = _prepare(request)
-    parity_result: Parity | ScoreParity | None = None
+    result: Parity | ScoreParity | None = None
     with replacing_folder(request.out, is_noted=False) as beside:
         if request.adapter_only:
             heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):
                 shutil.copyfile(regular(job.adapter / name), beside / name)
-        elif reward_model.is_one(job.adapter):
-            parity_result = _merge_reward_model(request, job, beside, console)
         else:
-            parity_result = _merge(request, job, beside, console)
+            merge = _merge_reward_model if reward_model.is_one(job.adapter) else _merge
+            result = merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
         if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
             shutil.copyfile(regular(pieces), beside / SENTENCE_PIECES)
-        _describe(request, job, beside, parity_result)
+        _describe(request, job, beside, result)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if job.converter is not None:
         console.line(f"converted to {_convert(job.converter, request)}")
     if request.push is not None:
         console.line(f"pushed to {_push(request.out, request.push)}")
-    return parity_result
+    return result
 
 
 def _prepare(request: Request) -> _Job:
@@ -152,8 +149,18 @@ def _prepare(request: Request) -> _Job:
         )
     if request.gguf is not None and request.adapter_only:
         raise ConfigError("--gguf contradicts --adapter-only: it converts merged weights")
-    converter = None if request.gguf is None else _find_converter(request.gguf)
-    _check_out(request.out)
+    converter = None if request.gguf is None else Path(shutil.which(request.gguf) or request.gguf)
+    if converter is not None and not converter.is_file():
+        raise ConfigError(
+            f"--gguf: {request.gguf} is neither on PATH nor a file; install llama.cpp and name its "
+            f"{CONVERTER}"
+        )
+    out = request.out
+    if out.is_symlink():
+        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
+    check_writable(out)
     if request.push is not None:
         _check_login(request.push)
     folder = merging.base_folder(name)
@@ -192,22 +199,25 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
         f"parity with {told} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
     )
     result.check(dtype)
-    if result.tells_a_wrong_merge:
-        console.line(
-            f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
-        )
-    else:
-        console.line(
-            "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
-            f"smaller than the rounding of {request.dtype}; try --dtype float32 or more --rollouts"
-        )
+    lost = f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
+    unknown = (
+        "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
+        f"smaller than the rounding of {request.dtype}; try --dtype float32 or more --rollouts"
+    )
+    console.line(lost if result.tells_a_wrong_merge else unknown)
     return result
 
 
 def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Console) -> ScoreParity:
     """Merge into a sequence-classification model of one label."""
     dtype, score = DTYPES[request.dtype], reward_model.head_of(job.adapter)
-    rows = _held_out_rows(job, console)
+    rows: list[Datum] = []
+    if job.config is not None and job.config.of_stage.scores:
+        try:
+            rows = reward_model.held_out_rows(job.config, job.tokenizer)
+        except ReasonError as error:
+            console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
+    rows = _compared(job, rows, "rows", torch.float32, console)
     ends = {row.ids[-1] for row in rows}
     ends |= set(base.end_token_ids(str(job.base_folder), job.tokenizer))
     job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
@@ -224,17 +234,6 @@ def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Cons
     return result
 
 
-def _held_out_rows(job: _Job, console: Console) -> list[Datum]:
-    """The rows on which the export is compared with the original."""
-    rows: list[Datum] = []
-    if job.config is not None and job.config.of_stage.scores:
-        try:
-            rows = reward_model.held_out_rows(job.config, job.tokenizer)
-        except ReasonError as error:
-            console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
-    return _compared(job, rows, "rows", torch.float32, console)
-
-
 def _compared(
     job: _Job, found: list[Datum], what: str, dtype: torch.dtype, console: Console
 ) -> list[Datum]:
@@ -246,8 +245,7 @@ def _compared(
 
 
 def _write_generation_config(job: _Job, beside: Path) -> None:
-    """Write the base's generation config with every token that ended an answer in training,
-    including the tokenizer's."""
+    """Write the base's generation config with every token that ended an answer in training."""
     file = job.base_folder / "generation_config.json"
     if file.is_file():
         config = merging.read_json(file)
@@ -317,14 +315,6 @@ def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Docum
     return document
 
 
-def _check_out(out: Path) -> None:
-    if out.is_symlink():
-        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
-    check_writable(out)
-
-
 def _check_room(request: Request, needed: int) -> None:
     there = next(p for p in (request.out, *request.out.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
@@ -335,23 +325,12 @@ def _check_room(request: Request, needed: int) -> None:
         )
 
 
-def _find_converter(given: str) -> Path:
-    converter = shutil.which(given)
-    path = Path(converter) if converter else Path(given)
-    if not path.is_file():
-        raise ConfigError(
-            f"--gguf: {given} is neither on PATH nor a file; install llama.cpp and name its "
-            f"{CONVERTER}"
-        )
-    return path
-
-
 def _convert(converter: Path, request: Request) -> Path:
     """Call llama.cpp's converter on the exported folder."""
     kind = {"bfloat16": "bf16", "float32": "f32"}[request.dtype]
     target = request.out / f"{request.out.name}-{kind}.gguf"
-    command = [sys.executable, str(converter), str(request.out), "--outfile", str(target),
-               "--outtype", kind]  # fmt: skip
+    asked: list[str | Path] = ["--outfile", target, "--outtype", kind]
+    command = [sys.executable, converter, request.out, *asked]
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode != 0 or not target.is_file():
         target.unlink(missing_ok=True)
@@ -364,7 +343,6 @@ def _convert(converter: Path, request: Request) -> Path:
 
 
 def _check_login(repo: str) -> None:
-    """Check the login to the Hub before anything is made for it."""
     try:
         HfApi().whoami()
     except PUSH_ERRORS as error:

@@ -1,11 +1,8 @@
 """Merging of an adapter into its base weights: W + scale * B A, tensor by tensor.
 
 The checkpoint's files are read one tensor at a time and written shard by shard, so that the host
-holds a shard and never a model. Names and shapes are the checkpoint's own; an adapted layer that
-the checkpoint does not hold under its name is an error, not a guess. Source of the merge:
+holds a shard and never a model. Names and shapes are the checkpoint's own. Source of the merge:
 arXiv:2106.09685 section 4.1; the scale alpha / sqrt(r) of rank-stabilised LoRA: arXiv:2312.03732.
-
-Not here: whether the result is right (``parity``), quantised checkpoints.
 """
 
 import math
@@ -75,16 +72,12 @@ class _Source:
     def read(self) -> Tensor:
         """The tensor as it is stored."""
         with safe_open(regular(self.file), framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(self.name)
-            return tensor
+            return torch.as_tensor(opened.get_tensor(self.name))
 
 
 def base_folder(path: str) -> Path:
-    """Folder of a base model; a Hub id is downloaded first.
-
-    Raises:
-        ModelError: it is neither, or its weights are quantised already.
-    """
+    """Folder of a base model; a Hub id is downloaded first. Raises a ModelError if it is neither,
+    or its weights are quantised already."""
     folder = Path(path)
     if not folder.is_dir():
         try:
@@ -103,11 +96,7 @@ def base_folder(path: str) -> Path:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Content of a model's JSON file.
-
-    Raises:
-        ModelError: it is missing or damaged.
-    """
+    """Content of a model's JSON file; raises a ModelError if it is missing or damaged."""
     try:
         return read_object(file)
     except (OSError, ValueError) as error:
@@ -116,17 +105,13 @@ def read_json(file: Path) -> dict[str, Any]:
         )
 
 
-def updates(adapter: Path) -> dict[str, Update]:
-    """Changes by a plain LoRA adapter, by the weight's name.
+def adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
+    """The changes by a plain LoRA adapter, and the weights that it holds whole, by the weight's
+    name.
 
     Raises:
         ModelError: it is damaged, or of another kind.
     """
-    return _adapted(adapter)[0]
-
-
-def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
-    """The changes, and the weights that the adapter holds whole, by the weight's name."""
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     if config.target_parameters:
         raise ModelError(
@@ -154,11 +139,7 @@ def _adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
 
 
 def merged_bytes(base: Path, adapter: Path | None, dtype: torch.dtype) -> int:
-    """Size of the merged weights in bytes. Checks that every update has its weight.
-
-    Raises:
-        ModelError: as ``merge``.
-    """
+    """Size of the merged weights in bytes, if every update has its weight; raises as ``merge``."""
     return sum(source.num_bytes for source in _plan(base, adapter, dtype)[1].values())
 
 
@@ -204,10 +185,9 @@ def merge(
         index = {"metadata": shards.metadata, "weight_map": weight_map}
         content = orjson.dumps(index, option=orjson.OPT_INDENT_2)
         (out / "model.safetensors.index.json").write_bytes(content)
-    config = read_json(base / "config.json")
-    for key in ("dtype", "torch_dtype"):  # the first is Transformers 5's, the second was before
-        if key in config or key == "dtype":
-            config[key] = str(dtype).removeprefix("torch.")
+    config = read_json(base / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
+    if "torch_dtype" in config:  # of Transformers before 5
+        config["torch_dtype"] = config["dtype"]
     if HEAD in to_add:  # the embedding stays as it is, so the two are tied no longer
         config["tie_word_embeddings"] = False
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
@@ -229,16 +209,21 @@ def _merged(
 def _plan(
     base: Path, adapter: Path | None, dtype: torch.dtype
 ) -> tuple[dict[str, Update], dict[str, _Source]]:
-    """The updates, and every tensor of the result in the checkpoint's order, by their names
-    there."""
+    """The updates, and every tensor of the result in the checkpoint's order, by name."""
     sources = {}
     for file in _files(base):
         try:
             with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     part = opened.get_slice(name)
-                    size = _num_bytes(file, name, part, dtype)
-                    sources[name] = _Source(file, name, part.get_shape(), size)
+                    kind, shape = part.get_dtype(), part.get_shape()
+                    if kind not in _BYTES:
+                        raise ModelError(
+                            f"{file}: {name} is of type {kind}; name an unquantised base with "
+                            "--base"
+                        )
+                    size = dtype.itemsize if kind in _FLOATS else _BYTES[kind]
+                    sources[name] = _Source(file, name, shape, math.prod(shape) * size)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
     model = base_model.meta_base(str(base), trust_remote_code=False)
@@ -249,7 +234,7 @@ def _plan(
         short = name.removeprefix(prefix)
         return short if name not in sources and short in sources else name
 
-    added, kept = _adapted(adapter) if adapter is not None else ({}, {})
+    added, kept = adapted(adapter) if adapter is not None else ({}, {})
     embedding = model.get_input_embeddings()
     is_tied = model.config.get_text_config(decoder=True).tie_word_embeddings
     for name, module in model.named_modules():
@@ -260,15 +245,11 @@ def _plan(
             sources.setdefault(HEAD, sources[stored(weight)])  # its tensor is also the head's
     to_add = {stored(name): update for name, update in added.items()}
     for name, update in to_add.items():
-        if name not in sources:
+        shape = sources[name].shape if name in sources else "missing"
+        if shape != update.shape:
             raise ModelError(
-                f"the adapter changes {name}, and {base} holds no tensor of that name; name the "
+                f"the adapter makes {name} {update.shape}, and in {base} it is {shape}; name the "
                 "model that it was trained on with --base"
-            )
-        if sources[name].shape != update.shape:
-            raise ModelError(
-                f"the adapter makes {name} {update.shape}, and in {base} it is "
-                f"{sources[name].shape}; name the model that it was trained on with --base"
             )
     for name, tensor in kept.items():
         source = sources.get(stored(name))
@@ -283,18 +264,7 @@ def _plan(
 def _files(base: Path) -> list[Path]:
     """Weight files of a folder in the order of Transformers, which ignores other files."""
     whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-        return [base / name for name in names]
-    raise ModelError(f"{base} holds no model.safetensors; save the model in that form")
-
-
-def _num_bytes(file: Path, name: str, part: Any, dtype: torch.dtype) -> int:
-    kind = part.get_dtype()
-    if kind not in _BYTES:
-        raise ModelError(f"{file}: {name} is of type {kind}; name an unquantised base with --base")
-    size = dtype.itemsize if kind in _FLOATS else _BYTES[kind]
-    shape: list[int] = part.get_shape()
-    return math.prod(shape) * size
+    if not whole.is_file() and not index.is_file():
+        raise ModelError(f"{base} holds no model.safetensors; save the model in that form")
+    names = {whole.name} if whole.is_file() else {*read_json(index)["weight_map"].values()}
+    return [base / name for name in sorted(names)]

@@ -1,8 +1,5 @@
-"""README.md of an exported model: what it is, how it was trained, how good it is.
-
-Only what the run's files say; what they do not say is called unknown. Its text is in
-``model_card.md.jinja``.
-"""
+"""README.md of an exported model, from the run's files and ``model_card.md.jinja``; what they do
+not say is called unknown."""
 
 import hashlib
 import re
@@ -20,13 +17,12 @@ from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
-from reason_llm.files import MIB, read_object, read_text
+from reason_llm.files import read_object, read_text
 from reason_llm.run import Best
 from reason_llm.run.store import folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
-MOST_CARD_BYTES = MIB
 _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
@@ -55,21 +51,18 @@ class Card:
 def licence_of(base: Path) -> str | None:
     """The licence that a model's own card names; None if there is no card, or it names none."""
     try:
-        header = _HEADER.match(read_text(base / "README.md", MOST_CARD_BYTES))
+        header = _HEADER.match(read_text(base / "README.md"))
         lines = header[1].splitlines() if header else []
         fields = yaml_text.parse(next(line for line in lines if line.startswith("license:")))
-    except (OSError, ValueError, StopIteration):
+        licence = fields.get("license")
+    except (OSError, ValueError, StopIteration, AttributeError):
         return None
-    licence = fields.get("license") if isinstance(fields, dict) else None
     return licence if isinstance(licence, str) else None
 
 
 def render(card: Card) -> str:
-    """The card as Markdown with the header that the Hub reads, and no secret of the environment.
-
-    Raises:
-        ModelError: a summary of the run is damaged.
-    """
+    """The card as Markdown with the header that the Hub reads, and no secret of the environment;
+    raises a ModelError if a summary of the run is damaged."""
     config, run = card.config, card.run
     sources = [] if config is None else [source.source for source in config.data.sources]
     header = ModelCardData(
@@ -85,11 +78,10 @@ def render(card: Card) -> str:
         planned = config.run.steps
         steps = None if run is None else run_folder.learned_steps(run, card.adapter)
         content = orjson.dumps(config.model_dump(mode="json"))
+        part = f"{steps or 'unknown'} of {planned} planned"
         values |= {
             "sources": sources,
-            "learned": planned
-            if steps == planned
-            else f"{steps or 'unknown'} of {planned} planned",
+            "learned": planned if steps == planned else part,
             "digest": hashlib.sha256(content).hexdigest()[:16],
             "system": system_prompt(config.data.system_prompt, config.score.rewards[0].kind),
         }
@@ -115,23 +107,22 @@ def is_hub_id(source: str) -> bool:
 
 
 def _measured(run: Path, adapter: Path) -> dict[str, Any]:
-    """The run's own held-out numbers, and those of the command evaluate where it was called; of
-    this adapter alone, which a run that went on since then has left behind."""
+    """The run's own held-out numbers, and those of the command evaluate of this adapter, which a
+    run that went on since then has left behind."""
     asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
+    weights_digest = run_folder.weights_digest
     of_this = {
         label
         for label, each in asked.items()
-        if each["sha256"]
-        == run_folder.weights_digest(each["path"], adapter if each["adapter"] else None)
+        if each["sha256"] == weights_digest(each["path"], adapter if each["adapter"] else None)
     }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
     best = run_folder.best_record(run) if adapter == run_folder.place_of(run, "best") else None
+    is_last = adapter == run_folder.place_of(run, "last")
     return {
         "best": None if not best else Best(**best),
         "is_ema": adapter == run / run_folder.EMA,
-        "summary": _read(run / "summary.json")
-        if adapter == run_folder.place_of(run, "last")
-        else {},
+        "summary": _read(run / "summary.json") if is_last else {},
         "results": [
             (name, found["problems"], score, model, each)
             for model, sets in results.items()

@@ -1,11 +1,10 @@
 """Parity check of an exported model: log-probs of rollouts, with base plus adapter and with the
 export.
 
-Reference and export are loaded by Transformers and PEFT themselves, one after the other, and not by
-the code that merged. In float32 any difference is rounding. In bfloat16 the merged weights are
-rounded, too: an update smaller than half a unit in a weight's last place is lost, so what is
-measured beside the gap is how far the export lies on the way back from the policy to the base.
-"""
+Reference and export are loaded by Transformers and PEFT themselves, and not by the code that
+merged. In float32 any difference is rounding. In bfloat16 an update smaller than half a unit in a
+weight's last place is lost, so what is measured beside the gap is how far the export lies on the
+way back from the policy to the base."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,10 +23,9 @@ from reason_llm.model import Datum, adapters, default_device, share_of_base
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
-"""Largest and mean difference of a log-prob, in nats, that rounding explains. Measured in float32:
-2e-5 and 3e-6 on a random model of 12 layers (200 M). In bfloat16 there: 0.15 and 0.03, which is
-what one forward pass in bfloat16 is off by; 0.25 and 0.0025 on model/tiny. What is learned is often
-less than that, so there ``MOST_LOST`` is the sharper test."""
+"""Largest and mean difference of a log-prob, in nats, that rounding explains. Measured on a random
+model of 200 M: 2e-5 and 3e-6 in float32, 0.15 and 0.03 in bfloat16. What is learned is often less
+than that, so there ``MOST_LOST`` is the sharper test."""
 MOST_LOST = 0.5
 """Largest part of the learned change that an export may lose, or exaggerate."""
 MOST_STRAYED = 0.5
@@ -120,14 +118,8 @@ def check_parity(
     dtype: torch.dtype,
     temperature: float,
 ) -> Parity:
-    """Gaps between base, base plus adapter, and export on the rollouts, not yet judged.
-
-    Args:
-        temperature: that the rollouts were drawn at.
-
-    Raises:
-        ModelError: one of them cannot be loaded, or does not fit.
-    """
+    """Gaps between base, base plus adapter, and export on the rollouts, drawn at this temperature;
+    not yet judged. Raises a ModelError if one of them cannot be loaded, or does not fit."""
     model = load(base, dtype)
     base_N = logprobs(model, rollouts, temperature)
     policy = policy_over(model, adapter, dtype)
@@ -135,9 +127,8 @@ def check_parity(
     del policy, model  # one model at a time
     exported_N = logprobs(load(exported, dtype), rollouts, temperature)
     lost, error = share_of_base(policy_N, base_N, exported_N)
-    recorded = [
-        r.on_trained("sampler_logprobs") for r in rollouts if "sampler_logprobs" in r.columns
-    ]
+    key = "sampler_logprobs"
+    recorded = [rollout.on_trained(key) for rollout in rollouts if key in rollout.columns]
     recorded_N = torch.cat(recorded) if recorded else torch.empty(0)
     return Parity(
         gap=Gap.between(exported_N, policy_N),
@@ -156,14 +147,7 @@ def policy_over(model: Any, adapter: Path, dtype: torch.dtype) -> Any:
 
 
 def load(path: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM) -> Any:
-    """A model loaded by Transformers or PEFT, as any user loads it.
-
-    Args:
-        kind: Transformers' class of it.
-
-    Raises:
-        ModelError: it cannot be.
-    """
+    """A model loaded by Transformers' class ``kind``, as any user loads it; raises a ModelError."""
     try:
         return kind.from_pretrained(
             path, dtype=dtype, use_safetensors=True,
@@ -189,11 +173,8 @@ def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tenso
 
 
 def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
-    """The rollouts that are scored, spread evenly over all of them.
-
-    Raises:
-        ModelError: they are of another tokenizer.
-    """
+    """The rollouts that are scored, spread evenly over all of them; raises a ModelError if they are
+    of another tokenizer."""
     step = max(1, len(rollouts) // MOST_ROLLOUTS)
     taken: list[Datum] = []
     tokens = 0

@@ -1,11 +1,9 @@
-"""Export of a reward model as a sequence-classification model of Transformers: what differs from
-the export of a policy.
+"""Export of a reward model as a sequence-classification model of Transformers.
 
 The head of the language model gives way to ``score.weight`` (1, D). Transformers reads the score at
 the last token that is not padding, found by its id, so the padding token must be one with which no
-answer ends. Parity: the scores of held-out rows, by base, adapter and head as they were trained,
-and by the export in padded batches.
-"""
+answer ends. Parity: the scores of held-out rows, by base, adapter and head, and by the export in
+padded batches."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -71,11 +69,8 @@ def is_one(adapter: Path) -> bool:
 
 
 def head_of(adapter: Path) -> Tensor:
-    """The head's weight, (1, D) in float32.
-
-    Raises:
-        ModelError: the file is damaged, or a critic's.
-    """
+    """The head's weight, (1, D) in float32; raises a ModelError if the file is damaged, or a
+    critic's."""
     try:
         tensors = load_file(regular(adapter / score_head.FILE))
     except (OSError, SafetensorError) as error:
@@ -91,21 +86,18 @@ def head_of(adapter: Path) -> Tensor:
 
 
 def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[str, Any]:
-    """The base's config.json as that of the sequence-classification model.
-
-    Raises:
-        ModelError: Transformers has none for this family whose head is called score.
-    """
+    """The base's config.json as that of the sequence-classification model; raises a ModelError if
+    Transformers has none for this family whose head is called score."""
     described = base.read_config(str(folder))
     kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(described), None)
     described.num_labels = 1
     described.pad_token_id = pad_token_id
     if kind is not None:
         with torch.device("meta"):
-            names = AutoModelForSequenceClassification.from_config(
+            made = AutoModelForSequenceClassification.from_config(
                 described, trust_remote_code=False
-            ).state_dict()
-    if kind is None or SCORE not in names:
+            )
+    if kind is None or SCORE not in made.state_dict():
         raise ModelError(
             f"{described.model_type} has no sequence-classification model in Transformers with a "
             "head called score; take --adapter-only"
@@ -120,11 +112,8 @@ def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[
 
 
 def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
-    """A token of the tokenizer with which no answer ends, its own padding token if it is one.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """A token of the tokenizer with which no answer ends, its own padding token if it is one;
+    raises a ModelError if there is none."""
     candidates = [tokenizer.pad_token, tokenizer.unk_token, *tokenizer.all_special_tokens]
     candidates += [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     for token in candidates:
@@ -137,11 +126,8 @@ def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
 
 
 def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
-    """The run's held-out rows, or its training rows where it had none.
-
-    Raises:
-        ReasonError: they cannot be read any more.
-    """
+    """The run's held-out rows, or its training rows where it had none; raises a ReasonError if they
+    cannot be read any more."""
     ends = base.end_token_ids(config.model.path, tokenizer)
     context = base.context_limit(config.model)
     data = load_data(config, tokenizer, context, end_token_ids=ends)
@@ -155,11 +141,8 @@ def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
 def check_scores(
     folder: Path, adapter: Path, exported: Path, rows: Sequence[Datum], dtype: torch.dtype
 ) -> ScoreParity:
-    """Scores of the rows by base, adapter and head, and by the export; not yet judged.
-
-    Raises:
-        ModelError: one of them cannot be loaded, or does not fit.
-    """
+    """Scores of the rows by base, adapter and head, and by the export; not yet judged. Raises a
+    ModelError if one of them cannot be loaded, or does not fit."""
     policy = adapters.over(parity.load(folder, dtype), adapter)
     head, decoder = head_of(adapter), policy.get_base_model().get_decoder()
     scores = []
@@ -169,11 +152,9 @@ def check_scores(
         scores.append(float(head[0] @ last_D.float().cpu()))
     del policy, decoder
     ours_N, theirs_N = torch.tensor(scores), _exported_scores(exported, rows, dtype)
-    difference_N = (ours_N - theirs_N).abs()
-    return ScoreParity(
-        len(rows), float(difference_N.max()), float(difference_N.mean()),
-        float(ours_N.std()) if len(rows) > 1 else 0.0,
-    )  # fmt: skip
+    gap = parity.Gap.between(ours_N, theirs_N)
+    spread = float(ours_N.std()) if len(rows) > 1 else 0.0
+    return ScoreParity(len(rows), gap.largest, gap.mean, spread)
 
 
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:
@@ -184,8 +165,6 @@ def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) 
         part = [torch.tensor(row.ids) for row in rows[start : start + BATCH_ROWS]]
         ids_BT = pad_sequence(part, batch_first=True, padding_value=model.config.pad_token_id)
         mask_BT = pad_sequence([torch.ones_like(ids_T) for ids_T in part], batch_first=True)
-        logits_B1 = model(
-            input_ids=ids_BT.to(model.device), attention_mask=mask_BT.to(model.device)
-        ).logits
-        scores.append(logits_B1[:, 0].float().cpu())
+        given = {"input_ids": ids_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
+        scores.append(model(**given).logits[:, 0].float().cpu())
     return torch.cat(scores)

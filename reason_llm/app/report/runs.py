@@ -1,7 +1,6 @@
 """Contents of a run's folder for its report: config, records, summary, environment, and which of
 them could not be read. Not here: the rollouts, which ``rollouts`` reads archive by archive."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,14 +94,7 @@ _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "pla
 
 def _check_is_run(folder: Path) -> None:
     if not folder.is_dir():
-        around = [folder.parent, Path("runs")]
-        runs = [each.parent for place in around for each in place.glob("*/metrics.jsonl")]
-        near = difflib.get_close_matches(folder.name, [each.name for each in runs], 3, 0.3)
-        fix = " or ".join(dict.fromkeys(str(each) for each in runs if each.name in near))
-        raise DataError(
-            f"there is no run {folder}; "
-            + (f"did you mean {fix}?" if fix else "name a run's folder, such as runs/quickstart")
-        )
+        raise DataError(run_folder.no_run(folder))
     if (folder / PIPELINE).is_file():
         raise DataError(
             f"{folder} is a pipeline; name it alone, without --serve, or folders of its stages"

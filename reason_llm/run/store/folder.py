@@ -1,5 +1,6 @@
 """Contents of a run's folder for other programs: config, adapter, number of learned steps."""
 
+import difflib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,18 @@ WHICH_HELP = (
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's."""
     return (path / CONFIG).is_file()
+
+
+def no_run(path: Path) -> str:
+    """Message that there is no such run, with those of a similar name beside it and in runs/."""
+    runs = [
+        each.parent
+        for each in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
+    ]
+    near = difflib.get_close_matches(path.name, [each.name for each in runs], 3, 0.3)
+    meant = " or ".join(dict.fromkeys(str(each) for each in runs if each.name in near))
+    fix = f"did you mean {meant}?" if meant else "name a run's folder, such as runs/quickstart"
+    return f"there is no run {path}; {fix}"
 
 
 def is_adapter(path: Path) -> bool:

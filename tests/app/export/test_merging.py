@@ -106,7 +106,7 @@ def test_rank_stabilised_lora_is_scaled_by_the_root_of_the_rank(tmp_path: Path) 
         added = layer(inputs) - layer.base_layer(inputs)
         torch.testing.assert_close(added, 6 / 4**0.5 * inputs @ a.T @ b.T, atol=1e-5, rtol=1e-5)
     adapters.save(policy, folder)
-    assert {each.scale for each in merging.updates(folder).values()} == {3.0}
+    assert {each.scale for each in merging.adapted(folder)[0].values()} == {3.0}
     assert adapters.section_of(folder) == section
     tree = {"model": {"start": str(folder)}, "data": {"train": "x.jsonl"}}
     assert with_start(Config.model_validate(tree), folder).model.adapter == section
@@ -158,14 +158,14 @@ def test_what_is_no_plain_lora_is_refused(
     base = make_base(tmp_path / "base", "qwen2", False)
     adapter = make_adapter(base, tmp_path / "adapter", **options)
     with pytest.raises(ModelError, match="no plain LoRA") as refused:
-        merging.updates(adapter)
+        merging.adapted(adapter)
     assert named in str(refused.value)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "qwen2", False)
     adapter = make_adapter(base, tmp_path / "adapter")
-    with pytest.raises(ModelError, match=r"holds no tensor of that name; .* --base"):
+    with pytest.raises(ModelError, match=r"it is missing; .* --base"):
         merging.merged_bytes(make_base(tmp_path / "fused", "phi3", False), adapter, torch.float32)
     with pytest.raises(ModelError, match=r"\[32, 48\], and in .* it is \[32, 64\]"):
         SMALL["intermediate_size"] = 64
@@ -265,7 +265,7 @@ def test_an_adapter_s_config_that_cannot_be_is_one_line(content: bytes, tmp_path
     base = make_base(tmp_path / "base", "llama", False)
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
     (adapter / "adapter_config.json").write_bytes(content)
-    for read in (adapters.read_config, adapters.section_of, adapters.base_of, merging.updates):
+    for read in (adapters.read_config, adapters.section_of, adapters.base_of, merging.adapted):
         try:
             read(adapter)
         except ModelError as error:
@@ -283,7 +283,7 @@ def test_a_fifo_in_an_adapter_is_no_file(name: str, tmp_path: Path) -> None:
     (adapter / name).unlink()
     os.mkfifo(adapter / name)
     with pytest.raises(ModelError):
-        merging.updates(adapter)
+        merging.adapted(adapter)
     with pytest.raises(ModelError):
         adapters.over(AutoModelForCausalLM.from_pretrained(base), adapter)
 
@@ -295,10 +295,10 @@ def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
     half = {name: tensor for name, tensor in whole.items() if "lora_A" in name}
     save_file(half, adapter / adapters.WEIGHTS)
     with pytest.raises(ModelError, match="lacks a factor"):
-        merging.updates(adapter)
+        merging.adapted(adapter)
     save_file(whole | {"base_model.model.other": torch.zeros(1)}, adapter / adapters.WEIGHTS)
     with pytest.raises(ModelError, match="no factor of a linear layer"):
-        merging.updates(adapter)
+        merging.adapted(adapter)
     (adapter / adapters.WEIGHTS).write_bytes(b"x" * 100)
     with pytest.raises(ModelError, match="cannot be read"):
-        merging.updates(adapter)
+        merging.adapted(adapter)
