@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from reason_llm.config import Config, file as config_file
-from reason_llm.config.command_line import config_of_line, read_command_line
+from reason_llm.config.command_line import read_command_line
 from reason_llm.config.file import build, changes, leaves, load, to_yaml
 from reason_llm.config.other_names import Equivalent, equivalents
 from reason_llm.config.sections import CHANGES
@@ -30,8 +30,8 @@ def write(folder: Path, text: str) -> Path:
 
 def parse(*arguments: str) -> Config:
     what = ("CONFIG.yaml", "")
-    line = read_command_line("train.py", "", what, arguments, {}, in_force=config_of_line)
-    return config_of_line(line)
+    line = read_command_line("train.py", "", what, arguments, {}, in_force=True)
+    return line.config()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
