@@ -139,7 +139,7 @@ def read_demonstration(
     """
     value = 0.0
     if score:
-        value = number_in(where, row, _column(where, row, None, ("score",), "data.form"))
+        value = number_in(where, row, column_of(where, row, None, ("score",), "data.form"))
     whole = columns.prompt or _found(row, CHAT_COLUMNS) or "messages"
     if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
         return replace(_completed(where, row, columns, "completion"), value=value)
@@ -157,7 +157,7 @@ def read_demonstration(
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
     """A row for continued pretraining."""
-    name = _column(where, row, columns.prompt, ("text",), "data.columns.prompt")
+    name = column_of(where, row, columns.prompt, ("text",), "data.columns.prompt")
     text = row[name]
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: {name!r} is {_shown(text)}; expected text; fix the row")
@@ -176,7 +176,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """
     margin = number_in(where, row, "margin") if "margin" in row else 0.0
     prompt = _found(row, PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,))
-    names = [_column(where, row, None, (side,), "data.form") for side in SIDES]
+    names = [column_of(where, row, None, (side,), "data.form") for side in SIDES]
     sides = {side: row[name] for side, name in zip(SIDES, names, strict=True)}
     are_texts = prompt is None and all(isinstance(side, str) for side in sides.values())
     if are_texts and all(dialogues := [_dialogue(text) for text in sides.values()]):
@@ -205,7 +205,7 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
     does not say where good begins."""
     example = _completed(where, row, columns, "completion")
-    label = row[_column(where, row, None, ("label",), "data.form")]
+    label = row[column_of(where, row, None, ("label",), "data.form")]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
@@ -254,7 +254,7 @@ def gold_answer(text: str) -> str:
 
 
 def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
-    column = _column(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
+    column = column_of(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
     value = row[column]
     if isinstance(value, str) and value.lstrip()[:1] == "{" and "ground_truth" in value:
         try:  # as a .csv file holds it
@@ -278,7 +278,7 @@ def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
 
 def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
     if columns.answer is not None:
-        column = _column(where, row, columns.answer, (), "data.columns.answer")
+        column = column_of(where, row, columns.answer, (), "data.columns.answer")
         row = {**{name: row[name] for name in BESIDE if name in row},
                "tests": row[column]}  # fmt: skip
     try:
@@ -291,7 +291,7 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
 
 def _prompt(where: str, row: Row, columns: ColumnsSection) -> tuple[str, Messages]:
     """The column of the prompt, and its messages."""
-    column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
+    column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
     messages = _messages(row[column], "user")
     if not messages or messages[-1]["role"] != "user":
         raise DataError(
@@ -309,7 +309,7 @@ def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Co
     completions, are_texts = [], []
     for name in names:
         option = "data.columns.answer" if name in usual else "data.form"
-        column = _column(where, row, None, (usual.get(name, name),), option)
+        column = column_of(where, row, None, (usual.get(name, name),), option)
         _check_turns(where, column, row[column])
         messages = _messages(row[column], "assistant")
         if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
@@ -471,7 +471,8 @@ def _found(row: Row, candidates: Sequence[str]) -> str | None:
     return next((folded[n.casefold()] for n in candidates if n.casefold() in folded), None)
 
 
-def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
+def column_of(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
+    """The row's name of a column that ``option`` names, or that has a usual name, in any case."""
     candidates = (named,) if named is not None else usual
     if (found := _found(row, candidates)) is not None:
         return found
