@@ -842,6 +842,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
      "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
      "have no prompt; set data.max_tokens"),
+    (lambda c, row: c.sft.condition != "none" and c.data.form == "texts",
+     "sft.condition={c.sft.condition} contradicts data.form=texts, which has no prompts to write "
+     "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
     (lambda c, row: c.model.trainable is not None and c.model.train != "full",

@@ -212,7 +212,7 @@ class _Reader:
             self.preprocess = load_function(name, "data.preprocess")
 
     def check_options(self) -> None:
-        """Check lengths and the condition."""
+        """Check the lengths."""
         section = self.config.data
         if self.config.evaluation_sets:
             self._room(is_training=False)
@@ -227,12 +227,6 @@ class _Reader:
             raise ConfigError(
                 f"data.max_tokens={section.max_tokens} is not from 2 to {self.context_tokens}, "
                 "the tokens of the context; set it to one of these"
-            )
-        if self.config.sft.condition != "none" and section.form != "demonstrations":
-            raise ConfigError(
-                f"sft.condition={self.config.sft.condition} contradicts data.form={section.form}, "
-                "which has no prompts that scores could be written into; set "
-                "data.form=demonstrations"
             )
 
     def read(self, data_set: DataSet) -> list[Example]:
@@ -275,7 +269,7 @@ class _Reader:
                 talk = each.messages
                 if self.conditioning is not None:
                     talk = self.conditioning.asking(each.where, talk)
-                part = asked.setdefault(self._environment(each), [])
+                part = asked.setdefault(each.environment, [])
                 part.append((each.where, talk, each.answer))
         made = dict[str, Prompt | DataError]()
         for name, part in asked.items():
@@ -299,10 +293,6 @@ class _Reader:
                 )
             )
 
-    def _environment(self, problem: Problem) -> str:
-        row = problem.extra[ROW]["columns"] if ROW in problem.extra else {}
-        return environment_name(self.config.sample.environment, problem.where, row)
-
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if data_set.is_training and self.config.data.on_bad_row == "skip":
             data_set.skip(error)
@@ -325,9 +315,16 @@ class _Reader:
         try:
             example = self._of_form(data_set, where, row)
         except DataError as error:
-            if (other := self._of_another_form(data_set, where, row)) is not None:
-                raise other from error
-            raise
+            columns = section.columns_for(data_set.name, data_set.source)
+            option = option_for(row, data_set.form, columns)
+            if option is None:
+                raise
+            if not data_set.is_training and data_set.form != section.form:
+                option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
+            raise DataError(
+                f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
+                f"data.form={data_set.form}; set {option}"
+            ) from error
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
         key = question_key(example)
@@ -364,21 +361,6 @@ class _Reader:
         check_made(f"{where}: {what} returned a row that cannot be used", made)
         return made
 
-    def _of_another_form(self, data_set: DataSet, where: str, row: Row) -> DataError | None:
-        """The error for a row that another stage reads; None where no stage is known to."""
-        columns = self.config.data.columns_for(data_set.name, data_set.source)
-        option, form = option_for(row, data_set.form, columns), self.config.data.form
-        if option is None:
-            return None
-        if not data_set.is_training and data_set.form != form:
-            option = "eval.rows in the place of data.eval or eval.sets, if rows are learned from"
-        elif form == "prompts":
-            option += ", and leave data.form out"
-        return DataError(
-            f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
-            f"data.form={data_set.form}; set {option}"
-        )
-
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
         columns = self.config.data.columns_for(data_set.name, data_set.source)
         if data_set.form == "demonstrations":
@@ -395,6 +377,7 @@ class _Reader:
         return self._with_extra(problem, row)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
+        """The problem with its environment and the columns that rewards and environment read."""
         talk = self.renderer.with_system_prompt(problem.messages)
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
@@ -426,7 +409,8 @@ class _Reader:
                     f"{there[name]!r:.60}, which the rollout buffer, JSON, cannot keep; write it "
                     "as text"
                 )
-        return replace(problem, extra={name: there[name] for name in sorted(self.extra_columns)})
+        extra = {name: there[name] for name in sorted(self.extra_columns)}
+        return replace(problem, extra=extra, environment=environment)
 
     def _add_prompt(
         self, data_set: DataSet, problem: Problem, prompt: Prompt | DataError
@@ -474,7 +458,7 @@ class _Reader:
         # In one pass, so that a question that holds {answer} stays as it is.
         content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
         talk = [*earlier, {**last, "content": content}]
-        renderer = self.renderer.of(self._environment(problem))
+        renderer = self.renderer.of(problem.environment)
         asked = renderer.prompt(problem.where, talk, problem.answer).token_ids
         if len(asked) > room:
             raise DataError(

@@ -189,6 +189,7 @@ WEIGHED = "learned_row.correction"
          "sft.condition_bins=3 would be ignored"),
         (SFT | {"sft.condition_text": "{reward} {input}"}, {"sft.condition": "reward"},
          "would be ignored because sft.condition is none"),
+        ({"stage": "pretrain", "sft.condition": "bins"}, SFT, "contradicts data.form=texts"),
         ({"model.trainable": "x"}, FULL, "model.trainable=x contradicts model.train=adapter"),
         *((FULL | given, {"model.train": "adapter"}, f"{told} contradicts model.train=full: ")
           for given, told in NOT_WITH_FULL),
