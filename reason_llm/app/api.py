@@ -11,15 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.config import (
-    PYTHON,
-    CommandLine,
-    Config,
-    Rows,
-    file as config_file,
-    installation,
-    load_quick_start,
-)
+from reason_llm.config import PYTHON, CommandLine, Config, Rows, file as config_file
 from reason_llm.errors import ConfigError, DataError, Stopped
 from reason_llm.files import hub_restored
 from reason_llm.run import Record, Watch
@@ -75,8 +67,7 @@ def load_config(
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    options = dict(overrides or {})
-    return load_quick_start(options) if path is None else installation.load(Path(path), options)
+    return config_file.load(None if path is None else Path(path), dict(overrides or {}))
 
 
 def train(
@@ -248,13 +239,11 @@ def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
 def _config(
     given: Config | Mapping[str, Any] | str | Path | None, overrides: dict[str, Any]
 ) -> Config:
-    if given is None:
-        return load_quick_start(overrides)
     unnamed = Path("config")
     if isinstance(given, str) and "\n" in given:
         given = config_file.parse(given, "the config")
-    if isinstance(given, str | Path):
-        return installation.load(Path(given), overrides)
+    if given is None or isinstance(given, str | Path):
+        return load_config(given, overrides)
     if isinstance(given, Mapping):
         return config_file.build(copy.deepcopy(dict(given)), unnamed, overrides)
     if overrides:

@@ -15,11 +15,10 @@ from reason_llm.config.command_line import (
     Parser,
     Value,
     command,
-    config_of_line,
     read_command_line,
 )
 from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, load_quick_start
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
@@ -45,66 +44,7 @@ from reason_llm.config.sections import (
     SampleSection,
     TrainSection,
 )
-from reason_llm.config.stages import STAGES, CriticSection, Stage, StageName, SupervisedSection
+from reason_llm.config.stages import STAGES, CriticSection, StageName, SupervisedSection
 from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean
 from reason_llm.config.types import Count, Section
 from reason_llm.config.wrong_values import nearest, wrong
-
-__all__ = [
-    "MOST_CONFIG_BYTES",
-    "PAIR_FORMS",
-    "PYTHON",
-    "REWARD_MODEL",
-    "RIGHTNESS",
-    "STAGES",
-    "SURROGATES",
-    "WITHOUT_CONFIG",
-    "AdapterSection",
-    "Aggregation",
-    "Algorithm",
-    "Baseline",
-    "ColumnsSection",
-    "CommandLine",
-    "Config",
-    "Correction",
-    "Count",
-    "CriticSection",
-    "DataSection",
-    "KLEstimator",
-    "ModelSection",
-    "PairForm",
-    "PairsSection",
-    "Parser",
-    "PassRateSection",
-    "Pipeline",
-    "PipelineStage",
-    "PreferenceRow",
-    "RewardModelOptions",
-    "RewardSpec",
-    "Rows",
-    "RowsOfRollouts",
-    "SampleSection",
-    "Scale",
-    "ScoreSection",
-    "Section",
-    "Stage",
-    "StageName",
-    "SupervisedSection",
-    "Terms",
-    "TrainSection",
-    "Value",
-    "changes",
-    "command",
-    "config_of_line",
-    "docstring",
-    "load",
-    "load_pipeline",
-    "load_quick_start",
-    "masked_mean",
-    "matching",
-    "nearest",
-    "parse_training_line",
-    "read_command_line",
-    "resolve",
-    "wrong",
-]

@@ -13,7 +13,7 @@ completion's ratios; where a step has several optimizer steps, ``surrogate: clip
 ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -260,27 +260,24 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
         taken_along = {"kl_coefficient": 0.0, "kl_place": "loss", "kl_reference": "base"}
         changes = {k: v for k, v in taken_along.items() if k not in overrides}
         row = replace(row, **changes)  # type: ignore[arg-type]
-    for column, option, needed in _ignored(row, overrides):
-        raise ValueError(
-            f"algorithm.{column}={getattr(row, column)} would be ignored because {option}; {needed}"
-        )
+    for column in sorted(overrides):
+        readers = [each for each, surrogate in SURROGATES.items() if column in surrogate.columns]
+        if readers and row.surrogate not in readers:
+            raise ValueError(
+                f"algorithm.{column}={overrides[column]} would be ignored because "
+                f"algorithm.surrogate is {row.surrogate}; leave it out, or set surrogate to "
+                f"{readers[0]}"
+            )
+    for column, is_ignored, because, fix in IGNORED:
+        if is_ignored(row, overrides.keys()):
+            raise ValueError(
+                f"algorithm.{column}={getattr(row, column)} would be ignored because "
+                f"{because.format(row=row)}; {fix}"
+            )
     for contradicts, message in CONTRADICTIONS:
         if contradicts(row):
             raise ValueError(message.format(row=row))
     return row
-
-
-def _ignored(row: Algorithm, overrides: dict[str, object]) -> Iterator[tuple[str, str, str]]:
-    """(column, the option that makes it useless, the fix) for each override without effect."""
-    only_some = {column for surrogate in SURROGATES.values() for column in surrogate.columns}
-    for column in sorted(only_some & overrides.keys()):
-        surrogates = [name for name, each in SURROGATES.items() if column in each.columns]
-        if row.surrogate not in surrogates:
-            fix = f"leave it out, or set surrogate to {surrogates[0]}"
-            yield column, f"algorithm.surrogate is {row.surrogate}", fix
-    for column, is_ignored, because, fix in IGNORED:
-        if is_ignored(row, overrides.keys()):
-            yield column, because.format(row=row), fix
 
 
 IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str], ...] = (

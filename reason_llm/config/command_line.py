@@ -3,24 +3,22 @@ options; ``--help`` lists all."""
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from pydantic.fields import FieldInfo
-
-from reason_llm.config import yaml_text
+from reason_llm.config import installation, yaml_text
 from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
-    CHECKOUT,
     QUICK_START,
     Mistakes,
     docstring,
     leaves,
     load,
-    load_quick_start,
     shown_type,
     unknown_key,
 )
@@ -44,7 +42,7 @@ def command(name: str) -> str:
     ``reason-llm train``."""
     script = Path("scripts", f"{name}.py")
     is_console_script = Path(sys.argv[0]).name == CONSOLE_SCRIPT
-    if is_console_script or not (CHECKOUT / script).is_file():
+    if is_console_script or not (installation.CHECKOUT / script).is_file():
         return f"{CONSOLE_SCRIPT} {name}"
     return f"python {script}"
 
@@ -97,16 +95,9 @@ class CommandLine:
         """The only value of an option; None if it was not given."""
         return self.values[name][0] if name in self.values else None
 
-
-def config_of_line(line: CommandLine, mistakes: Mistakes | None = None) -> Config:
-    """The config that a command line names (default: the quick start), with its options.
-
-    Raises:
-        ConfigError: as ``load``.
-    """
-    if line.what is None:
-        return load_quick_start(line.overrides, mistakes)
-    return load(Path(line.what), line.overrides, mistakes)
+    def config(self, mistakes: Mistakes | None = None) -> Config:
+        """The config that it names (default: the quick start), with its options; as ``load``."""
+        return load(None if self.what is None else Path(self.what), self.overrides, mistakes)
 
 
 def read_command_line(
@@ -117,7 +108,7 @@ def read_command_line(
     switches: Mapping[str, str],
     values: Mapping[str, Value] | None = None,
     with_config: bool = True,
-    in_force: Callable[[CommandLine], Config] | None = None,
+    in_force: bool = False,
 ) -> CommandLine:
     """The parts of a command line.
 
@@ -125,18 +116,19 @@ def read_command_line(
         what: name and help of the positional argument, which may be left out.
         values: the command's own options.
         with_config: whether options of the config are taken.
-        in_force: the config that a command line comes to, whose values ``--help`` shows where they
-            differ from the defaults.
+        in_force: whether ``--help`` shows the values of the config that the line comes to, where
+            they differ from the defaults.
 
     Raises:
         ConfigError: unknown arguments, or none where one is needed.
     """
     here: Mapping[str, Any] = {}
     asked = [word for word in arguments if word not in ("-h", "--help")]
-    if in_force is not None and len(asked) < len(arguments):
+    if in_force and len(asked) < len(arguments):
         with suppress(ConfigError):  # the help is what tells how it is done
             line = read_command_line(program, description, what, asked, switches, values)
-            here = _values(in_force(line))
+            config = line.config()
+            here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
             named = line.what or ("this command" if line.overrides else "the quick start")
             description += f"\nOptions show their default and, where {named} differs, its value."
     usage = f"[{what[0]}]"
@@ -154,7 +146,15 @@ def read_command_line(
         _add_options_of_config(parser, here)
     known, unknown = parser.parse_known_args(arguments)
     options = [word for word in unknown if word.startswith("--")] or unknown[:1]
-    raise_all(_unknown(word, [*switches, *(values or {})], with_config) for word in options)
+    mistakes = []
+    for word in options:
+        problem, key = f"unknown argument {word!r}", word.lstrip("-").split("=")[0]
+        mistakes.append(
+            unknown_key(key, problem, "--", [*switches, *(values or {})])
+            if with_config
+            else f"{problem}; see --help for all options"
+        )
+    raise_all(map(ConfigError, mistakes))
     found = vars(known)
     first = found.pop("what")
     if with_config and first is not None and "=" in first and not Path(first).exists():
@@ -165,7 +165,14 @@ def read_command_line(
         for name in values or {}
         if (value := found.pop(f"={name}", None)) is not None
     }
-    overrides = {key: _value(key, text) for key, text in found.items()}
+    overrides = {}
+    for key, text in found.items():
+        try:
+            overrides[key] = yaml_text.parse(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
+            ) from error
     return CommandLine(first, overrides, given, own)
 
 
@@ -175,13 +182,13 @@ def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
     Args:
         here: values in force, by dotted names, that the help shows beside the defaults.
     """
-    for section, of_section in _by_section():
+    for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
         group = parser.add_argument_group(section, Config.model_fields[section].description)
-        for key, option in of_section:
-            default = f"default: {_shown_default(option)}"
-            if key in here and _shown_value(here[key]) != _shown_default(option):
-                default += f"; here: {_shown_value(here[key])}"
-            text = f"{docstring(option)} ({default})".replace("%", "%%")
+        for key, option in options:
+            default = "none, it must be given" if option.is_required() else _shown(option.default)
+            if key in here and (value := _shown(here[key])) != default:
+                default += f"; here: {value}"
+            text = f"{docstring(option)} (default: {default})".replace("%", "%%")
             group.add_argument(
                 f"--{key}",
                 *SHORTER.get(key, ()),
@@ -189,15 +196,6 @@ def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
                 metavar=shown_type(option),
                 default=argparse.SUPPRESS,
             )
-
-
-def _unknown(word: str, others: Sequence[str], with_config: bool) -> ConfigError:
-    """The error for an argument that is neither an option of the config nor one of the others."""
-    problem = f"unknown argument {word!r}"
-    if not with_config:
-        return ConfigError(f"{problem}; see --help for all options")
-    key = word.lstrip("-").split("=")[0]
-    return ConfigError(unknown_key(key, problem, "--", list(others)))
 
 
 def _of_another_form(word: str) -> str:
@@ -208,43 +206,11 @@ def _of_another_form(word: str) -> str:
     return unknown_key(key, f"{word:.200} is no config file and no option", "--")
 
 
-def _value(key: str, text: str) -> Any:
-    try:
-        return yaml_text.parse(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
-        ) from error
-
-
-def _by_section() -> Iterator[tuple[str, list[tuple[str, FieldInfo]]]]:
-    options = list(leaves(Config))
-    for section in Config.model_fields:
-        yield section, [each for each in options if each[0].partition(".")[0] == section]
-
-
-def _values(config: Config) -> dict[str, Any]:
-    """Values of all options by their dotted names."""
-    found: dict[str, Any] = {}
-    for key, _ in leaves(Config):
-        value: Any = config
-        for name in key.split("."):
-            value = value[name] if isinstance(value, dict) else dict(value)[name]
-        found[key] = value
-    return found
-
-
-def _shown_default(option: FieldInfo) -> str:
-    return "none, it must be given" if option.is_required() else _shown_value(option.default)
-
-
-def _shown_value(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_shown_item, value)) or "none"
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, RewardSpec):
+        return f"{value.name or value.custom} * {value.weight:g}"
+    if isinstance(value, WeightedSource):
+        return f"{value.source} * {value.weight:g}"
     return "null" if value is None else str(value)
-
-
-def _shown_item(item: Any) -> str:
-    if isinstance(item, RewardSpec):
-        return f"{item.name or item.custom} * {item.weight:g}"
-    return f"{item.source} * {item.weight:g}" if isinstance(item, WeightedSource) else str(item)

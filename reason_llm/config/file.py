@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from reason_llm.config import other_names, yaml_text
+from reason_llm.config import installation, other_names, yaml_text
 from reason_llm.config.sections import CHANGES, Config
 from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
@@ -26,26 +26,29 @@ COMMAND_LINE = "command line"
 OWN_NAME = "my_run"
 """Name of a run without a config file that is not the quick start."""
 QUICK_START = Path("configs/quickstart.yaml")
-_PACKAGE = Path(__file__).resolve().parents[1]
-CHECKOUT = _PACKAGE.parent
-"""The repository's folder, unless the package was installed from a wheel."""
 MOST_SHOWN_CHARACTERS = 200
 """Of a value in an error."""
 
 
 def load(
-    path: Path, overrides: dict[str, Any] | None = None, mistakes: Mistakes | None = None
+    path: Path | None, overrides: dict[str, Any] | None = None, mistakes: Mistakes | None = None
 ) -> Config:
-    """The config in the YAML file ``path`` with dotted ``overrides``, e.g.
-    ``{"train.learning_rate": 1e-4}``.
+    """The config in the YAML file ``path``, of the working folder or else of the package, with
+    dotted ``overrides``, e.g. ``{"train.learning_rate": 1e-4}``.
 
     Args:
+        path: None for the quick start; with a model or a training set among the overrides for a
+            run of their own, in which every other option has its default.
         mistakes: is given what is wrong, and the config is then that of all other options.
 
     Raises:
         ConfigError: a line with the key, the value and the fix; further mistakes are its notes.
     """
-    return build(read_yaml(path), path, overrides or {}, mistakes)
+    overrides = overrides or {}
+    if path is None and overrides.keys() & {"model.path", "data.train"}:
+        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides, mistakes)
+    path = path or QUICK_START
+    return build(read_yaml(path), path, overrides, mistakes)
 
 
 def build(
@@ -83,7 +86,7 @@ def build(
             found = list(_problems(error, str(path), overrides))
             told += [ConfigError(line) for line, keys in found if line and not _overlap(keys, gone)]
             gone |= {key for _, keys in found for key in keys}
-            before, left = left, _without(tree, gone - {"data.train"})
+            before, left = left, without(tree, gone - {"data.train"})
             if left == before:
                 raise_all([*(mistakes or ()), *told])
     if mistakes is None:
@@ -91,28 +94,6 @@ def build(
     else:
         mistakes += told
     return config
-
-
-def load_quick_start(overrides: dict[str, Any], mistakes: Mistakes | None = None) -> Config:
-    """The quick start with dotted ``overrides``; with a model or a training set among them a run of
-    their own, in which every other option has its default.
-
-    Outside of a folder that has a ``configs/quickstart.yaml`` its model and data are those of the
-    installation, and what it writes goes into the working folder as ever.
-
-    Raises:
-        ConfigError: as ``load``.
-    """
-    if overrides.keys() & {"model.path", "data.train"}:
-        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides, mistakes)
-    bundled = _PACKAGE / "quickstart"  # in a wheel, made by setup.py; laid out as the repository
-    home = bundled if bundled.is_dir() else CHECKOUT
-    if QUICK_START.exists() or not (home / QUICK_START).is_file():
-        return load(QUICK_START, overrides, mistakes)
-    tree = read_yaml(home / QUICK_START)
-    for section, name in (("model", "path"), ("data", "train"), ("data", "eval")):
-        tree[section][name] = str(home / tree[section][name])
-    return build(tree, home / QUICK_START, overrides, mistakes)
 
 
 def to_yaml(config: Config) -> str:
@@ -149,13 +130,15 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The sections in a YAML file.
+    """The sections in a YAML file. In one that the package brings, paths are those in its folder.
 
     Raises:
         ConfigError: it cannot be read, or holds none.
     """
+    place = installation.file(str(path))
     try:
-        return parse(read_bounded(path, MOST_CONFIG_BYTES).decode(), f"config file {path}")
+        tree = parse(read_bounded(place, MOST_CONFIG_BYTES).decode(), f"config file {path}")
+        return tree if place == path else installation.in_home(tree)
     except FileNotFoundError as error:
         near = difflib.get_close_matches(
             path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1, cutoff=0.3
@@ -268,16 +251,16 @@ def _overlap(keys: Iterable[str], others: Collection[str]) -> bool:
     return any(f"{other}.".startswith(f"{key}.") for key in keys for other in others)
 
 
-def _without(tree: Any, keys: Collection[str]) -> Any:
+def without(tree: Any, keys: Collection[str]) -> Any:
     """A copy of the sections without these options and items of lists."""
     if isinstance(tree, list):
         named = [(str(number), value) for number, value in enumerate(tree)]
-        return [_without(value, _inner(name, keys)) for name, value in named if name not in keys]
+        return [without(value, _inner(name, keys)) for name, value in named if name not in keys]
     if not isinstance(tree, dict):
         return tree
     # A name or a function in the place of a list of one goes as that one.
     return {
-        name: _without(value, inner)
+        name: without(value, inner)
         for name, value in tree.items()
         if name not in keys
         and not ("0" in (inner := _inner(str(name), keys)) and not isinstance(value, list | dict))

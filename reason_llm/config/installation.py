@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm import __version__
-from reason_llm.config.file import CHECKOUT, Mistakes, build, read_yaml
-from reason_llm.config.sections import Config
 
-_BUNDLED = Path(__file__).resolve().parents[1] / "quickstart"
+_PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT = _PACKAGE.parent
+"""The repository's folder, unless the package was installed from a wheel."""
+_BUNDLED = _PACKAGE / "quickstart"
 HOME = _BUNDLED if _BUNDLED.is_dir() else CHECKOUT
 """The folder with ``configs/``, ``data/`` and so on, laid out as in the repository."""
 
@@ -26,28 +27,12 @@ def file(name: str) -> Path:
     return HOME / path if not path.exists() and (HOME / path).is_file() else path
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The sections of a config file. In one that the package brings, paths are those in ``HOME``.
-
-    Raises:
-        ConfigError: as ``read_yaml``.
-    """
-    place = file(str(path))
-    tree = read_yaml(place)
-    return tree if place == path else _in_home(tree)
-
-
-def load(path: Path, overrides: dict[str, Any], mistakes: Mistakes | None = None) -> Config:
-    """The config in a file of the working folder or of the package, with dotted ``overrides``;
-    arguments and errors as of ``config.file.load``."""
-    return build(read(path), path, overrides, mistakes)
-
-
-def _in_home(value: Any) -> Any:
+def in_home(value: Any) -> Any:
+    """A config's sections with the paths that exist in ``HOME`` as paths in it."""
     if isinstance(value, dict):
-        return {key: _in_home(inner) for key, inner in value.items()}
+        return {key: in_home(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_in_home(inner) for inner in value]
+        return list(map(in_home, value))
     # of path/to/file.py:Class, the file
     is_ours = isinstance(value, str) and "/" in value and (HOME / value.partition(":")[0]).exists()
     return str(HOME / value) if is_ours else value

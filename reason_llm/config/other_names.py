@@ -1,37 +1,25 @@
 """Our names of the options of TRL, Unsloth and verl (``other_names.yaml``), for error messages."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from reason_llm.files import read_text
 
 
-@dataclass(frozen=True, slots=True)
-class Equivalent:
-    """An option of another trainer, and what it is here."""
-
-    whose: str
-    options: tuple[str, ...]
-    """Our option; empty where there is nothing to set."""
-    note: str = ""
-    """How the values differ, or why there is nothing to set."""
-
-
 @cache
-def equivalents() -> dict[str, Equivalent]:
-    """The table, by the option's name or by the last parts of it."""
+def equivalents() -> dict[str, dict[str, Any]]:
+    """The table: ``whose`` option it is, our ``options`` (none where there is nothing to set) and
+    perhaps a ``note``, by the option's name or by the last parts of it."""
+    table: dict[str, dict[str, Any]]
     table = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
-    return {
-        name: Equivalent(row["whose"], tuple(row["options"]), row.get("note", ""))
-        for name, row in table.items()
-    }
+    return table
 
 
-def told(key: str, dashes: str, known: Iterable[str]) -> str | None:
+def told(key: str, dashes: str, known: Collection[str]) -> str | None:
     """``lr of verl is --train.learning_rate here``, of a key that ends in another trainer's name;
     None for no such name.
 
@@ -44,8 +32,8 @@ def told(key: str, dashes: str, known: Iterable[str]) -> str | None:
     if name is None:
         return None
     same = equivalents()[name]
-    options = " and ".join(f"{dashes}{each}" for each in same.options if each in set(known))
+    note = same.get("note", "")
+    options = " and ".join(f"{dashes}{each}" for each in same["options"] if each in known)
     if not options:
-        return f"{name} of {same.whose} is not needed here: {same.note}"
-    note = f" ({same.note})" if same.note else ""
-    return f"{name} of {same.whose} is {options} here{note}"
+        return f"{name} of {same['whose']} is not needed here: {note}"
+    return f"{name} of {same['whose']} is {options} here{note and f' ({note})'}"

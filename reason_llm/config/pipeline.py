@@ -14,22 +14,15 @@ that run, and ``{stage: rm}`` stands for the folder of its adapter wherever an o
 from the rollouts of that stage. The runs live in <run.directory>/<pipeline>/<stage>/.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from reason_llm.config import installation
-from reason_llm.config.command_line import (
-    WITHOUT_CONFIG,
-    CommandLine,
-    config_of_line,
-    read_command_line,
-)
-from reason_llm.config.file import Mistakes, build
+from reason_llm.config.command_line import WITHOUT_CONFIG, read_command_line
+from reason_llm.config.file import Mistakes, build, read_yaml, without
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.sections import Config
 from reason_llm.config.stages import READ_BY, STAGES, usual_form
@@ -117,16 +110,10 @@ def parse_training_line(
         The config or pipeline, and the switches that were given.
     """
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(program, description, what, arguments, switches, in_force=_config_of)
-    if line.what is not None and "stages" in installation.read(Path(line.what)):
+    line = read_command_line(program, description, what, arguments, switches, in_force=True)
+    if line.what is not None and "stages" in read_yaml(Path(line.what)):
         return load_pipeline(Path(line.what), line.overrides, mistakes), line.given
-    return _config_of(line, mistakes), line.given
-
-
-def _config_of(line: CommandLine, mistakes: Mistakes | None = None) -> Config:
-    if line.what is None:
-        return config_of_line(line, mistakes)
-    return installation.load(Path(line.what), line.overrides, mistakes)
+    return line.config(mistakes), line.given
 
 
 def load_pipeline(
@@ -143,7 +130,7 @@ def load_pipeline(
     Raises:
         ConfigError: one line with stage, key, value, fix.
     """
-    shared, options = installation.read(path), dict(overrides)
+    shared, options = read_yaml(path), dict(overrides)
     trees = shared.pop("stages")
     if not isinstance(trees, dict) or not trees or {*map(type, trees.values())} != {dict}:
         raise ConfigError(
@@ -151,25 +138,12 @@ def load_pipeline(
         )
     only = options.pop(STAGE, None)
     if only is not None and only not in trees:
-        raise ConfigError(
-            f"--stage {only!r:.60} is no stage of {path}; {_nearest(str(only), trees)}"
-        )
+        raise ConfigError(f"--stage {only!r:.60} is no stage of {path}; {_nearest(only, trees)}")
     run = _section(shared, "run")
     name = options.pop("run.name", None) or run.pop("name", None) or path.stem
     directory = options.pop("run.directory", None) or run.pop("directory", None) or "runs"
     if not isinstance(directory, str | Path):
         raise ConfigError(f"{path}: run.directory={directory!r:.60} is no path; name a folder")
-    folder = Path(directory) / str(name)
-    _check_overrides(path, options, trees, only)
-    made: dict[str, PipelineStage] = {}
-    for stage, tree in trees.items():
-        its_own = options if only in (None, stage) else {}
-        builder = _Builder(path, folder, stage, only, made, its_own, mistakes)
-        made[stage] = builder.build(shared, tree)
-    return Pipeline(path, tuple(made.values()), only)
-
-
-def _check_overrides(path: Path, options: Tree, trees: Mapping[str, Tree], only: Any) -> None:
     kinds = {tree.get(STAGE, "rl") for name, tree in trees.items() if only in (None, name)}
     for key in options:
         readers = READ_BY.get(key.partition(".")[0])
@@ -183,6 +157,12 @@ def _check_overrides(path: Path, options: Tree, trees: Mapping[str, Tree], only:
             f"--run.resume {options['run.resume']} is a checkpoint of one run and {path} has "
             f"{len(trees)}; name its stage with --stage, or write it into run.resume of a stage"
         )
+    made: dict[str, PipelineStage] = {}
+    for stage, tree in trees.items():
+        given = options if only in (None, stage) else {}
+        builder = _Builder(path, Path(directory) / str(name), stage, only, made, given)
+        made[stage] = builder.build(shared, tree, mistakes)
+    return Pipeline(path, tuple(made.values()), only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +178,14 @@ class _Builder:
     earlier: Mapping[str, PipelineStage]
     overrides: Tree
     """Options of the command line for this stage."""
-    mistakes: Mistakes | None
+    adapters: dict[str, None] = field(default_factory=dict)
+    """The stages that it names as ``{stage: NAME}``."""
 
-    def build(self, shared: Tree, own: Tree) -> PipelineStage:
-        """The stage whose sections are ``own``, over the ``shared`` ones.
-
-        Raises:
-            ConfigError: as ``load_pipeline``.
-        """
-        own = dict(own)
+    def build(self, shared: Tree, own: Tree, mistakes: Mistakes | None) -> PipelineStage:
+        """The stage whose sections are ``own``, over the ``shared`` ones; errors as of
+        ``load_pipeline``."""
         for key in ("name", "directory"):
-            value = own["run"].get(key) if isinstance(own.get("run"), dict) else None
-            if value is not None:
+            if (value := _section(dict(own), "run").get(key)) is not None:
                 raise self._error(
                     f"run.{key}={value!s:.60} contradicts the stage, whose run is in "
                     f"{self.folder / self.name}; set run.{key} beside the stages, for all of them"
@@ -221,43 +197,31 @@ class _Builder:
             ignored.append("model.adapter")
         if kind in SAMPLING:
             ignored.append("train.rows_per_step")
-        tree = _merged(_without(shared, ignored), own)
-        run, model = _section(tree, "run"), _section(tree, "model")
+        tree = _merged(without(shared, ignored), own)
         if start is not None:
-            model["start"] = {STAGE: start}
-        adapters = tuple(dict.fromkeys(self._resolved(tree)))
+            _section(tree, "model")["start"] = {STAGE: start}
+        tree = self._resolved(tree)
         rows = self._rows(tree)
+        run = _section(tree, "run")
         run |= {"name": self.name, "directory": str(self.folder)}
         run.setdefault("buffer", str(self.folder / self.name / "buffer.json"))
         overrides = self.overrides
         if self.only is None:
-            if not self._is_evaluated(tree):
+            held_out = (("data", "eval"), ("eval", "sets"), ("eval", "rows"))
+            if not any(_section(tree, s).get(n) or f"{s}.{n}" in overrides for s, n in held_out):
                 ignored.append("eval")
             overrides = {
                 key: value
                 for key, value in overrides.items()
                 if not any(f"{key}.".startswith(f"{name}.") for name in ignored)
             }
-        config = build(tree, Path(self._place), overrides, self.mistakes)
+        config = build(tree, Path(f"{self.path}, stage {self.name}"), overrides, mistakes)
         if self.only is None:  # a stage that is run alone finds the files of earlier ones
             self._check_reward_models(config)
-        return PipelineStage(self.name, config, start, adapters, rows)
-
-    @property
-    def _place(self) -> str:
-        """Name of the stage in error messages."""
-        return f"{self.path}, stage {self.name}"
+        return PipelineStage(self.name, config, start, tuple(self.adapters), rows)
 
     def _error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self._place}: {problem}")
-
-    def _is_evaluated(self, tree: Tree) -> bool:
-        """Whether the stage or the command line names something held out."""
-        sources = (("data", "eval"), ("eval", "sets"), ("eval", "rows"))
-        return any(
-            _section(tree, section).get(name) or f"{section}.{name}" in self.overrides
-            for section, name in sources
-        )
+        return ConfigError(f"{self.path}, stage {self.name}: {problem}")
 
     def _check_reward_models(self, config: Config) -> None:
         """Check that reward models of earlier stages will have what their rewards need."""
@@ -289,26 +253,27 @@ class _Builder:
     def _check_stage(self, key: str, name: Any) -> None:
         if not isinstance(name, str) or name not in self.earlier:
             raise self._error(
-                f"{key}={name!r:.60} is no earlier stage; {_nearest(str(name), self.earlier)}"
+                f"{key}={name!r:.60} is no earlier stage; {_nearest(name, self.earlier)}"
             )
 
-    def _resolved(self, tree: Tree) -> Iterator[str]:
-        """Replace each ``{stage: NAME}`` by a path, and yield the names."""
-        for key, value in _mappings(tree):
-            for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                if isinstance(inner, dict) and set(inner) == {STAGE}:
-                    stage = inner[STAGE]
-                    self._check_stage(f"{key}{name}", stage)
-                    value[name] = str(self.folder / stage / "adapter")
-                    yield stage
+    def _resolved(self, tree: Any, key: str = "") -> Any:
+        """The tree with the folder of an adapter in the place of each ``{stage: NAME}``."""
+        if isinstance(tree, dict) and set(tree) == {STAGE}:
+            self._check_stage(key, tree[STAGE])
+            self.adapters[tree[STAGE]] = None
+            return str(self.folder / tree[STAGE] / "adapter")
+        if isinstance(tree, list):
+            return [self._resolved(value, f"{key}.{n}") for n, value in enumerate(tree)]
+        if not isinstance(tree, dict):
+            return tree
+        return {n: self._resolved(value, f"{key}.{n}" if key else n) for n, value in tree.items()}
 
     def _rows(self, tree: Tree) -> RowsOfRollouts | None:
         """Rows of ``data.train: {pairs_of: ...}``, which is replaced by their path."""
         data = _section(tree, "data")
-        train = data.get("train")
-        if not isinstance(train, dict) or PAIRS_OF not in train:
+        options = data.get("train")
+        if not isinstance(options, dict) or PAIRS_OF not in options:
             return None
-        options = dict(train)
         named = options.pop(PAIRS_OF)
         sources = named if isinstance(named, list) else [named]
         for source in sources or [None]:
@@ -356,31 +321,12 @@ class _Builder:
             )
 
 
-def _mappings(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every mapping and list within the sections, with the prefix of its keys."""
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    for name, value in children:
-        if isinstance(value, dict | list):
-            yield f"{prefix}{name}.", value
-            yield from _mappings(value, f"{prefix}{name}.")
-
-
-def _without(tree: Tree, keys: Collection[str]) -> Tree:
-    """A copy of a tree without these keys, which are dotted."""
-    copy = deepcopy(tree)
-    for key in keys:
-        section, _, option = key.partition(".")
-        _section(copy, section).pop(option, None) if option else copy.pop(section, None)
-    return copy
-
-
 def _merged(shared: Tree, own: Tree) -> Tree:
     """``own`` merged over ``shared``; a null removes the shared value."""
-    merged = dict(shared)
-    for key, value in own.items():
-        before = merged.get(key)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = _merged(before, value) if both else deepcopy(value)  # type: ignore[arg-type]
+    merged = {**shared, **own}
+    for name, value in own.items():
+        if isinstance(value, dict) and isinstance(before := shared.get(name), dict):
+            merged[name] = _merged(before, value)
     return merged
 
 
@@ -392,7 +338,7 @@ def _section(tree: Tree, name: str) -> Tree:
     return section if isinstance(section, dict) else {}
 
 
-def _nearest(name: str, names: Mapping[str, Any]) -> str:
+def _nearest(name: Any, names: Iterable[str]) -> str:
     if near := nearest(name, names):
         return f"did you mean {near}?"
     return f"name one of {', '.join(names)}" if names else "it is the first; leave it out"

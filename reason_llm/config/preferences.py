@@ -142,13 +142,7 @@ class _ChosenLoss(ChosenRow):
 
     def row(self) -> PreferenceRow:
         """The table's row with this section's changes; ValueError if one would be ignored."""
-        row = resolve(self.name, self.changes)
-        if self.reference != "auto" and not row.needs_reference:
-            raise ValueError(
-                f"preference.reference={self.reference} would be ignored because preference.name "
-                f"is {self.name}, which has no reference; leave it out"
-            )
-        return row
+        return resolve(self.name, self.changes)
 
 
 if TYPE_CHECKING:

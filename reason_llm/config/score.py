@@ -1,6 +1,5 @@
 """The score section: how completions become rewards."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,7 +31,6 @@ SAYS_RIGHT = (*RIGHTNESS, "regex")
 """Built-in rewards by which those may go; the others are above 0 for wrong answers, too."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class RewardModelOptions(Section):
@@ -57,7 +55,9 @@ class RewardSpec(Section):
 
     name: str | None = None
     """Of a built-in reward, such as boxed; docs/rewards.md has the table."""
-    label: str | None = Field(default=None, exclude_if=lambda label: label is None)
+    label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = Field(
+        default=None, exclude_if=lambda label: label is None
+    )
     """Name in the buffer and the metrics, to tell two of one name apart. null: the reward's own."""
     custom: str | None = None
     """A function of your own in the name's place: path/to/file.py:function. One that was given in
@@ -117,15 +117,6 @@ class RewardSpec(Section):
         spec = handler({**given, "custom": name})
         spec._function, spec._source_sha256 = function, digest
         return spec
-
-    @field_validator("label")
-    @classmethod
-    def _label_fits_a_metric(cls, label: str | None) -> str | None:
-        if label is not None and not LABEL.fullmatch(label):
-            raise ValueError(
-                f"has label={label!r:.80}; use letters, digits, '_' and '-', at most 64"
-            )
-        return label
 
     @model_validator(mode="after")
     def _is_one_reward(self) -> Self:

@@ -5,7 +5,7 @@ turns that into one line. Reward names are checked in ``score``, templates in ``
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
-from reason_llm.config.data import DataSection
+from reason_llm.config.data import DataSection, PassRateSection
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -123,21 +123,6 @@ class RunSection(Section):
         if isinstance(value, int) and value & (value - 1):
             raise ValueError(f"must be a power of two, such as {1 << value.bit_length() - 1}")
         return value
-
-    @model_validator(mode="after")
-    def _replicas_share_the_shards(self) -> Self:
-        for name, count in (("replicas", self.replicas), ("samplers", self.samplers)):
-            if count != "auto" and count > self.shards:
-                raise ValueError(
-                    f"run.{name}={count} contradicts run.shards={self.shards}: each needs a "
-                    f"shard; set run.shards to {count} or more, or lower run.{name}"
-                )
-        if self.replicas == 1 and not self.samplers and self.ray is not None:
-            raise ValueError(
-                f"run.ray={self.ray} contradicts run.replicas=1, which needs no cluster; set "
-                "run.replicas, or leave run.ray out"
-            )
-        return self
 
     @field_validator("name")
     @classmethod
@@ -355,7 +340,7 @@ class EvalSection(Section):
 
     every: Whole = 10
     """Steps between evaluations, besides the first and the last. 0: only those two."""
-    sets: dict[str, str] = {}  # noqa: RUF012
+    sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], str] = {}  # noqa: RUF012
     """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
     one is the held-out set that is reported plainly, too."""
     rows: str | None = None
@@ -373,16 +358,6 @@ class EvalSection(Section):
     """Longest completion. null: as in sample."""
     keep_completions: bool = True
     """Keep completions and scores of every evaluation, compressed, in <run>/evaluations/."""
-
-    @field_validator("sets")
-    @classmethod
-    def _names_fit_a_metric(cls, sets: dict[str, str]) -> dict[str, str]:
-        for name in sets:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-                raise ValueError(
-                    f"has {name!r} as a name; use letters, digits, '_', '-' and '.', at most 64"
-                )
-        return sets
 
 
 class MemorySection(Section):
@@ -407,13 +382,6 @@ class LogSection(Section):
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. Each runs in a process of its own; one that fails is a warning."""
-
-    @field_validator("trackers")
-    @classmethod
-    def _trackers_are_unique(cls, names: list[str]) -> list[str]:
-        if len(set(names)) < len(names):
-            raise ValueError("names a tracker twice")
-        return names
 
 
 class Config(Section):
@@ -613,19 +581,6 @@ class Config(Section):
         return self.sample.rollouts_per_step if self.samples else self.train.rows_per_step
 
     @property
-    def units(self) -> str:
-        """``units_per_step`` and its factors, for messages."""
-        if self.samples:
-            made_of = "sample.prompts_per_step * sample.completions_per_prompt"
-            return f"{made_of} = {self.units_per_step} rollouts"
-        return f"train.rows_per_step = {self.units_per_step} rows"
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether run.steps says how long the run is; with run.epochs it is decided later."""
-        return self.run.epochs is None
-
-    @property
     def allowed_forms(self) -> tuple[str, ...]:
         """What the training rows may be, the usual first."""
         if self.stage == "preference":
@@ -648,28 +603,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        row = self.algorithm.row()
-        found = [text.format(c=self, row=row) for is_so, text in CONTRADICTIONS if is_so(self, row)]
-        if found := [*self._unread_sections(row), *found]:
-            raise ValueError("\n".join(found))
-        return self
-
-    def _unread_sections(self, row: Algorithm) -> Iterator[str]:
-        """A line for each section with options that the run does not read."""
+        row, found = self.algorithm.row(), list[str]()
         for name, stages in READ_BY.items():
-            section = getattr(self, name)
-            if section == type(section)():
+            if (section := getattr(self, name)) == type(section)():
                 continue
             if self.stage not in stages:
-                yield (
+                found.append(
                     f"the {name} section contradicts stage={self.stage}, which does not read it; "
                     f"leave it out, or set stage to {stages[0]}"
                 )
             elif name in ("critic", "teacher") and not getattr(row, name):
-                yield (
+                found.append(
                     f"the {name} section contradicts algorithm.name={self.algorithm.name}, which "
                     f"has no {name}; leave it out"
                 )
+        found += [
+            text.format(c=self, row=row) for is_so, text in CONTRADICTIONS if is_so(self, row)
+        ]
+        if found:
+            raise ValueError("\n".join(found))
+        return self
 
 
 NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
@@ -716,12 +669,21 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
      "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which learns from no saved "
      "rollouts; give them to the command pairs, and set data.train to the file that it writes"),
-    (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and c.run.from_buffer is not None,
+    (lambda c, row: c.run.replicas != "auto" and c.run.replicas > c.run.shards,
+     "run.replicas={c.run.replicas} contradicts run.shards={c.run.shards}: each needs a shard; set "
+     "run.shards to {c.run.replicas} or more, or lower run.replicas"),
+    (lambda c, row: c.run.samplers > c.run.shards,
+     "run.samplers={c.run.samplers} contradicts run.shards={c.run.shards}: each needs a shard; set "
+     "run.shards to {c.run.samplers} or more, or lower run.samplers"),
+    (lambda c, row: c.run.replicas == 1 and not c.run.samplers and c.run.ray is not None,
+     "run.ray={c.run.ray} contradicts run.replicas=1, which needs no cluster; set run.replicas, or "
+     "leave run.ray out"),
+    (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and (
+        c.run.from_buffer is not None or not c.samples
+     ),
      "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
-     "run.from_buffer, which samples no rollouts; leave them out"),
-    (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and not c.samples,
-     "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
-     "stage={c.stage}, which samples no rollouts; leave them out"),
+     "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts; leave "
+     "them out"),
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
@@ -744,12 +706,11 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
      "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
      "keep_buffers to all and leave from_buffer out"),
-    (lambda c, row: c.data.order == "informative" and c.run.from_buffer is not None,
-     "data.order=informative contradicts run.from_buffer={c.run.from_buffer}, whose prompts are "
-     "drawn already; leave one of the two out"),
-    (lambda c, row: c.data.order == "informative" and c.run.max_staleness > 0,
-     "data.order=informative contradicts run.max_staleness={c.run.max_staleness}: the rewards of "
-     "the step before must be known when prompts are drawn; leave one of the two out"),
+    (lambda c, row: c.data.order == "informative" and (
+        c.run.from_buffer is not None or c.run.max_staleness > 0
+     ),
+     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
+     "{c.run.max_staleness}: prompts are drawn by the rewards of the step before; leave one out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),
@@ -782,6 +743,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
      "begins from; set model.start to one, or leave the option out for the base"),
+    (lambda c, row: c.preference.reference != "auto" and not c.preference.row().needs_reference,
+     "preference.reference={c.preference.reference} would be ignored because preference.name is "
+     "{c.preference.name}, which has no reference; leave it out"),
+    (lambda c, row: c.teacher.prompt is not None and "{prompt}" not in c.teacher.prompt,
+     "teacher.prompt={c.teacher.prompt!r:.60} must hold {{prompt}}, in whose place the question is "
+     "put"),
     (lambda c, row: row.teacher and not (
         c.teacher.adapter or c.teacher.model or c.teacher.prompt
      ),
@@ -797,7 +764,10 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
      "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which changes how every "
      "model of the process computes; set model.backend to native"),
-    (lambda c, row: row.critic and c.has_steps and c.critic.warmup_steps >= c.run.steps,
+    (lambda c, row: c.critic.start is not None and c.critic.warmup_steps == 0,
+     "critic.warmup_steps=0 contradicts critic.start={c.critic.start}: a reward model must first "
+     "learn the values of unfinished answers; set warmup_steps to 1 or more, such as 10"),
+    (lambda c, row: row.critic and c.run.epochs is None and c.critic.warmup_steps >= c.run.steps,
      "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
      "would never learn; set it below"),
     (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
@@ -821,17 +791,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
      "score.rewards, which scores after all is sampled; set dynamic_sampling to 1, or leave the "
      "reward model out"),
-    (lambda c, row: c.sample.is_filtered and row.correction not in ("auto", "none"),
-     "algorithm.correction={row.correction} contradicts sample.top_p, top_k or min_p: the "
-     "sampler's log-probs are then of another distribution than the policy's, so their ratio is "
-     "biased; leave one of the two out"),
-    (lambda c, row: c.sample.is_filtered and row.off_policy_threshold > 0,
-     "algorithm.off_policy_threshold={row.off_policy_threshold} contradicts sample.top_p, top_k or "
-     "min_p: the sampler's log-probs are then of another distribution than the policy's, so their "
-     "ratio is biased; leave one of the two out"),
+    (lambda c, row: c.sample.is_filtered and (
+        row.correction not in ("auto", "none") or row.off_policy_threshold > 0
+     ),
+     "algorithm.correction={row.correction} or algorithm.off_policy_threshold="
+     "{row.off_policy_threshold} contradicts sample.top_p, top_k or min_p: the sampler's log-probs "
+     "are then of another distribution than the policy's, so their ratio is biased; leave one out"),
     (lambda c, row: c.train.optimizer_steps > c.units_per_step,
-     "train.optimizer_steps={c.train.optimizer_steps} contradicts {c.units}; set it to that "
-     "or less"),
+     "train.optimizer_steps={c.train.optimizer_steps} contradicts the {c.units_per_step} rollouts "
+     "or rows of a step (sample.prompts_per_step * sample.completions_per_prompt, or "
+     "train.rows_per_step); set it to that or less"),
     (lambda c, row: (
         c.samples
         and c.train.rows_per_step != TrainSection.model_fields["rows_per_step"].default
@@ -853,13 +822,31 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "train.rows_per_step={c.train.rows_per_step} with train.optimizer_steps="
      "{c.train.optimizer_steps} leaves one row to an optimizer batch, and {c.preference.name} "
      "compares each row with another one; set rows_per_step to twice the optimizer_steps or more"),
-    (lambda c, row: c.has_steps and 0 < c.policy_optimizer_steps <= c.train.warmup_steps,
+    (lambda c, row: c.run.epochs is None and 0 < c.policy_optimizer_steps <= c.train.warmup_steps,
      "train.warmup_steps={c.train.warmup_steps} contradicts run.steps={c.run.steps}, in which the "
      "policy has {c.policy_optimizer_steps} optimizer steps: the learning rate would never be "
      "reached; set it below"),
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
+    (lambda c, row: c.data.pass_rate.min > c.data.pass_rate.max,
+     "data.pass_rate.min={c.data.pass_rate.min:g} is above data.pass_rate.max="
+     "{c.data.pass_rate.max:g}; swap them"),
+    (lambda c, row: c.data.pass_rate != PassRateSection(column=c.data.pass_rate.column)
+     and c.data.pass_rate.column is None,
+     "data.pass_rate has a range and no column; set data.pass_rate.column to the one that holds "
+     "the rate"),
+    (lambda c, row: c.data.max_tokens is not None and not c.data.is_offline,
+     "data.max_tokens={c.data.max_tokens} does not act on rows of data.form={c.data.form}; set "
+     "data.max_prompt_tokens and sample.max_new_tokens"),
+    (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
+     "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
+     "have no prompt; set data.max_tokens"),
+    (lambda c, row: c.sft.condition != "none" and c.data.form == "texts",
+     "sft.condition={c.sft.condition} contradicts data.form=texts, which has no prompts to write "
+     "scores into; leave it out, or set stage to sft"),
+    (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
+     "log.trackers={c.log.trackers} names a tracker twice; name it once"),
     (lambda c, row: c.model.trainable is not None and c.model.train != "full",
      "model.trainable={c.model.trainable} contradicts model.train=adapter, which trains no weight "
      "of the model; set train to full, or leave it out"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Section, Whole
 
@@ -188,16 +188,6 @@ class CriticSection(Section):
     whole answers and no unfinished ones, so it needs warmup_steps. null: a fresh adapter and a head
     of zeros."""
 
-    @model_validator(mode="after")
-    def _a_reward_model_is_warmed_up(self) -> Self:
-        if self.start is not None and self.warmup_steps == 0:
-            raise ValueError(
-                f"critic.warmup_steps=0 contradicts critic.start={self.start}: a reward model "
-                "must first learn the values of unfinished answers; set warmup_steps to 1 or more, "
-                "such as 10"
-            )
-        return self
-
 
 class TeacherSection(Section):
     """The teacher of algorithm.name opd."""
@@ -216,10 +206,3 @@ class TeacherSection(Section):
     student does not have. null: the student's own prompt."""
     coefficient: Positive = 1.0
     """Weight of the reverse KL."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _holds_the_question(cls, text: str | None) -> str | None:
-        if text is not None and "{prompt}" not in text:
-            raise ValueError("must hold {prompt}, in whose place the question is put")
-        return text

@@ -1,10 +1,7 @@
-"""Meaning of a row: a problem with its gold answer, or what an offline stage learns from, which is
-a demonstration, a document, a preference or a judged completion.
-
-Every form but the document has a prompt: text, one message or a list of messages that ends with the
-user's. Columns have their usual names, or those that ``data.columns`` gives. The forms to learn
-from are those of TRL's data set formats, plain and conversational, and ShareGPT's conversations. A
-row of another form is an error with its file and line, and the options with which it is read.
+"""Meaning of a row: a problem with its gold answer, or what an offline stage learns from: a
+demonstration, a document, a preference or a judged completion, in the forms of TRL's data sets and
+ShareGPT's conversations. Every function raises DataError: file and line, what was expected, the
+option to set.
 
 Differs: a plain text as prompt is a user's message for a model with a chat template, as it is when
 completions are sampled; TRL tokenises it without the template.
@@ -49,8 +46,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem, ``{"question", "answer"}`` and similar; for ``{"prompt"}`` alone the answer is
-    empty."""
+    """A problem; for ``{"prompt"}`` alone the answer is empty."""
 
     where: str
     """File and line, or row."""
@@ -61,25 +57,23 @@ class Problem:
     """The prompt as the row has it, if that is a text."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Columns that a custom reward asks for."""
+    environment: str = ""
+    """Where each row names its environment: the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Token ids of a row as they were sampled, which the command ``pairs`` writes beside the
-    texts."""
+    """Token ids of a row as the command ``pairs`` writes them beside the texts."""
 
     tokenizer: str
     """Digest of the tokenizer that they belong to."""
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
-    """Of a preference the chosen and the rejected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A prompt with completions to learn from: a demonstration, ``{"prompt", "completion"}`` or
-    ``{"messages"}``, a preference, ``{"prompt", "chosen", "rejected"}``, or a judged completion,
-    ``{"prompt", "completion", "label"}``."""
+    """A demonstration, a preference or a judged completion."""
 
     where: str
     messages: Messages
@@ -114,16 +108,10 @@ Example = Problem | Learned
 def read_problem(
     where: str, row: Row, columns: ColumnsSection, *, tests: bool = False, answer: bool = True
 ) -> Problem:
-    """A row with a prompt and a gold answer.
-
-    Args:
-        tests: the answer is the row's tests, for the code rewards.
-        answer: False for a row that needs no more than a prompt.
-
-    Raises:
-        DataError: with file, line, what was expected; so do all functions here.
-    """
-    column, messages = _prompt(where, row, columns)
+    """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
+    row's tests."""
+    column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
+    messages = _talk(where, row, column, "user")
     text = row[column] if isinstance(row[column], str) else None
     gold = (_tests if tests else _answer)(where, row, columns) if answer else ""
     return Problem(where, messages, gold, text)
@@ -132,14 +120,11 @@ def read_problem(
 def read_demonstration(
     where: str, row: Row, columns: ColumnsSection, *, score: bool = False
 ) -> Completed:
-    """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation.
-
-    Args:
-        score: the row needs a number in its column ``score``.
-    """
+    """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation; with
+    ``score``, and a number in that column."""
     value = 0.0
     if score:
-        value = number_in(where, row, _column(where, row, None, ("score",), "data.form"))
+        value = number_in(where, row, column_of(where, row, None, ("score",), "data.form"))
     whole = columns.prompt or _found(row, CHAT_COLUMNS) or "messages"
     if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
         return replace(_completed(where, row, columns, "completion"), value=value)
@@ -157,7 +142,7 @@ def read_demonstration(
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
     """A row for continued pretraining."""
-    name = _column(where, row, columns.prompt, ("text",), "data.columns.prompt")
+    name = column_of(where, row, columns.prompt, ("text",), "data.columns.prompt")
     text = row[name]
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: {name!r} is {_shown(text)}; expected text; fix the row")
@@ -165,18 +150,16 @@ def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
 
 
 def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
-    """A row for preference learning and reward models.
-
-    The prompt is a column, or what both sides begin with: where there is no such column, or it
-    holds text and the sides are conversations from their first message on. These are TRL's two ways
-    (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2).
+    """A row for preference learning and reward models. The prompt is a column, or what both sides
+    begin with: where there is no such column, or it holds text and the sides are conversations from
+    their first message on (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2).
 
     Differs: whole texts in HH-RLHF's form, ``\\n\\nHuman: …\\n\\nAssistant: …``, are conversations,
     and other texts are cut between two words; TRL cuts at the first letter that differs.
     """
     margin = number_in(where, row, "margin") if "margin" in row else 0.0
     prompt = _found(row, PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,))
-    names = [_column(where, row, None, (side,), "data.form") for side in SIDES]
+    names = [column_of(where, row, None, (side,), "data.form") for side in SIDES]
     sides = {side: row[name] for side, name in zip(SIDES, names, strict=True)}
     are_texts = prompt is None and all(isinstance(side, str) for side in sides.values())
     if are_texts and all(dialogues := [_dialogue(text) for text in sides.values()]):
@@ -205,7 +188,7 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
     does not say where good begins."""
     example = _completed(where, row, columns, "completion")
-    label = row[_column(where, row, None, ("label",), "data.form")]
+    label = row[column_of(where, row, None, ("label",), "data.form")]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
@@ -254,7 +237,7 @@ def gold_answer(text: str) -> str:
 
 
 def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
-    column = _column(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
+    column = column_of(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
     value = row[column]
     if isinstance(value, str) and value.lstrip()[:1] == "{" and "ground_truth" in value:
         try:  # as a .csv file holds it
@@ -278,7 +261,7 @@ def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
 
 def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
     if columns.answer is not None:
-        column = _column(where, row, columns.answer, (), "data.columns.answer")
+        column = column_of(where, row, columns.answer, (), "data.columns.answer")
         row = {**{name: row[name] for name in BESIDE if name in row},
                "tests": row[column]}  # fmt: skip
     try:
@@ -289,59 +272,56 @@ def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
         ) from error
 
 
-def _prompt(where: str, row: Row, columns: ColumnsSection) -> tuple[str, Messages]:
-    """The column of the prompt, and its messages."""
-    column = _column(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
-    messages = _messages(row[column], "user")
-    if not messages or messages[-1]["role"] != "user":
+def _talk(where: str, row: Row, column: str, role: str) -> Messages:
+    """The messages in a column: of a prompt, which ends with the user's, or of a completion, which
+    begins and ends with the assistant's."""
+    messages, is_prompt = _messages(row[column], role), role == "user"
+    ends = {messages[-1 if is_prompt else 0]["role"], messages[-1]["role"]} if messages else set()
+    if ends != {role}:
+        how = "ends with a user message" if is_prompt else "begins and ends with the assistant's"
         raise DataError(
             f"{where}: {column!r} is {_shown(row[column])}; expected text, a message "
-            '{"role": …, "content": …} or a list of such that ends with a user message'
+            f'{{"role": …, "content": …}} or a list of such that {how}; fix the row'
         )
-    return column, messages
+    return messages
 
 
 def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Completed:
     """A prompt with the completions in the columns of these names."""
     if (sampled := _sampled(where, row, names)) is not None:
         return sampled
-    usual = {"completion": columns.answer or "completion"}
     completions, are_texts = [], []
     for name in names:
-        option = "data.columns.answer" if name in usual else "data.form"
-        column = _column(where, row, None, (usual.get(name, name),), option)
+        usual, option = name, "data.form"
+        if name == "completion":
+            usual, option = columns.answer or name, "data.columns.answer"
+        column = column_of(where, row, None, (usual,), option)
         _check_turns(where, column, row[column])
-        messages = _messages(row[column], "assistant")
-        if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
-            raise DataError(
-                f"{where}: {column!r} is {_shown(row[column])}; expected text, a message of the "
-                "assistant or a list of messages that begins and ends with one; fix the row"
-            )
-        completions.append(messages)
+        completions.append(_talk(where, row, column, "assistant"))
         are_texts.append(isinstance(row[column], str))
     _check_differ(where, completions)
-    column, messages = _prompt(where, row, columns)
+    column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
     _check_turns(where, column, row[column])
     is_text = isinstance(row[column], str) and all(are_texts)
-    return Completed(where, messages, tuple(completions), is_text)
+    return Completed(where, _talk(where, row, column, "user"), tuple(completions), is_text)
 
 
 def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
-    """The token ids of a row and the texts beside them: the prompt as the chat template wrote it,
-    and the completions, which may be empty; None for a row without token ids.
-    """
+    """The token ids of a row and the texts beside them; None for a row without token ids."""
     columns = ["prompt_ids", *(f"{name}_ids" for name in names)]
     there = [name for name in columns if name in row]
     if not there:
         return None
-    asked = [(name, "a list of token ids", _are_token_ids) for name in columns]
-    asked.append(("tokenizer", "the digest of their tokenizer", _is_text))
-    asked += [(name, "the text of its tokens", _is_text) for name in ("prompt", *names)]
-    for name, expected, is_good in asked:
-        if not is_good(row.get(name)):
+    for name in (*columns, "tokenizer", "prompt", *names):
+        value = row.get(name)
+        expected, is_good = "text", isinstance(value, str)
+        if name in columns:
+            expected = "a list of token ids"
+            is_good = isinstance(value, list) and value != [] and all(map(_is_token_id, value))
+        if not is_good:
             raise DataError(
-                f"{where}: {name!r} is {_shown(row.get(name))} beside {there[0]!r}; expected "
-                f"{expected}, as the command pairs writes it; write the row again"
+                f"{where}: {name!r} is {_shown(value)} beside {there[0]!r}; expected {expected}, "
+                "as the command pairs writes it; write the row again"
             )
     prompt, *completions = (tuple(row[name]) for name in columns)
     return Completed(
@@ -353,14 +333,8 @@ def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
     )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_token_ids(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(type(token) is int and 0 <= token < 1 << 31 for token in value)
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _dialogue(text: str) -> Messages:
@@ -471,7 +445,8 @@ def _found(row: Row, candidates: Sequence[str]) -> str | None:
     return next((folded[n.casefold()] for n in candidates if n.casefold() in folded), None)
 
 
-def _column(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
+def column_of(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
+    """The row's name of a column that ``option`` names, or that has a usual name, in any case."""
     candidates = (named,) if named is not None else usual
     if (found := _found(row, candidates)) is not None:
         return found

@@ -1,23 +1,19 @@
 """The data of a run: sources become rows, rows become examples, and examples become prompts or
-rows of tokens.
-
-All forms go this way, and the filters act in this order: preprocess, pass rate, duplicates,
-contamination, length. What they drop is counted; everything else that cannot be used goes to
-``fault``. All sets are read before the first one is rendered: a condition is fitted to the scores
-of all training rows before it is written into prompts.
-"""
+rows of tokens. The filters of training rows act in this order, whatever the form: preprocess, pass
+rate, duplicates, contamination, length. All sets are read before the first one is rendered, as a
+condition is fitted to the scores of all training rows."""
 
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from reason_llm.config import Config
+from reason_llm.config import ColumnsSection, Config
 from reason_llm.data.conditioning import Conditioning, fit
 from reason_llm.data.forms import (
     Completed,
@@ -25,7 +21,9 @@ from reason_llm.data.forms import (
     Learned,
     Messages,
     Problem,
+    column_of,
     has_answer,
+    number_in,
     option_for,
     read_demonstration,
     read_document,
@@ -33,20 +31,13 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.own_code import load_function
+from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer
-from reason_llm.data.rows import READERS, Fault, Row, raise_fault, read_rows
-from reason_llm.data.sets import (
-    Data,
-    DataSet,
-    Preprocess,
-    Questions,
-    check_columns_of,
-    passes,
-    preprocessed,
-)
+from reason_llm.data.rows import READERS, Fault, Row, check_made, raise_fault, read_rows
+from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
+from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.data.tools import (
     environment_name,
@@ -54,7 +45,7 @@ from reason_llm.data.tools import (
     reset_columns,
     tool_schemas,
 )
-from reason_llm.errors import ConfigError, DataError
+from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, ROW, Prompt
 
 if TYPE_CHECKING:
@@ -64,6 +55,11 @@ logger = logging.getLogger(__name__)
 
 CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
+LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
+    "texts": read_document, "preferences": read_preference, "labels": read_labelled,
+}  # fmt: skip
+PREPROCESS_SECONDS = 60.0
+"""Seconds for one row."""
 
 
 def load_data(
@@ -74,25 +70,28 @@ def load_data(
     extra_columns: Collection[str] = (),
     end_token_ids: Collection[int] = (),
 ) -> Data:
-    """Read and render everything.
+    """Read and render everything, for a context of so many tokens (prompt and completion).
 
     Args:
-        context_tokens: longest prompt plus completion.
-        fault: is given each row and each file that cannot be used.
+        fault: is given each row and each file that cannot be used; the default raises it.
         extra_columns: further columns that custom rewards ask for.
         end_token_ids: the tokens that end an answer; only rows to learn from need them.
 
     Raises:
         ConfigError: options that contradict each other or the context, or name no template.
         ModelError: the model has no chat template, and prompts need one.
-        DataError: from ``fault``.
     """
     section = config.data
     training = [DataSet("", each.source, section.form, True) for each in section.sources]
     problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
     rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
     sets = [*problems, *([] if rows is None else [rows]), *training]
-    check_columns_of(section, [name for each in sets for name in (each.source, each.name)])
+    names = list(filter(None, (name for each in sets for name in (each.source, each.name))))
+    for name in section.columns_of.keys() - names:
+        raise ConfigError(
+            f"data.columns_of names {name!r:.200}, which is no set of this run; name one of "
+            f"{', '.join(names)}"
+        )
     reader = _Reader(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
@@ -112,7 +111,7 @@ def load_data(
         [each.weight for each in section.sources],
         problems,
         rows,
-        reader.questions.contamination,
+        reader.contamination,
         {student: teacher for student, (_, teacher) in reader.teacher_prompts.items()},
         reader.conditioning,
     )
@@ -139,15 +138,8 @@ def load_evaluation(
     with_answers: bool = True,
     conditioning: Conditioning | None = None,
 ) -> list[DataSet]:
-    """The held-out problems alone, read as by ``load_data``.
-
-    Args:
-        with_answers: False for rows that need no more than a prompt.
-        conditioning: whose target is written into the prompts; None for none.
-
-    Raises:
-        ConfigError, ModelError, DataError: as ``load_data``.
-    """
+    """The held-out problems alone, read as by ``load_data``; without answers where the rows need no
+    more than a prompt, and with the target of ``conditioning`` written into the prompts."""
     form = "problems" if with_answers else "prompts"
     sets = [DataSet(*each, form) for each in config.evaluation_sets.items()]
     renderer = renderer_of(config, tokenizer)
@@ -171,21 +163,16 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     tools_of = {name: tool_schemas(path) for name, path in environments_by_name(given).items()}
     tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
-    if takes_texts and not has_one:
-        if section.system_prompt not in ("auto", "none"):
-            raise ConfigError(
-                f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which "
-                f"{config.model.path} has not; set data.system_prompt=none or data.template"
-            )
-        template = chat_template("auto", config.model.path, model_has_one=True)
-        return Renderer(tokenizer, template, None)
-    return Renderer(
-        tokenizer,
-        chat_template(section.template, config.model.path, has_one, section.template_arguments),
-        system_prompt(section.system_prompt, config.prompting_reward),
-        tools,
-        tools_of,
-    )
+    path, arguments, told = config.model.path, section.template_arguments, None
+    if has_one or not takes_texts:
+        told = system_prompt(section.system_prompt, config.prompting_reward)
+    elif section.system_prompt not in ("auto", "none"):
+        raise ConfigError(
+            f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which {path} "
+            "has not; set data.system_prompt=none or data.template"
+        )
+    template = chat_template(section.template, path, has_one or takes_texts, arguments)
+    return Renderer(tokenizer, template, told, tools, tools_of)
 
 
 @dataclass(slots=True)
@@ -199,8 +186,12 @@ class _Reader:
     extra_columns: Collection[str]
     end_token_ids: Collection[int] = ()
     conditioning: Conditioning | None = None
-    """How scores, or the target, are written into prompts."""
-    questions: Questions = field(default_factory=Questions)
+    evaluated: dict[str, str] = field(default_factory=dict)
+    """Place of each question of a held-out set, by its key."""
+    trained: set[str] = field(default_factory=set)
+    """Keys of the training questions that were kept."""
+    contamination: list[tuple[str, str]] = field(default_factory=list)
+    """(training row, held-out row) with the same question, those left out included."""
     teacher_prompts: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = field(
         default_factory=dict
     )
@@ -209,7 +200,7 @@ class _Reader:
     """Columns that rewards in TRL's form are not given, of which the user knows."""
     reset_columns: dict[str, list[str]] = field(default_factory=dict)
     """What ``reset`` of each environment asks for, by the environment's name."""
-    preprocess: Preprocess | None = field(init=False, default=None)
+    preprocess: Callable[..., Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if (given := self.config.sample.environment) is not None:
@@ -221,7 +212,7 @@ class _Reader:
             self.preprocess = load_function(name, "data.preprocess")
 
     def check_options(self) -> None:
-        """Check lengths and the condition before a row is read."""
+        """Check the lengths."""
         section = self.config.data
         if self.config.evaluation_sets:
             self._room(is_training=False)
@@ -236,12 +227,6 @@ class _Reader:
             raise ConfigError(
                 f"data.max_tokens={section.max_tokens} is not from 2 to {self.context_tokens}, "
                 "the tokens of the context; set it to one of these"
-            )
-        if self.config.sft.condition != "none" and section.form != "demonstrations":
-            raise ConfigError(
-                f"sft.condition={self.config.sft.condition} contradicts data.form={section.form}, "
-                "which has no prompts that scores could be written into; set "
-                "data.form=demonstrations"
             )
 
     def read(self, data_set: DataSet) -> list[Example]:
@@ -276,21 +261,23 @@ class _Reader:
             self.fault(error)
         return examples
 
-    def render(self, data_set: DataSet, examples: Iterable[Example]) -> None:
+    def render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
-        examples, ready = list(examples), dict[str, Prompt]()
-        if self.conditioning is None:
-            asked: dict[str, list[tuple[str, Messages, str]]] = {}
-            for each in examples:
-                if isinstance(each, Problem):
-                    part = asked.setdefault(self._environment(each), [])
-                    part.append((each.where, each.messages, each.answer))
-            for name, part in asked.items():
-                ready |= self.renderer.of(name).prompts(part)
+        asked: dict[str, list[tuple[str, Messages, str]]] = {}
+        for each in examples:
+            if isinstance(each, Problem):
+                talk = each.messages
+                if self.conditioning is not None:
+                    talk = self.conditioning.asking(each.where, talk)
+                part = asked.setdefault(each.environment, [])
+                part.append((each.where, talk, each.answer))
+        made = dict[str, Prompt | DataError]()
+        for name, part in asked.items():
+            made |= self.renderer.of(name).prompts(part)
         for example in examples:
             try:
                 if isinstance(example, Problem):
-                    option = self._add_prompt(data_set, example, ready.get(example.where))
+                    option = self._add_prompt(data_set, example, made[example.where])
                 else:
                     option = self._add_rows(data_set, example)
             except DataError as error:
@@ -306,10 +293,6 @@ class _Reader:
                 )
             )
 
-    def _environment(self, problem: Problem) -> str:
-        row = problem.extra[ROW]["columns"] if ROW in problem.extra else {}
-        return environment_name(self.config.sample.environment, problem.where, row)
-
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if data_set.is_training and self.config.data.on_bad_row == "skip":
             data_set.skip(error)
@@ -320,70 +303,92 @@ class _Reader:
         """The row as an example, or the option that drops it."""
         section = self.config.data
         if self.preprocess is not None:
-            made = preprocessed(where, row, self.preprocess, str(section.preprocess))
+            made = self._preprocessed(where, row, self.preprocess)
             if made is None:
                 return "data.preprocess"
             row = made
-        if data_set.is_training and not passes(where, row, section.pass_rate):
-            return "data.pass_rate"
+        rate = section.pass_rate
+        if data_set.is_training and rate.column is not None:
+            column = column_of(where, row, rate.column, (), "data.pass_rate.column")
+            if not rate.min <= number_in(where, row, column) <= rate.max:
+                return "data.pass_rate"
         try:
             example = self._of_form(data_set, where, row)
         except DataError as error:
-            if (other := self._of_another_form(data_set, where, row)) is not None:
-                raise other from error
-            raise
+            columns = section.columns_for(data_set.name, data_set.source)
+            option = option_for(row, data_set.form, columns)
+            if option is None:
+                raise
+            if not data_set.is_training and data_set.form != section.form:
+                option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
+            raise DataError(
+                f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
+                f"data.form={data_set.form}; set {option}"
+            ) from error
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
+        key = question_key(example)
         if not data_set.is_training:
-            self.questions.evaluate(example)
+            self.evaluated.setdefault(key, where)
             return example
-        return self.questions.dropped_by(example, section) or example
+        if key in self.trained and section.deduplicate:
+            return "data.deduplicate"
+        if section.contamination != "ignore" and key in self.evaluated:
+            self.contamination.append((where, self.evaluated[key]))
+            if section.contamination == "drop":
+                return "data.contamination"
+        self.trained.add(key)
+        return example
 
-    def _of_another_form(self, data_set: DataSet, where: str, row: Row) -> DataError | None:
-        """The error for a row that another stage reads; None where no stage is known to."""
-        columns = self.config.data.columns_for(data_set.name, data_set.source)
-        option, form = option_for(row, data_set.form, columns), self.config.data.form
-        if option is None:
+    def _preprocessed(self, where: str, row: Row, function: Callable[..., Any]) -> Row | None:
+        """The row as the user's function returns it."""
+        what = f"data.preprocess={self.config.data.preprocess}"
+        try:
+            made = within(PREPROCESS_SECONDS, what, lambda: function(dict(row)))
+        except (Exception, SystemExit) as error:
+            place = place_of(error)
+            raise DataError(
+                f"{where}: {what} failed ({type(error).__name__}: "
+                f"{one_line(error)[:200]}{f' at {place}' if place else ''}); fix it"
+            ) from error
+        if made is None:
             return None
-        if not data_set.is_training and data_set.form != form:
-            option = "eval.rows in the place of data.eval or eval.sets, if rows are learned from"
-        elif form == "prompts":
-            option += ", and leave data.form out"
-        return DataError(
-            f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
-            f"data.form={data_set.form}; set {option}"
-        )
+        if not isinstance(made, dict) or not all(isinstance(key, str) for key in made):
+            raise DataError(
+                f"{where}: {what} returned {str(made)[:60]!r}; expected a dict of columns, or "
+                "None to drop the row"
+            )
+        check_made(f"{where}: {what} returned a row that cannot be used", made)
+        return made
 
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
         columns = self.config.data.columns_for(data_set.name, data_set.source)
-        match data_set.form:
-            case "problems":
-                judge = self.config.score.rewards[0]
-                tests = judge.kind in CODE_REWARDS
-                can_lack = self.config.data.form == "prompts" and judge.custom is not None
-                answer = has_answer(row, columns) or not can_lack
-                answer = answer and not data_set.source.startswith(TASKSET)
-                problem = read_problem(where, row, columns, tests=tests, answer=answer)
-                return self._with_extra(problem, row)
-            case "prompts":
-                return self._with_extra(read_problem(where, row, columns, answer=False), row)
-            case "demonstrations":
-                scored = self.config.sft.condition != "none"
-                return read_demonstration(where, row, columns, score=scored)
-            case "texts":
-                return read_document(where, row, columns)
-            case "preferences":
-                return read_preference(where, row, columns)
-            case "labels":
-                return read_labelled(where, row, columns)
-        raise AssertionError(data_set.form)
+        if data_set.form == "demonstrations":
+            scored = self.config.sft.condition != "none"
+            return read_demonstration(where, row, columns, score=scored)
+        if not data_set.is_asked:
+            return LEARNED[data_set.form](where, row, columns)
+        judge = self.config.score.rewards[0]
+        answer = data_set.form == "problems" and not data_set.source.startswith(TASKSET)
+        if self.config.data.form == "prompts" and judge.custom is not None:
+            answer = answer and has_answer(row, columns)
+        tests = judge.kind in CODE_REWARDS
+        problem = read_problem(where, row, columns, tests=tests, answer=answer)
+        return self._with_extra(problem, row)
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
+        """The problem with its environment and the columns that rewards and environment read."""
         talk = self.renderer.with_system_prompt(problem.messages)
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
             kept = {name: value for name, value in row.items() if _is_kept_by_json(value)}
-            self._warn_of_left_out(problem.where, row, kept)
+            for name in row.keys() - kept - self.left_out:
+                self.left_out.add(name)
+                logger.warning(
+                    "%s: column %r holds %.60r, which the rollout buffer, JSON, cannot keep: "
+                    "rewards of TRL's form do not get it; write it as text, a number or a list",
+                    problem.where, name, row[name],
+                )  # fmt: skip
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
         environment = environment_name(self.config.sample.environment, problem.where, row)
@@ -404,33 +409,15 @@ class _Reader:
                     f"{there[name]!r:.60}, which the rollout buffer, JSON, cannot keep; write it "
                     "as text"
                 )
-        return replace(problem, extra={name: there[name] for name in sorted(self.extra_columns)})
+        extra = {name: there[name] for name in sorted(self.extra_columns)}
+        return replace(problem, extra=extra, environment=environment)
 
-    def _warn_of_left_out(self, where: str, row: Row, kept: Collection[str]) -> None:
-        """Warn once of each column that a reward in TRL's form is not given."""
-        for name in row.keys() - kept - self.left_out:
-            self.left_out.add(name)
-            logger.warning(
-                "%s: column %r holds %.60r, which the rollout buffer, JSON, cannot keep: rewards "
-                "of TRL's form do not get it; write it as text, a number or a list",
-                where, name, row[name],
-            )  # fmt: skip
-
-    def _add_prompt(self, data_set: DataSet, problem: Problem, prompt: Prompt | None) -> str | None:
-        """Add the prompt of a problem.
-
-        Args:
-            prompt: None if it is still to be made.
-
-        Returns:
-            The option that drops it instead.
-        """
-        if prompt is None:
-            messages = problem.messages
-            if self.conditioning is not None:
-                messages = self.conditioning.asking(problem.where, messages)
-            renderer = self.renderer.of(self._environment(problem))
-            prompt = renderer.prompt(problem.where, messages, problem.answer)
+    def _add_prompt(
+        self, data_set: DataSet, problem: Problem, prompt: Prompt | DataError
+    ) -> str | None:
+        """Add the prompt of a problem, or return the option that drops it."""
+        if isinstance(prompt, DataError):
+            raise prompt
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
@@ -461,9 +448,18 @@ class _Reader:
 
     def _ask_teacher(self, problem: Problem, prompt: Prompt, text: str, room: int) -> None:
         """Note what the teacher is asked in this prompt's place."""
-        told = _told_to_teacher(problem, text)
-        renderer = self.renderer.of(self._environment(problem))
-        asked = renderer.prompt(problem.where, told, problem.answer).token_ids
+        if "{answer}" in text and not problem.answer:
+            raise DataError(
+                f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give "
+                "it one, or leave {answer} out"
+            )
+        *earlier, last = problem.messages  # of the user
+        filled = {"prompt": last["content"], "answer": problem.answer}
+        # In one pass, so that a question that holds {answer} stays as it is.
+        content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
+        talk = [*earlier, {**last, "content": content}]
+        renderer = self.renderer.of(problem.environment)
+        asked = renderer.prompt(problem.where, talk, problem.answer).token_ids
         if len(asked) > room:
             raise DataError(
                 f"{problem.where}: with teacher.prompt the prompt has {len(asked)} tokens and "
@@ -479,11 +475,7 @@ class _Reader:
             )
 
     def _add_rows(self, data_set: DataSet, example: Learned) -> str | None:
-        """Add the rows of tokens of an example.
-
-        Returns:
-            The option that drops them instead.
-        """
+        """Add the rows of tokens of an example, or return the option that drops them."""
         section, most = self.config.data, self.context_tokens
         if data_set.is_training or data_set.form == "texts":
             most = section.max_tokens or most
@@ -505,20 +497,6 @@ class _Reader:
         is_pair = data_set.form == "preferences"
         data_set.units += [rows] if is_pair else [(row,) for row in rows]
         return None
-
-
-def _told_to_teacher(problem: Problem, text: str) -> Messages:
-    """The messages with ``teacher.prompt``, filled in, in the place of the last of the user."""
-    if "{answer}" in text and not problem.answer:
-        raise DataError(
-            f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give it "
-            "one, or leave {answer} out"
-        )
-    *earlier, last = problem.messages  # of the user
-    filled = {"prompt": last["content"], "answer": problem.answer}
-    # In one pass, so that a question that holds {answer} stays as it is.
-    content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
-    return [*earlier, {**last, "content": content}]
 
 
 def _is_kept_by_json(value: object) -> bool:

@@ -13,6 +13,7 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -85,23 +86,24 @@ class Renderer:
         text = self.text(where, self.with_system_prompt(messages))
         return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
 
-    def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt]:
-        """``prompt`` of many rows, by ``where``. Parts with an error are left out; ``prompt``
-        raises it."""
-        prompts: dict[str, Prompt] = {}
+    def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt | DataError]:
+        """``prompt`` of many rows, or the error that it raises, by ``where``."""
+        found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
-            try:
+            with suppress(TimeoutError, Panic, ValueError, MemoryError):
                 made = self._rendered([self.with_system_prompt(talk) for _, talk, _ in part])
                 texts = [text for text, _, _ in made if text is not None and text.strip()]
-                if len(texts) < len(part):
-                    continue
-                ids = self._encoded(texts)
-            except (TimeoutError, Panic, ValueError, MemoryError):
-                continue
-            for (where, _, answer), text, of_text in zip(part, texts, ids, strict=True):
-                prompts[where] = Prompt(where, text, tuple(of_text), answer)
-        return prompts
+                if len(texts) == len(part):
+                    rows = zip(part, texts, self._encoded(texts), strict=True)
+                    found |= {w: Prompt(w, text, tuple(ids), a) for (w, _, a), text, ids in rows}
+            for where, talk, answer in part:
+                if where not in found:
+                    try:
+                        found[where] = self.prompt(where, talk, answer)
+                    except DataError as error:
+                        found[where] = error
+        return found
 
     @property
     def digest(self) -> str:

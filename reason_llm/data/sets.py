@@ -1,28 +1,17 @@
-"""Sets of data, everything that a run loads, and the filters for single rows.
-
-Filters are for training rows only: a held-out set is judged whole. What they drop is counted.
-"""
+"""Sets of data, everything that a run loads, and when two rows ask the same."""
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from reason_llm.config import DataSection, PassRateSection
 from reason_llm.data.conditioning import Conditioning
-from reason_llm.data.forms import Document, Example, number_in
-from reason_llm.data.own_code import place_of
-from reason_llm.data.rows import Row, check_made
-from reason_llm.data.time_limit import within
-from reason_llm.errors import ConfigError, DataError, one_line, printable
+from reason_llm.data.forms import Document, Example
+from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
 NUM_SKIPPED_SHOWN = 3
-PREPROCESS_SECONDS = 60.0
-"""Seconds for one row."""
-Preprocess = Callable[[Row], Any]
 
 _LAYOUT = re.compile(
     r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
@@ -157,76 +146,6 @@ class Data:
         )
 
 
-def check_columns_of(section: DataSection, sets: Collection[str]) -> None:
-    """Check that ``data.columns_of`` names sets that there are.
-
-    Args:
-        sets: their names and sources.
-
-    Raises:
-        ConfigError: it names another.
-    """
-    for name in section.columns_of:
-        if name not in sets:
-            raise ConfigError(
-                f"data.columns_of names {name!r:.200}, which is no set of this run; name one of "
-                f"{', '.join(filter(None, sets))}"
-            )
-
-
-def preprocessed(where: str, row: Row, function: Preprocess, name: str) -> Row | None:
-    """The row as the user's function returns it.
-
-    Raises:
-        DataError: it failed, or returned something else.
-    """
-    try:
-        made = within(PREPROCESS_SECONDS, f"data.preprocess={name}", lambda: function(dict(row)))
-    except (Exception, SystemExit) as error:
-        place = place_of(error)
-        raise DataError(
-            f"{where}: data.preprocess={name} failed ({type(error).__name__}: "
-            f"{one_line(error)[:200]}{f' at {place}' if place else ''}); fix it"
-        ) from error
-    if made is None:
-        return None
-    if not isinstance(made, dict) or not all(isinstance(key, str) for key in made):
-        raise DataError(
-            f"{where}: data.preprocess={name} returned {str(made)[:60]!r}; expected a dict of "
-            "columns, or None to drop the row"
-        )
-    check_made(f"{where}: data.preprocess={name} returned a row that cannot be used", made)
-    return made
-
-
-@dataclass(slots=True)
-class Questions:
-    """The questions of all sets so far."""
-
-    evaluated: dict[str, str] = field(default_factory=dict)
-    """Place of each question of a held-out set, by its key."""
-    trained: set[str] = field(default_factory=set)
-    """Keys of the training questions that were kept."""
-    contamination: list[tuple[str, str]] = field(default_factory=list)
-    """(training row, evaluation row) with the same question, those left out included."""
-
-    def evaluate(self, example: Example) -> None:
-        """Note the question of a held-out row."""
-        self.evaluated.setdefault(question_key(example), example.where)
-
-    def dropped_by(self, example: Example, section: DataSection) -> str | None:
-        """The option that drops this training row; None for a row that is kept, and noted."""
-        key = question_key(example)
-        if key in self.trained and section.deduplicate:
-            return "data.deduplicate"
-        if section.contamination != "ignore" and key in self.evaluated:
-            self.contamination.append((example.where, self.evaluated[key]))
-            if section.contamination == "drop":
-                return "data.contamination"
-        self.trained.add(key)
-        return None
-
-
 def question_key(example: Example) -> str:
     """Key of a question, equal for two examples that ask the same: the text of their messages,
     without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
@@ -234,24 +153,6 @@ def question_key(example: Example) -> str:
     if isinstance(example, Document):
         text = example.text
     else:
-        text = "\n".join(
-            message["content"] for message in example.messages if message["role"] != "system"
-        )
+        text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
     return "".join(folded.split()) or text
-
-
-def passes(where: str, row: Row, wanted: PassRateSection) -> bool:
-    """Whether the row's rate is in the range.
-
-    Raises:
-        DataError: it has none.
-    """
-    if wanted.column is None:
-        return True
-    if wanted.column not in row:
-        raise DataError(
-            f"{where}: lacks column {wanted.column!r}; it has {', '.join(map(str, row))}; set "
-            "data.pass_rate.column to one of these"
-        )
-    return wanted.min <= number_in(where, row, wanted.column) <= wanted.max

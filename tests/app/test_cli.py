@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, TINY
 from reason_llm.app.cli import COMMANDS, main, run_command
 from reason_llm.config import command
-from reason_llm.config.file import load_quick_start
+from reason_llm.config.file import load
 from reason_llm.errors import DataError, Stopped
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
@@ -117,10 +117,10 @@ def test_a_reader_that_goes_away_ends_the_help_as_other_programs() -> None:
 
 def test_the_quick_start_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    here = load_quick_start({"run.steps": 3})
+    here = load(None, {"run.steps": 3})
     assert (here.model.path, here.data.eval) == ("model/tiny", "data/arithmetic_test.jsonl")
     monkeypatch.chdir(tmp_path)
-    config = load_quick_start({"run.steps": 3, "data.eval": None})
+    config = load(None, {"run.steps": 3, "data.eval": None})
     assert config.run.name == here.run.name == "quickstart"
     assert config.run.steps == 3
     assert config.model.path == str(TINY)
@@ -135,7 +135,7 @@ def test_a_folder_of_its_own_quick_start_keeps_it(
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.yaml").write_text("data: {train: mine.jsonl}\n")
     monkeypatch.chdir(tmp_path)
-    assert load_quick_start({}).data.sources[0].source == "mine.jsonl"
+    assert load(None, {}).data.sources[0].source == "mine.jsonl"
 
 
 def test_commands_are_called_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:

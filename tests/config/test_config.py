@@ -2,17 +2,16 @@
 
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from reason_llm.config import Config, file as config_file
-from reason_llm.config.command_line import config_of_line, read_command_line
+from reason_llm.config import Config
+from reason_llm.config.command_line import read_command_line
 from reason_llm.config.file import build, changes, leaves, load, to_yaml
-from reason_llm.config.other_names import Equivalent, equivalents
+from reason_llm.config.other_names import equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError, ReasonError
 
@@ -30,8 +29,8 @@ def write(folder: Path, text: str) -> Path:
 
 def parse(*arguments: str) -> Config:
     what = ("CONFIG.yaml", "")
-    line = read_command_line("train.py", "", what, arguments, {}, in_force=config_of_line)
-    return config_of_line(line)
+    line = read_command_line("train.py", "", what, arguments, {}, in_force=True)
+    return line.config()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
@@ -42,28 +41,15 @@ def test_every_shipped_config_loads_and_comes_back_the_same(path: Path, tmp_path
     assert again == config
 
 
-def test_overrides_win_and_are_read_as_yaml(tmp_path: Path) -> None:
-    config = parse(
-        "--train.learning_rate",
-        "1e-4",
-        "--run.steps=7",
-        "--data.eval",
-        "null",
-        "--eval.every",
-        "10",
-        "--model.adapter.targets",
-        "[q_proj, v_proj]",
-    )
-    assert config.train.learning_rate == 1e-4
-    assert config.run.steps == 7
-    assert config.data.eval is None
-    assert config.model.adapter.targets == ["q_proj", "v_proj"]
-
-
-def test_positional_config_path(tmp_path: Path) -> None:
-    path = write(tmp_path, "data: {train: x.jsonl}\nrun: {steps: 3}\n")
+def test_a_config_s_path_and_overrides_that_are_read_as_yaml(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {train: x.jsonl, eval: y}\nrun: {steps: 3}\n")
     assert parse(str(path)).run.steps == 3
-    assert parse(str(path), "--run.steps", "4").run.steps == 4
+    config = parse(
+        *(str(path), "--train.learning_rate", "1e-4", "--run.steps=7", "--data.eval", "null"),
+        *("--model.adapter.targets", "[q_proj, v_proj]"),
+    )
+    assert (config.train.learning_rate, config.run.steps, config.data.eval) == (1e-4, 7, None)
+    assert config.model.adapter.targets == ["q_proj", "v_proj"]
 
 
 def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureFixture) -> None:
@@ -76,71 +62,80 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
         assert f"--{key} " in shown
 
 
+X = "data: {train: x}\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "told"),
     [
-        ("data: {train: x}\ntrain: {lerning_rate: 1}\n", ["lerning_rate", "train.learning_rate"]),
-        ("data: {train: x}\nsteps: 3\n", ["'steps'", "run.steps"]),
-        ("run: {steps: 3}\n", ["data", "missing"]),
-        ("data: {train: x}\nrun: {steps: many}\n", ["run.steps='many'", "must be a valid integer"]),
-        ("data: {train: x}\nrun: {steps: true}\n", ["run.steps=True"]),
-        ("data: {train: x}\nrun: {steps: 0}\n", ["run.steps=0", "greater than or equal to 1"]),
-        ("data: {train: x}\ntrain: {learning_rate: .nan}\n", ["learning_rate=nan"]),
-        ("data: {train: x}\ntrain: {micro_batch_tokens: lots}\n", ["micro_batch_tokens='lots'"]),
-        ("data: {train: x}\nrun: {name: ../up}\n", ["run.name='../up'", "folder name"]),
-        ("data: {train: x}\nalgorithm: {name: grpoo}\n", ["algorithm.name='grpoo'", "grpo, dapo"]),
-        ("data: {train: x}\nscore: {rewards: []}\n", ["score.rewards"]),
-        ("data: {train: x}\nscore: {rewards: [{name: boxed}, {name: boxed}]}\n", ["twice"]),
         (
-            "data: {train: x}\nscore: {rewards: [{custom: 'my.py:reward'}]}\n",
-            ["score.rewards", "score/reward is a metric of its own; rename the function reward"],
+            f"{X}train: {{lerning_rate: 1}}",
+            "'train.lerning_rate'; did you mean train.learning_rate?",
+        ),
+        (f"{X}train: {{learning_rat: 1}}", "did you mean train.learning_rate?"),
+        (f"{X}train: {{warmup_ratio: 0.1}}", "TRL is train.warmup_steps here"),
+        (f"{X}trian: {{learning_rate: 1}}", "did you mean train?"),
+        ("data: {trian: x}", "did you mean data.train?"),
+        (f"{X}steps: 3", "'steps'; did you mean run.steps?"),
+        ("run: {steps: 3}", "data.train is missing"),
+        (f"{X}run: 3", "run=3 must be a section, {option: value}"),
+        (f"{X}run: {{steps: many}}", "run.steps='many' must be a valid integer"),
+        (f"{X}run: {{steps: true}}", "run.steps=True"),
+        (f"{X}run: {{steps: 0}}", "run.steps=0 must be greater than or equal to 1"),
+        (f"{X}train: {{learning_rate: .nan}}", "learning_rate=nan"),
+        (f"{X}sample: {{temperature: .inf}}", "must be less than or equal to 100"),
+        (f"{X}train: {{micro_batch_tokens: lots}}", "micro_batch_tokens='lots'"),
+        (f"{X}run: {{name: ../up}}", "run.name='../up' must be one plain folder name"),
+        (f"{X}algorithm: {{name: grpoo}}", "algorithm.name='grpoo' is none of pg, grpo, dapo"),
+        (f"{X}algorithm: {{clip_low: 5}}", "my_run.yaml: algorithm.clip_low=5.0"),
+        (f"{X}algorithm: {{name: dapo, kl_coefficient: 0.1}}", "kl_coefficient=0.1 would be"),
+        (f"{X}score: {{rewards: []}}", "score.rewards"),
+        (f"{X}score: {{rewards: [{{name: boxed}}, {{name: boxed}}]}}", "twice"),
+        (
+            f"{X}score: {{rewards: [{{custom: 'my.py:reward'}}]}}",
+            "score/reward is a metric of its own; rename the function reward",
         ),
         (
-            "data: {train: x}\nscore: {rewards: [{nam: boxed}]}\n",
-            ["score.rewards.0.nam", "score.rewards takes LIST: List of {name, weight, options}"],
+            f"{X}score: {{rewards: [{{nam: boxed}}]}}",
+            "score.rewards.0.nam'; score.rewards takes LIST: List of {name, weight, options}",
+        ),
+        (f"{X}score: {{rewards: [3]}}", "score.rewards.0=3"),
+        (f"{X}score: {{rewards: [{{weight: x}}]}}", "score.rewards.0.weight='x' must be"),
+        (f"{X}score: {{rewards: [{{name: reward_model}}]}}", "'path' of reward_mo"),
+        (f"{X}eval: {{sets: {{a/b: x}}}}", "eval.sets='a/b' must match pattern '^[A-Za-z0-9]"),
+        ("data: {train: 5}", "data.train=5 must be a valid string; data.train takes"),
+        ("data: {train: []}", "data.train=[]"),
+        ("data: {train: [{weight: 1}]}", "data.train.0.source is missing"),
+        ("data: {train: [{source: a, wieght: 1}]}", "data.train.0.wieght"),
+        ("data: {train: [a, {source: a}]}", "names a twice"),
+        ("data: {train: x, eval: 3}", "data.eval=3 must be a valid string"),
+        ("data: {train: x, pass_rate: {column: r, min: 2}}", "min=2 is above data.pass_rate.max=1"),
+        ("data: {train: x, pass_rate: {min: 0.5}}", "set data.pass_rate.column"),
+        ("data: {train: x, contamination: no}", "data.contamination"),
+        ("data: {train: x, form: sft}", "data.form='sft' is none of problems, prompts, demonstra"),
+        ("data: {train: x, max_tokens: 9}", "data.max_tokens=9 does not act"),
+        (
+            "data: {train: x, form: texts, max_prompt_tokens: 9}\nstage: pretrain",
+            "data.max_prompt_tokens=9 does not act",
         ),
         (
-            "data: {train: x}\nscore: {rewards: [3]}\n",
-            ["score.rewards.0=3", "List of {name, weight, options}"],
+            f"{X}log: {{trackers: [wandb, wandb]}}",
+            "log.trackers=['wandb', 'wandb'] names a tracker",
         ),
-        (
-            "data: {train: x}\nalgorithm: {name: dapo, kl_coefficient: 0.1}\n",
-            ["kl_coefficient=0.1", "algorithm.kl"],
-        ),
-        ("data: {train: x}\neval: {sets: {a/b: x}}\n", ["eval.sets", "'a/b'"]),
-        ("data: {train: 5}\n", ["data.train=5", "must be a valid string", "{source, weight}"]),
-        ("data: {train: []}\n", ["data.train=[]", "at least 1"]),
-        ("data: {train: [{weight: 1}]}\n", ["data.train.0.source is missing"]),
-        (
-            "data: {train: [{source: a, wieght: 1}]}\n",
-            ["data.train.0.wieght", "a list of {source, weight}"],
-        ),
-        ("data: {train: [a, {source: a}]}\n", ["names a twice"]),
-        ("data: {train: x, pass_rate: {column: r, min: 2}}\n", ["min=2", "pass_rate.max=1"]),
-        ("data: {train: x, pass_rate: {min: 0.5}}\n", ["data.pass_rate.column"]),
-        ("data: {train: x, contamination: no}\n", ["data.contamination", "warn"]),
-        ("data: {train: x, form: sft}\n", ["data.form='sft'", "demonstrations", "labels"]),
-        ("data: {train: x, max_tokens: 9}\n", ["data.max_tokens=9", "max_prompt_tokens"]),
-        (
-            "data: {train: x, form: texts, max_prompt_tokens: 9}\n",
-            ["data.max_prompt_tokens=9", "data.max_tokens"],
-        ),
-        ("data: {train: x}\nstage: [rl]\n", ["stage=['rl']", "rl"]),
-        ("stage:", ["stage=", "rl"]),
-        ("data: [\n", ["not valid YAML", "my_run.yaml"]),
-        ("- 1\n", ["holds list"]),
-        ("", ["holds NoneType"]),
+        (f"{X}teacher: {{prompt: x}}\nalgorithm: {{name: opd}}", "teacher.prompt='x' must hold {p"),
+        (f"{X}stage: [rl]", "stage=['rl']"),
+        ("stage:", "stage="),
+        ("data: [", "my_run.yaml is not valid YAML"),
+        ("- 1", "holds list"),
+        ("", "holds NoneType"),
     ],
 )
-def test_a_mistake_is_one_line_with_key_and_value(
-    text: str, named: list[str], tmp_path: Path
-) -> None:
+def test_a_mistake_is_one_line_with_key_and_value(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     message = str(caught.value)
-    assert "\n" not in message
-    for part in named:
-        assert part in message
+    assert told in message
+    assert not re.search(r"\n|[Ii]nput should|pydantic|Section|Spec|valid dict|instance", message)
 
 
 TEN = """
@@ -204,12 +199,6 @@ def test_all_wrong_arguments_are_told_at_once() -> None:
     assert "lr of verl is --train.learning_rate here" in note
 
 
-def test_one_reward_is_taken_for_a_list_of_one(tmp_path: Path) -> None:
-    for text in ("boxed", "{name: boxed}", "[boxed]"):
-        path = write(tmp_path, f"data: {{train: x}}\nscore: {{rewards: {text}}}\n")
-        assert [each.name for each in load(path).score.rewards] == ["boxed"]
-
-
 def test_a_config_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.yaml"):
         load(ROOT / "configs" / "quickstrat.yaml")
@@ -227,18 +216,11 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--score.rewards", "[{nam: boxed}]"], "command line: unknown key 'score.rewards.0.nam'"),
         # Names of other trainers, for which nothing here is nearly the same.
         (["--num_generations", "8"], "TRL is --sample.completions_per_prompt here"),
-        (
-            ["--algorithm.beta", "0"],
-            "beta of TRL is --algorithm.kl_coefficient here (with algorithm.kl=k3; of",
-        ),
+        (["--algorithm.beta", "0"], "TRL is --algorithm.kl_coefficient here (with algorithm.kl=k3"),
         (["--train.lr", "1"], "'--train.lr'; lr of verl is --train.learning_rate here"),
         (["--max-completion-length=9"], "TRL is --sample.max_new_tokens here"),
         (["--vllm_gpu_memory_utilization", "0.9"], "is not needed here: leave it out; memory"),
         (["--warmup_ratio", "0.1"], "is --train.warmup_steps here (optimizer steps: the ratio"),
-        (
-            ["--per_device_train_batch_size", "8"],
-            "is --sample.prompts_per_step here (prompts: per_device_train",
-        ),
         (["actor_rollout_ref.rollout.n=8"], "rollout.n of verl is --sample.completions_per_prompt"),
         (["train.learning_rate=1e-5"], "is no config file; write --train.learning_rate 1e-5"),
         (["--algorithm.lorem_ipsum", "0"], "'--algorithm.lorem_ipsum'; see --help"),
@@ -293,24 +275,20 @@ def test_what_may_change_on_resuming_is_a_table() -> None:
         ["model.adapter.rank: 32 -> 4", "run.from_buffer: None -> 'b'", "run.seed: 0 -> 3"],
         [],
     )
-    assert changed(data={"train": "x", "template": "r1_zero"}) == (
-        ["data.template: 'auto' -> 'r1_zero'"],
-        [],
-    )
+    for old, new in (({"shards": 8}, {"replicas": 4}), ({"shards": 8}, {"samplers": 2}),
+                     ({"replicas": 2, "ray": "auto"}, {"replicas": 4})):  # fmt: skip
+        found = changes(dump(run=old), dump(run=new))
+        assert (found.refused, found.warned) == ([], [])
+    assert changed(run={"max_staleness": 1}) == (["run.max_staleness: 0 -> 1"], [])
+    assert changed(run={"replicas": 2}) == ([], ["run.shards: 1 -> 8"])
+    for schedule, told in ("constant", []), ("cosine", ["run.steps: 5 -> 9"]):  # is stretched
+        old, new = (dump(run={"steps": n}, train={"schedule": schedule}) for n in (5, 9))
+        assert changes(old, new).warned == told
     for mapping in ({"a": 1}, {}), ({}, {"a": 1}):  # an option is taken out, or comes
         old, new = (dump(data={"train": "x", "template_arguments": given}) for given in mapping)
         assert [key.partition(":")[0] for key in changes(old, new).refused] == [
             "data.template_arguments.a"
         ]
-
-
-def test_more_steps_stretch_a_schedule_and_are_told() -> None:
-    def dump(steps: int, schedule: str) -> dict[str, Any]:
-        tree = {"data": {"train": "x"}, "run": {"steps": steps}, "train": {"schedule": schedule}}
-        return Config.model_validate(tree).model_dump(mode="json")
-
-    assert changes(dump(5, "constant"), dump(9, "constant")).warned == []
-    assert changes(dump(5, "cosine"), dump(9, "cosine")).warned == ["run.steps: 5 -> 9"]
 
 
 def test_every_line_of_the_table_is_an_option() -> None:
@@ -319,38 +297,9 @@ def test_every_line_of_the_table_is_an_option() -> None:
     assert all(any(key.startswith(prefix) for key in keys) for prefix in CHANGES)
 
 
-def test_shipped_yaml_is_safe_yaml(tmp_path: Path) -> None:
-    path = write(tmp_path, "data: !!python/object/apply:os.system ['true']\n")
+def test_yaml_makes_no_objects(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
-        config_file.load(path)
-    assert all(yaml.safe_load(path.read_text()) for path in CONFIGS)
-
-
-@pytest.mark.parametrize(
-    ("sections", "expected"),
-    [
-        ({}, "none"),
-        ({"sample": {"engine": "vllm"}}, "token_truncate"),
-        ({"sample": {"engine": "vllm", "top_p": 0.9}}, "none"),
-        ({"run": {"from_buffer": "buffers"}}, "token_truncate"),
-        ({"run": {"from_buffer": "buffers"}, "sample": {"top_p": 0.9}}, "token_truncate"),
-        ({"run": {"from_buffer": "buffers"}, "algorithm": {"correction": "none"}}, "none"),
-        (
-            {"run": {"from_buffer": "buffers"}, "algorithm": {"correction": "token_mask"}},
-            "token_mask",
-        ),
-        *(
-            ({"run": {"max_staleness": 1}, "algorithm": {"name": name}}, "sequence_truncate")
-            for name in ("gspo", "gspo_token", "luspo")
-        ),
-    ],
-    ids=str,
-)
-def test_rollouts_of_another_policy_are_weighed_by_importance(
-    sections: dict[str, dict[str, Any]], expected: str
-) -> None:
-    config = Config.model_validate({"data": {"train": "x"}, **sections})
-    assert config.learned_row.correction == expected
+        load(write(tmp_path, "data: !!python/object/apply:os.system ['true']\n"))
 
 
 def test_a_model_or_data_of_one_s_own_inherits_nothing_from_the_quick_start() -> None:
@@ -378,11 +327,7 @@ def test_a_model_or_data_of_one_s_own_inherits_nothing_from_the_quick_start() ->
     ],
 )
 def test_the_help_tells_the_values_in_force(
-    arguments: list[str],
-    rate: str,
-    rewards: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], rate: str, rewards: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     path = write(tmp_path, "data: {train: x}\ntrain: {learning_rate: 0.5}\n")
     with pytest.raises(SystemExit):
@@ -393,42 +338,19 @@ def test_the_help_tells_the_values_in_force(
     assert rewards in options["score.rewards"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("data: {train: x}\nrun: 3\n", "run=3 must be a section, {option: value}"),
-        ("data: {train: x}\ntrian: {learning_rate: 1}\n", "did you mean train?"),
-        ("data: {train: x}\ntrain: {learning_rat: 1}\n", "did you mean train.learning_rate?"),
-        ("data: {train: x}\ntrain: {warmup_ratio: 0.1}\n", "TRL is train.warmup_steps here"),
-        ("data: {trian: x}\n", "did you mean data.train?"),
-        ("data: {train: x, eval: 3}\n", "data.eval=3 must be a valid string"),
-        ("data: {train: x}\nalgorithm: {clip_low: 5}\n", "my_run.yaml: algorithm.clip_low=5.0"),
-        ("data: {train: x}\nsample: {temperature: .inf}\n", "must be less than or equal to 100"),
-        (
-            "data: {train: x}\nscore: {rewards: [{weight: x}]}\n",
-            "score.rewards.0.weight='x' must be",
-        ),
-        ("data: {train: x}\nscore: {rewards: [{name: reward_model}]}\n", "'path' of reward_mo"),
-    ],
-)
-def test_mistakes_are_told_in_words_of_their_own(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
-    told = str(caught.value)
-    assert message in told
-    assert not re.search(r"[Ii]nput should|pydantic|Section|Spec|valid dict|instance", told), told
-
-
-def test_a_name_alone_is_a_reward(tmp_path: Path) -> None:
-    path = write(tmp_path, "data: {train: x}\nscore: {rewards: [boxed, mine.py:f]}\n")
-    first, second = load(path).score.rewards
-    assert (first.name, second.custom) == ("boxed", "mine.py:f")
+def test_one_reward_is_a_list_of_one_and_a_name_alone_a_reward(tmp_path: Path) -> None:
+    for text in ("boxed", "{name: boxed}", "[boxed, mine.py:f]"):
+        path = write(tmp_path, f"{X}score: {{rewards: {text}}}\n")
+        rewards = load(path).score.rewards
+        assert [rewards[0].name, *(each.custom for each in rewards[1:])] in (
+            ["boxed"], ["boxed", "mine.py:f"],
+        )  # fmt: skip
     assert load(write(tmp_path, to_yaml(load(path)))) == load(path)
 
 
 def test_names_of_others_lead_to_options_that_exist() -> None:
     options = {name for name, _ in leaves(Config)}
-    named = {option for each in equivalents().values() for option in each.options}
+    named = {option for each in equivalents().values() for option in each["options"]}
     assert named <= options
     last = {name.rpartition(".")[2] for name in options}
     assert last & equivalents().keys() == {"beta"}  # preference.beta
@@ -437,9 +359,9 @@ def test_names_of_others_lead_to_options_that_exist() -> None:
 def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
     text = (ROOT / "docs" / "coming_from.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
-    found = {name: Equivalent("", tuple(re.findall(r"`([\w.]+)`", ours)), note)
-             for name, ours, note in rows}  # fmt: skip
+    found = {name: (re.findall(r"`([\w.]+)`", ours), note) for name, ours, note in rows}
     assert len(rows) == len(found)
     for whose in ("TRL", "Unsloth", "verl"):
         assert whose in text
-    assert found == {name: replace(each, whose="") for name, each in equivalents().items()}
+    table = equivalents().items()
+    assert found == {name: (each["options"], each.get("note", "")) for name, each in table}

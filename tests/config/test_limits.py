@@ -3,6 +3,7 @@ follows from the options."""
 
 import re
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,21 +88,42 @@ SAVED, UNSAVED = {"run.from_buffer": "b"}, {"run.from_buffer": None}
 STALE, FRESH = {"run.max_staleness": 1}, {"run.max_staleness": 0}
 OPD, TEACHER = {"algorithm.name": "opd"}, {"algorithm.name": "opd", "teacher.model": "m"}
 TURN, ONE = {"algorithm.credit": "turn"}, {"sample.completions_per_prompt": 1}
+START, PAIRS, FULL = {"model.start": "s"}, {"stage": "preference"}, {"model.train": "full"}
+NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
+    ({"model.quantize": "nf4"}, "model.quantize=nf4"),
+    ({"model.backend": "unsloth"}, "model.backend=unsloth"),
+    ({"model.allow_pickle": True}, "model.trust_remote_code or model.allow_pickle"),
+    ({"model.adapter.rank": 4}, "the model.adapter section"),
+    ({"model.start": "x"}, "model.start=x"),
+    ({"run.shards": 2}, "run.replicas, run.shards, run.samplers or run.max_staleness"),
+    ({"run.max_staleness": 1}, "run.samplers or run.max_staleness"),
+    (PPO, "algorithm.name=ppo"),
+    (OPD | {"teacher.adapter": "x"}, "teacher.adapter=x"),
+    ({"score.rewards": JUDGED}, "a reward model in score.rewards that is an adapter"),
+    ({"stage": "reward"}, "stage=reward"),
+    ({"stage": "sample"}, "stage=sample"),
+    (SFT | {"sft.condition": "reward"}, "sft.condition=reward"),
+    ({"train.ema": 0.9}, "train.ema=0.9"),
+]
+WEIGHED = "learned_row.correction"
 
 
 @pytest.mark.parametrize(
     ("options", "change", "told"),
     [
         (SAVED | {"stage": "sample"}, RL, "run.from_buffer=b contradicts stage=sample"),
-        (SFT | {"run.samplers": 1}, RL, "run.samplers=1 contradicts stage=sft"),
+        (SFT | {"run.samplers": 1}, RL, "run.samplers=1 contradicts run.from_buffer=None or s"),
         (SFT | STALE, RL, "which samples no rollouts"),
+        *(({"run.replicas": 2, f"run.{name}": 16}, {"run.shards": 16}, f"run.{name}=16 contradicts")
+          for name in ("replicas", "samplers")),
+        ({"run.ray": "auto"}, {"run.replicas": 2}, "run.ray=auto contradicts run.replicas=1"),
         (STALE | {"stage": "sample"}, RL, "whose policy does not change"),
         (SAVED | {"run.samplers": 1}, {"run.samplers": 0}, "contradicts run.from_buffer"),
         (ORDERED | {"stage": "sample"}, RL, "data.order=informative"),
         (ORDERED | SFT, RL, "data.order=informative"),
         (ORDERED | ONE | {"algorithm.name": "pg"}, {"sample.completions_per_prompt": 2}, "it asks"),
-        (ORDERED | SAVED, UNSAVED, "are drawn already"),
-        (ORDERED | STALE, FRESH, "must be known"),
+        (ORDERED | SAVED, UNSAVED, "informative contradicts run.from_buffer=b"),
+        (ORDERED | STALE, FRESH, "run.max_staleness=1: prompts"),
         (REPLAYED | SFT, RL, "train.replay=1 contradicts stage=sft"),
         (REPLAYED | PPO, {"algorithm.name": "dapo"}, "algorithm.name=ppo: it learns"),
         (REPLAYED | {"algorithm.name": "rloo"}, {"algorithm.kl_place": "loss"}, "=rloo: it learns"),
@@ -131,11 +153,11 @@ TURN, ONE = {"algorithm.credit": "turn"}, {"sample.completions_per_prompt": 1}
         ({"algorithm.keep": "top_k", "algorithm.top_k": 9}, {"algorithm.top_k": 8}, "top_k=9 cont"),
         ({"algorithm.dynamic_sampling": 2, "score.rewards": JUDGED},
          {"algorithm.dynamic_sampling": 1}, "algorithm.dynamic_sampling=2 contradicts"),
-        *(({name: value, "algorithm.correction": "token_mask"}, {name: none}, "=token_mask contr")
+        *(({name: value, "algorithm.correction": "token_mask"}, {name: none}, "=token_mask or al")
           for name, value, none in (("sample.top_p", 0.99, 1), ("sample.top_k", 1, 0),
                                     ("sample.min_p", 0.01, 0))),
         ({"sample.top_k": 1, "algorithm.off_policy_threshold": 0.1}, {"sample.top_k": 0}, "=0.1 "),
-        ({"train.optimizer_steps": 129}, {"train.optimizer_steps": 128}, "= 128 rollouts; set it"),
+        ({"train.optimizer_steps": 129}, {"train.optimizer_steps": 128}, "the 128 rollouts or"),
         ({"model.context_tokens": 512}, {"model.context_tokens": 513}, "no prompt would fit"),
         (SFT | {"model.context_tokens": 9, "data.eval": "y"}, {"data.eval": None}, "would fit"),
         (KTO | {"train.rows_per_step": 7, "train.optimizer_steps": 4}, {"train.rows_per_step": 8},
@@ -144,6 +166,33 @@ TURN, ONE = {"algorithm.credit": "turn"}, {"sample.completions_per_prompt": 1}
          {"train.warmup_steps": 29}, "the policy has 30 optimizer steps"),
         (PPO | {"run.steps": 12, "train.warmup_steps": 2}, {"train.warmup_steps": 1}, "has 2 opti"),
         ({"eval.samples": 2}, {"eval.sets": {"a": "y"}}, "the eval section contradicts"),
+        ({"sft.aggregation": "sequence_mean"}, SFT, "the sft section contradicts stage=rl"),
+        ({"reward.centering": 0.1}, {"stage": "reward"}, "the reward section contradicts stage=rl"),
+        (SFT | {"algorithm.name": "dapo"}, RL, "algorithm section contradicts"),
+        (SFT | {"data.form": "texts"}, {"stage": "pretrain"}, "data.form=texts contradicts"),
+        ({"eval.rows": "x"}, SFT, "eval.rows=x contradicts stage=rl"),
+        ({"stage": "reward", "data.eval": "y"}, {"data.eval": None}, "contradicts stage=reward"),
+        ({"critic.lam": 0.5}, PPO, "the critic section contradicts algorithm.name=grpo"),
+        ({"teacher.adapter": "x"}, OPD, "the teacher section contradicts algorithm.name=grpo"),
+        (PPO | {"critic.start": "rm", "critic.warmup_steps": 0}, {"critic.warmup_steps": 1},
+         "critic.warmup_steps=0 contradicts critic.start=rm"),
+        ({"algorithm.missing_eos_penalty": 1.0}, PPO, "because algorithm.name is not ppo"),
+        (PPO | {"algorithm.missing_eos_penalty": 1.0, "algorithm.truncated": "leave_out"},
+         {"algorithm.truncated": "train"}, "because algorithm.truncated is leave_out"),
+        (PPO | {"algorithm.kl_reference": "start"}, START, "kl_reference=start contradicts"),
+        (PAIRS | {"preference.reference": "start"}, START, "reference=start contradicts"),
+        (PAIRS | {"preference.name": "orpo", "preference.reference": "base"},
+         {"preference.reference": "auto"}, "preference.reference=base would be ignored"),
+        ({"train.rows_per_step": 63}, SFT, "train.rows_per_step=63 contradicts stage=rl"),
+        (SFT | {"sft.condition_bins": 3}, {"sft.condition": "bins"}, "condition_bins=3 would be"),
+        (SFT | {"sft.condition": "reward", "sft.condition_bins": 3}, {"sft.condition": "bins"},
+         "sft.condition_bins=3 would be ignored"),
+        (SFT | {"sft.condition_text": "{reward} {input}"}, {"sft.condition": "reward"},
+         "would be ignored because sft.condition is none"),
+        ({"stage": "pretrain", "sft.condition": "bins"}, SFT, "contradicts data.form=texts"),
+        ({"model.trainable": "x"}, FULL, "model.trainable=x contradicts model.train=adapter"),
+        *((FULL | given, {"model.train": "adapter"}, f"{told} contradicts model.train=full: ")
+          for given, told in NOT_WITH_FULL),
     ],
     ids=str,
 )  # fmt: skip
@@ -194,9 +243,6 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
                     preference_of(name, {column: value})
 
 
-START, PAIRS = {"model.start": "s"}, {"stage": "preference"}
-
-
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -217,11 +263,54 @@ START, PAIRS = {"model.start": "s"}, {"stage": "preference"}
         ("reward_adapters", SAVED | {"score.rewards": JUDGED}, {}),
         ("units_per_step", {"sample.prompts_per_step": 3, "sample.completions_per_prompt": 5}, 15),
         ("units_per_step", SFT | {"train.rows_per_step": 7}, 7),
+        ("run.shards", {}, 1),
+        ("run.shards", {"run.replicas": 1}, 1),
+        ("run.shards", {"run.replicas": "auto"}, 8),
+        ("run.shards", {"run.replicas": 2, "run.shards": 2}, 2),
+        ("run.shards", {"run.samplers": 1}, 8),
+        ("run.shards", STALE, 1),
+        (WEIGHED, {}, "none"),
+        (WEIGHED, STALE, "token_truncate"),
+        (WEIGHED, {"sample.engine": "vllm"}, "token_truncate"),
+        (WEIGHED, {"sample.engine": "vllm", "sample.top_p": 0.9}, "none"),
+        (WEIGHED, SAVED, "token_truncate"),
+        (WEIGHED, SAVED | {"sample.top_p": 0.9}, "token_truncate"),
+        (WEIGHED, SAVED | {"algorithm.correction": "none"}, "none"),
+        (WEIGHED, SAVED | {"algorithm.correction": "token_mask"}, "token_mask"),
+        *((WEIGHED, STALE | {"algorithm.name": name}, "sequence_truncate")
+          for name in ("gspo", "gspo_token", "luspo")),
+        ("prompting_reward", {}, "boxed"),
+        ("prompting_reward", {"stage": "sample"}, "boxed"),
+        ("prompting_reward", {"score.rewards": ["think_answer_tags"]}, "think_answer_tags"),
+        *(("prompting_reward", {"stage": name}, "") for name in ("sft", "reward", "pretrain")),
+        ("prompting_reward", SFT | {"data.eval": "y"}, "boxed"),
+        ("data.form", {}, "problems"),
+        ("data.form", SFT, "demonstrations"),
+        ("data.form", {"stage": "pretrain"}, "texts"),
+        ("data.form", {"stage": "reward"}, "preferences"),
+        ("data.form", KTO, "labels"),
+        ("learns_pairs", KTO, False),
+        ("compares_with_start", PPO, False),
+        ("compares_with_start", PPO | START, True),
     ],
     ids=str,
 )  # fmt: skip
 def test_what_follows_from_the_options(name: str, options: dict[str, Any], expected: Any) -> None:
-    assert getattr(made(options), name) == expected
+    assert attrgetter(name)(made(options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"run.replicas": 3}, "run.replicas=3 must be a power of two, such as 2"),
+        ({"run.shards": 6}, "run.shards=6 must be a power of two, such as 4"),
+        ({"run.replicas": 0}, "run.replicas=0"),
+        ({"run.replicas": "many"}, "run.replicas='many'"),
+    ],
+)
+def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        made(options)
 
 
 def test_several_options_of_a_section_are_set_at_once() -> None:

@@ -256,7 +256,6 @@ def test_a_model_without_a_chat_template_learns_texts(tmp_path: Path, of_form: L
         ("problems", {"sample__max_new_tokens": 300}, r"sample\.max_new_tokens=300 leaves no"),
         ("labels", {"data__max_tokens": 301}, r"data\.max_tokens=301 is not from 2 to 300"),
         ("labels", {"data__max_tokens": 1}, r"data\.max_tokens=1 is not"),
-        ("texts", {"sft__condition": "bins"}, r"sft\.condition=bins contradicts data\.form=texts"),
     ],
 )
 def test_options_that_contradict_each_other(

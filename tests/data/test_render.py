@@ -13,7 +13,6 @@ NO_ODD = "{% for m in messages %}{{ 1 // (m.content != 'odd') }}{{ m.content }}\
 
 
 def test_many_prompts_at_once_are_those_made_one_by_one(tokenizer: Any) -> None:
-    """Of a part in which one cannot be made there is none."""
     renderer = Renderer(tokenizer, ChatTemplate("a test's", NO_ODD), "Add.")
     questions = [f"{i} + {i}" for i in range(AT_ONCE + 9)]
     asked = [(f"row {q}", [{"role": "user", "content": q}], f"{q}!") for q in questions]
@@ -21,8 +20,10 @@ def test_many_prompts_at_once_are_those_made_one_by_one(tokenizer: Any) -> None:
     assert made == {each[0]: renderer.prompt(*each) for each in asked}
     assert made["row 1 + 1"].text == "1Add.\n11 + 1\n"
     asked[AT_ONCE][1][0]["content"] = "odd"
-    assert renderer.prompts(asked).keys() == {each[0] for each in asked[:AT_ONCE]}
-    assert renderer.prompts([]) == {}
+    again = renderer.prompts(asked)
+    assert str(again.pop(asked[AT_ONCE][0])).startswith("row 256 + 256: a test's fails on it")
+    assert again == {name: prompt for name, prompt in made.items() if name in again}
+    assert len(again) == len(made) - 1 and renderer.prompts([]) == {}
 
 
 def test_order_is_a_function_of_seed_and_position() -> None:

@@ -195,8 +195,8 @@ def test_the_template_takes_arguments(
     path = tmp_path / "my_run.yaml"
     path.write_text(config_file.to_yaml(config))
     assert find_subject(str(path), None).template_arguments == arguments
-    for name, message in (("tokenize", "set otherwise; leave it out"), ("a-b", "which is no name")):
+    for name in ("tokenize", "a-b"):
         text = f"data: {{train: x, template_arguments: {{{name}: 1}}}}\nmodel: {{path: {TINY}}}\n"
         path.write_text(text)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=f"has '{name}', which is no name or is set"):
             config_file.load(path)

@@ -12,12 +12,12 @@ Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
 def run(program: str, arguments: Sequence[str]) -> None:
     """Do what ``arguments`` ask."""
     from reason_llm.app.console import Console
-    from reason_llm.config import WITHOUT_CONFIG, config_of_line, read_command_line
+    from reason_llm.config import WITHOUT_CONFIG, read_command_line
 
     own, rest = _parser(program).parse_known_args(arguments)
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(f"{program} BUFFER", "", what, rest, {}, in_force=config_of_line)
-    config = config_of_line(line)
+    line = read_command_line(f"{program} BUFFER", "", what, rest, {}, in_force=True)
+    config = line.config()
     from reason_llm.app import rescore as rescoring  # heavy: torch
     from reason_llm.run import default_target
 
