@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
@@ -39,13 +38,7 @@ class MicroBatches:
         self, data: Sequence[Datum], size: int = 1
     ) -> Iterator[AbstractContextManager[list[list[int]]]]:
         """Contexts with the indices of every micro-batch: one, and out of memory the next one with
-        smaller micro-batches.
-
-            for attempt in micro_batches.attempts(rows):
-                found = []  # without what the attempt before left
-                with attempt as batches:
-                    for indices in batches:
-                        ...
+        smaller micro-batches, which must not keep what the one before left.
 
         Args:
             size: rows of a unit: each ``size`` rows that follow each other stay together.
@@ -84,11 +77,8 @@ class MicroBatches:
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
-            log.warning(
-                "out of memory while learning (%s): again with micro-batches of %d tokens",
-                failed,
-                self.tokens,
-            )
+            said = "out of memory while learning (%s): again with micro-batches of %d tokens"
+            log.warning(said, failed, self.tokens)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             yield attempt()
@@ -111,19 +101,6 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
             "train.optimizer to adamw_8bit, or lower model.adapter.rank or memory.budget_gib; what "
             "was learned and sampled so far is saved"
         ) from None
-
-
-def rng_states() -> list[Tensor]:
-    """Generator states of the CPU and of each GPU."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_gpus]
-
-
-def set_rng_states(states: list[Tensor]) -> None:
-    """Restore the generator states from ``rng_states``."""
-    torch.set_rng_state(states[0])
-    if states[1:]:
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 MOST_PADDING = 0.05
@@ -165,13 +142,7 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) ->
 
 def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that all tokens together are within the budget, a prompt's counted once;
-    units of a prompt are side by side, the group with the longest row first.
-
-    A unit longer than the budget is a micro-batch of its own.
-
-    Args:
-        size: rows of a unit, which is never split.
-    """
+    units of a prompt are side by side, the group with the longest row first. Else as above."""
     groups: dict[tuple[int, ...], list[list[int]]] = {}
     for unit in units(range(len(data)), size):
         groups.setdefault(data[unit[0]].prompt_ids, []).append(list(unit))
@@ -183,33 +154,17 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
         group.sort(key=by_length)
     batches: list[list[int]] = []
     tokens = keys = 0  # of the last batch
-    prompts: set[tuple[int, ...]] = set()
-    for group in sorted(groups.values(), key=lambda g: by_length(g[0])):
-        for unit in group:
-            more, new = _tokens_added(data, unit, prompts)
-            more_keys = sum(data[i].num_tokens for i in unit)
+    for prompt, group in sorted(groups.items(), key=lambda item: by_length(item[1][0])):
+        for place, unit in enumerate(group):
+            own_keys = sum(data[i].num_tokens for i in unit)
+            own = own_keys - sum(len(data[i].prompt_ids) for i in unit)
+            own += sum(map(len, {data[i].prompt_ids for i in unit}))
+            more = own - (len(prompt) if place else 0)  # which the unit before has
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + more_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
+            if batches and fits and keys + own_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
                 batches[-1] += unit
-                tokens, keys = tokens + more, keys + more_keys
-                prompts |= new
+                tokens, keys = tokens + more, keys + own_keys
             else:
                 batches.append(unit)
-                tokens, prompts = _tokens_added(data, unit, set())
-                keys = more_keys
+                tokens, keys = own, own_keys
     return batches
-
-
-def _tokens_added(
-    data: Sequence[Datum], unit: Sequence[int], prompts: set[tuple[int, ...]]
-) -> tuple[int, set[tuple[int, ...]]]:
-    """Tokens that a unit adds to a micro-batch with these prompts, and its prompts that are new."""
-    more, new = 0, set[tuple[int, ...]]()
-    for i in unit:
-        prompt = data[i].prompt_ids
-        more += data[i].num_tokens
-        if prompt in prompts or prompt in new:
-            more -= len(prompt)
-        else:
-            new.add(prompt)
-    return more, new
