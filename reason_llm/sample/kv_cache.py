@@ -1,11 +1,8 @@
 """KV cache whose storage is reserved once: a token is written into it, and nothing is copied.
 
-``DynamicCache`` joins all keys and values anew for every token. Here the layers that attend to the
-whole text get storage for the longest row when the prompts have been read; a row that leaves is
-replaced by the last one. Layers with a sliding window stay as Transformers has them: they hold
-little.
-
-On a CPU, long prompts of many rows are kept once (``SharedPrompts``).
+Layers that attend to the whole text get storage for the longest row when the prompts have been
+read; a row that leaves is replaced by the last one. Layers with a sliding window stay as
+Transformers has them. On a CPU, long prompts of many rows are kept once (``SharedPrompts``).
 
 Shapes: P prompts, B rows, K key heads, T tokens so far, C tokens there is room for, H head size.
 """
@@ -54,11 +51,8 @@ class ReservedCache(DynamicCache):
         Args:
             lengths: of the prompts, which are padded on the left.
         """
-        keys_values = [
-            layer.share(len(index_B), new_tokens)
-            for layer in self.layers
-            if isinstance(layer, _ReservedLayer)
-        ]
+        layers = [layer for layer in self.layers if isinstance(layer, _ReservedLayer)]
+        keys_values = [layer.share(len(index_B), new_tokens) for layer in layers]
         self.prompts = SharedPrompts(keys_values, lengths, index_B)
 
     def keep(self, index_B: Tensor) -> None:
@@ -110,7 +104,6 @@ class _ReservedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens, and return all keys and values so far."""
         if self._storage is None:
             keys, values = super().update(key_states, value_states)
             return keys, values

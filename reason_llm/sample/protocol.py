@@ -50,6 +50,14 @@ class Sampler(Protocol):
 class Episodes(Protocol):
     """Rollouts of several turns in environments."""
 
-    def over(self, sampler: Sampler) -> Sampler:
-        """The Sampler of whole rollouts over a sampler of turns."""
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        sampler: Sampler,
+    ) -> list[Group]:
+        """Whole rollouts over a sampler of their turns, as ``Sampler.sample``: the same tokens
+        where the environments do the same."""
         ...

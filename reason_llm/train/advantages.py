@@ -29,9 +29,8 @@ def group_advantages(
     """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon.
 
     At a turn the reward less what was earned before (the return to go) takes the reward's place;
-    baseline and deviation stay those of whole completions. Without a scale the expected gradient is
-    then the policy's (arXiv:1506.02438 section 2), times (G - 1) / G with ``group_mean``. A mean of
-    each turn's number would not give it: the policy decides how many completions have that turn.
+    baseline and deviation stay those of whole completions: each turn's own would bias the gradient,
+    as the policy decides how many completions have that turn (arXiv:1506.02438 section 2).
 
     Args:
         rewards_N: total rewards; NaN where there is none, which counts in no mean and no deviation.
@@ -54,9 +53,8 @@ def group_advantages(
     arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
     Differs: the papers give neither ddof nor epsilon; both are TRL's.
     """
-    rewards_PG = rewards_N.view(-1, group_size)
+    centred_PG = rewards_PG = rewards_N.view(-1, group_size)
     known_PG = ~rewards_PG.isnan()
-    centred_PG = rewards_PG
     if baseline != "none":
         centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
         # A mean of equal numbers can be off by a rounding; such a group must teach nothing.
@@ -100,19 +98,15 @@ def per_reward_advantages(
     epsilon: float = 1e-4,
     counted_N: Tensor | None = None,
 ) -> Tensor:
-    """Each reward normalised in its group by itself, then the weighted sum, (N,); NaN where a
-    completion has none of that reward.
+    """Each reward (NaN: none) normalised in its group by itself, then the weighted sum, (N,); with
+    ``scale: whiten`` whitened over the batch, as in ``group_advantages``.
 
-    With ``scale: whiten`` that sum is whitened over the batch, as in ``group_advantages``. Source:
-    arXiv:2601.05242 eq. 4 to 7.
+    Source: arXiv:2601.05242 eq. 4 to 7.
     """
-    normalized_RN = torch.stack(
-        [
-            group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
-            for rewards_N in rewards_RN
-        ]
-    )
-    total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
+    normalized = [
+        group_advantages(each, group_size, "group", epsilon=epsilon) for each in rewards_RN
+    ]
+    total_N = (weights_R[:, None] * torch.stack(normalized)).sum(dim=0)
     if scale != "whiten":
         return total_N
     known_N = ~rewards_RN.isnan().all(dim=0)
@@ -124,13 +118,7 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
 
     Source: arXiv:2501.03262 (v9) eq. 4 (gamma = 1).
     """
-    returns_BT = torch.zeros_like(rewards_BT)
-    coming_B = torch.zeros_like(rewards_BT[:, 0])
-    for t in reversed(range(rewards_BT.shape[1])):
-        here_B = mask_BT[:, t]
-        coming_B = torch.where(here_B, rewards_BT[:, t] + gamma * coming_B, coming_B)
-        returns_BT[:, t] = torch.where(here_B, coming_B, 0.0)
-    return returns_BT
+    return _gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma, 1.0)
 
 
 def whiten(
@@ -154,15 +142,12 @@ def kl_in_reward(
     coefficient: float,
     estimator: KLEstimator = "k1",
 ) -> Tensor:
-    """Reward of each token: ``-coefficient KL_t``, and the score at the last trained token.
+    """Reward of each token, (B, T): ``-coefficient KL_t``, and the score at the last trained token;
+    0 outside the mask.
 
     Args:
         logprobs_BT: of the policy before the step.
-        scores_B: of the whole completions, no NaN. A row without a trained token has no place for
-            its score.
-
-    Returns:
-        (B, T), 0 outside the mask.
+        scores_B: of the whole completions, no NaN.
 
     Source: arXiv:1909.08593 eq. 2; arXiv:2203.02155 eq. 2.
     """
@@ -180,14 +165,10 @@ def gae(
     lam: float,
     critic_lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, (B, T), 0 outside the mask.
+    """Advantages, by ``lam``, and returns, by ``critic_lam``; (B, T), 0 outside the mask.
 
     ``delta_t = r_t + gamma V_{t+1} - V_t``, ``A_t = delta_t + gamma lam A_{t+1}``, ``R_t = A_t +
     V_t``. After the last trained token V is 0.
-
-    Args:
-        lam: of the advantages.
-        critic_lam: of the returns.
 
     Source: arXiv:1506.02438 eq. 16; a lambda of its own for the critic, VC-PPO, arXiv:2503.01491.
     """

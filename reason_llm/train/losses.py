@@ -15,12 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reason_llm.config import (
-    Aggregation,
-    Correction,
-    KLEstimator,
-    masked_mean,
-)
+from reason_llm.config import Aggregation, Correction, KLEstimator, masked_mean
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -51,12 +46,10 @@ def importance_weights(
     floor: float = 0.0,
     rounding: float = 0.0,
 ) -> Tensor:
-    """Importance weights for tokens drawn by another policy, or by a sampler that differs slightly
-    from the old policy.
+    """Importance weights ``w = pi_old / pi_sampler`` (B, T), 0 outside the mask.
 
-    ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
-    is cut down to it (truncate) or the weight is 0 (mask); below ``floor`` it is raised to it, or 0
-    likewise. 0 outside the mask.
+    Each token's, or the whole completion's product; above ``cap`` it is cut down to it (truncate)
+    or the weight is 0 (mask); below ``floor`` it is raised to it, or 0 likewise.
 
     Args:
         rounding: a token's log-ratio of up to this many nats counts as 0, its weight as 1.
@@ -112,12 +105,8 @@ def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """Sum of the masked losses; with ``sequence_mean`` each row is first divided by its number of
-    trained tokens.
-
-    Divide by ``denominator`` of the optimizer batch to get the loss. A row with no trained token
-    adds 0.
-    """
+    """Sum of the masked losses, to be divided by ``denominator`` of the optimizer batch; with
+    ``sequence_mean`` each row is first divided by its number of trained tokens."""
     row_sums_B = (loss_BT * mask_BT).sum(dim=1)
     if aggregation == "sequence_mean":
         row_sums_B = row_sums_B / mask_BT.sum(dim=1).clamp(min=1)

@@ -1,8 +1,7 @@
 """Optimizer and schedule. The state is plain tensors, so no pickle is written or read.
 
-Weights in bfloat16 hold 8 bits of a number, so a step of less than 1 part in 512 of a weight would
-be lost by rounding to the nearest. Their step is made on a float32 copy, one parameter at a time,
-large ones in parts, and rounded up or down with the probability that makes it right in the mean.
+The step of weights in bfloat16 is made on a float32 copy, one parameter at a time, large ones in
+parts, and rounded up or down with the probability that makes it right in the mean.
 Source: arXiv:2010.06192.
 """
 
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,13 +35,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self, matrices: Sequence[Tensor], others: Sequence[Tensor], options: dict[str, float]
     ) -> None:
-        self.parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            self.parts.append(
-                torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)  # type: ignore[arg-type]
-            )
-        if others:
-            self.parts.append(torch.optim.AdamW(others, fused=True, **options))  # type: ignore[arg-type]
+        kinds = (
+            (matrices, torch.optim.Muon, {"adjust_lr_fn": "match_rms_adamw"}),
+            (others, torch.optim.AdamW, {"fused": True}),
+        )
+        self.parts = [kind(of, **more, **options) for of, kind, more in kinds if of]  # type: ignore[arg-type]
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         for part in self.parts:
             part.state = self.state
@@ -70,21 +67,19 @@ def make_optimizer(
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
     """
-    rate, decay = config.learning_rate, config.weight_decay
-    options = {"lr": rate, "weight_decay": decay}
+    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+        return torch.optim.AdamW(parameters, fused=True, **options)
     if config.optimizer == "adafactor":  # foreach would hold temporaries of all parameters at once
-        return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay, foreach=False)
+        return torch.optim.Adafactor(parameters, foreach=False, **options)
     if config.optimizer == "muon":
         chosen = {i for i, each in enumerate(parameters) if each.dim() == 2 and is_inner(i)}
         others = [each for i, each in enumerate(parameters) if i not in chosen]
         return MuonAndAdamW([parameters[i] for i in sorted(chosen)], others, options)
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
-    kind = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
-    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, weight_decay=decay)
-    return optimizer
+    kind: Any = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
+    return cast(torch.optim.Optimizer, kind(parameters, **options))
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
@@ -103,24 +98,23 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """The state of a parameter before its first step, by torch's optimizer whose group this is."""
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-
-    def steps(device: torch.device) -> Tensor:
-        return torch.zeros((), dtype=torch.float32, device=device)
-
-    shape = parameter.shape
+    shape, device = parameter.shape, parameter.device
+    counts_on = torch.device("cpu") if "beta2_decay" in group else device
+    shapes: dict[str, tuple[int, ...]] = {"exp_avg": shape, "exp_avg_sq": shape}  # AdamW
     if "ns_steps" in group:  # Muon
-        return {"momentum_buffer": zeros(*shape)}
-    if "beta2_decay" not in group:  # AdamW
-        moments = {"exp_avg": zeros(*shape), "exp_avg_sq": zeros(*shape)}
-        return {"step": steps(parameter.device), **moments}
-    counted = {"step": steps(torch.device("cpu"))}
-    if len(shape) < 2:
-        return counted | {"variance": zeros(*shape)}
-    row, column = zeros(*shape[:-1], 1), zeros(*shape[:-2], 1, shape[-1])
-    return counted | {"row_var": row, "col_var": column}
+        shapes = {"momentum_buffer": shape}
+    elif "beta2_decay" in group:  # Adafactor
+        shapes = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
+        if len(shape) < 2:
+            shapes = {"variance": shape}
+    counted = (
+        {}
+        if "ns_steps" in group
+        else {"step": torch.zeros((), dtype=torch.float32, device=counts_on)}
+    )
+    dtype = parameter.dtype
+    zeros = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    return counted | zeros
 
 
 class Carrier(NamedTuple):
@@ -215,14 +209,13 @@ def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
 @torch.no_grad()
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Parameters hold their average in this block, and afterwards what they held before."""
-    parameters = _parameters(optimizer)
-    held = [parameter.clone() for parameter in parameters]
+    held = [(parameter, parameter.clone()) for parameter in _parameters(optimizer)]
     try:
-        for parameter in parameters:
+        for parameter, _ in held:
             parameter.copy_(optimizer.state[parameter][AVERAGE])
         yield
     finally:
-        for parameter, value in zip(parameters, held, strict=True):
+        for parameter, value in held:
             parameter.copy_(value)
 
 
@@ -245,22 +238,14 @@ def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -
     """
     if optimizer_step < config.warmup_steps:
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
-    factor = _schedule(
-        config.schedule,
-        config.learning_rate,
-        config.warmup_steps,
-        total_steps,
-        tuple(sorted(config.schedule_options.items())),
-    )
-    return config.learning_rate * max(0.0, float(factor(optimizer_step)))
+    options = tuple(sorted(config.schedule_options.items()))
+    rate = config.learning_rate
+    factor = _schedule(config.schedule, rate, config.warmup_steps, total_steps, options)
+    return rate * max(0.0, float(factor(optimizer_step)))
 
 
 def check_schedule(config: TrainSection, total_steps: int) -> None:
-    """Check that the schedule takes its options.
-
-    Raises:
-        ConfigError: it lacks one, or knows one not.
-    """
+    """Raise a ConfigError if the schedule lacks an option, or knows one not."""
     try:
         for step in (config.warmup_steps, max(config.warmup_steps, total_steps - 1)):
             learning_rate(config, step, total_steps)
@@ -287,8 +272,7 @@ def _schedule(
         made: Any = get_scheduler(
             name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=dict(options)
         )
-    found: Callable[[int], float] = made.lr_lambdas[0]
-    return found
+    return cast(Callable[[int], float], made.lr_lambdas[0])
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -315,26 +299,21 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     if not optimizer.state:
         allocate_state(optimizer)
     parameters = _parameters(optimizer)
-    counts_with_int = hasattr(optimizer, "init_state")
     for key, value in tensors.items():
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
             raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
-        is_average = name in (AVERAGE, AVERAGED_STEPS)
-        if is_average and name not in optimizer.state[parameters[int(index)]]:
-            continue
-        parameter = parameters[int(index)]
-        state = optimizer.state[parameter]
+        state = optimizer.state[parameters[int(index)]]
         held = state.get(name)
+        if held is None and name in (AVERAGE, AVERAGED_STEPS):
+            continue
         if held is None or torch.as_tensor(held).shape != value.shape:
             kind = type(optimizer).__name__
             raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of {kind}")
-        if _is_paged(state.get(name)):  # an ordinary tensor in its place would not be paged
-            state[name].copy_(value)
+        if _is_paged(held):  # an ordinary tensor in its place would not be paged
+            held.copy_(value)
         else:
-            is_count = counts_with_int and name == "step"
-            device = held.device if isinstance(held, Tensor) else parameter.device
-            state[name] = int(value) if is_count else value.to(device)
+            state[name] = value.to(held.device) if isinstance(held, Tensor) else int(value)
 
 
 def _is_paged(value: Any) -> bool:

@@ -37,7 +37,6 @@ def cdpo(
     it is lowest at a finite h, where ``sigmoid(beta h) = 1 - e``.
 
     Args:
-        beta: above 0; the larger, the closer the policy stays to the reference.
         label_smoothing: e, the fraction of labels that are wrong, from 0 to 0.5.
 
     Source: DPO, arXiv:2305.18290 eq. 7; conservative DPO, E. Mitchell, "A note on DPO with noisy
@@ -77,13 +76,8 @@ def ipo(
     ref_rejected_P: Tensor,
     tau: float,
 ) -> Tensor:
-    """``(h - 1 / (2 tau))^2``: a finite h is the target.
-
-    Log-probs are sums over a completion's tokens, the paper's letter, or means over them, as its
-    authors told TRL that they had computed it.
-
-    Args:
-        tau: above 0; the larger, the smaller the target, the closer to the reference.
+    """``(h - 1 / (2 tau))^2``: a finite h is the target. Of sums over tokens, the paper's letter,
+    or of means, as its authors told TRL that they had computed it.
 
     Source: IPO, arXiv:2310.12036 eq. 17; TRL 1.14.2's ``loss_type="ipo"`` (means).
     """
@@ -101,8 +95,7 @@ def kto(
     undesirable_weight: float = 1.0,
 ) -> Tensor:
     """With the log-ratio r and the baseline z0: ``w_D (1 - sigmoid(beta (r - z0)))`` for a
-    desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another. Each is at most its
-    weight, and its gradient vanishes far from z0 on either side.
+    desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another.
 
     Args:
         desirable_N: bool, each completion's label.
@@ -152,10 +145,7 @@ def kto_desirable_weights(
     num_desirable: float, num_undesirable: float, undesirable_weight: float
 ) -> tuple[float, float]:
     """Lowest and highest recommended weight of desirable completions, for which
-    ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``.
-
-    Args:
-        num_desirable, num_undesirable: rows, or shares of what is drawn, above 0.
+    ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``; numbers of rows, or shares, above 0.
 
     Source: arXiv:2402.01306 (v1) section 4.2; TRL 1.14.2 warns outside of 1 to 1.33.
     """
@@ -165,13 +155,8 @@ def kto_desirable_weights(
 
 
 def orpo(chosen_P: Tensor, rejected_P: Tensor, coefficient: float) -> Tensor:
-    """``-coefficient log sigmoid(log odds_chosen - log odds_rejected)``, to which the caller adds
-    the NLL of the chosen completions' tokens: the loss has no reference, so that the odds alone
-    would hold nothing in place.
-
-    Args:
-        chosen_P, rejected_P: means over the trained tokens.
-        coefficient: lambda, 0.1 in the paper.
+    """``-coefficient log sigmoid(log odds_chosen - log odds_rejected)``, of means over the trained
+    tokens; the caller adds the NLL of the chosen completions' tokens.
 
     Source: ORPO, arXiv:2403.07691 eq. 4, 6 and 7.
     Differs: TRL's NLL covers the prompt too.
@@ -203,11 +188,8 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def simpo(chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float) -> Tensor:
-    """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens and without a
-    reference: longer completions gain nothing by their length.
-
-    Args:
-        gamma: the margin itself, as in TRL, and not gamma / beta.
+    """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens; gamma is the margin
+    itself, as in TRL, and not gamma / beta.
 
     Source: SimPO, arXiv:2405.14734 eq. 6.
     """

@@ -35,11 +35,7 @@ def bradley_terry(
 
 
 def in_order(ahead_P: Tensor) -> Tensor:
-    """(P,) accuracy of each pair: 1 where the chosen side is ahead, one half of a tie, else 0.
-
-    Args:
-        ahead_P: (P,) chosen minus rejected.
-    """
+    """(P,) accuracy of each pair, from chosen minus rejected: 1 where it is above 0, 1/2 at 0."""
     return (ahead_P > 0).float() + 0.5 * (ahead_P == 0).float()
 
 
@@ -59,16 +55,14 @@ class PairAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """Dependence of a reward model on length."""
+    """Dependence of a reward model on length: its accuracy over all pairs, and over those whose
+    chosen completion is the longer one, or is not (below 1/2 there, the model goes by length)."""
 
     pearson: float
     """Correlation of reward and length over all completions; NaN if either is constant."""
     accuracy: PairAccuracy
-    """Pairs whose chosen completion has the higher reward; equal rewards count one half."""
     chosen_longer: PairAccuracy
-    """Likewise, where the chosen completion is the longer one."""
     chosen_not_longer: PairAccuracy
-    """Likewise, where it is shorter or as long: below 1/2, the model goes by length."""
     prefer_longer: PairAccuracy
     """Accuracy of always choosing the longer one; equal lengths count as wrong."""
 
@@ -84,11 +78,9 @@ def length_bias(
     Source: length correlations of RLHF's rewards, arXiv:2310.03716.
     """
     rewards = zip(chosen_rewards, rejected_rewards, strict=True)
-    are_right = [
-        0.5 if chosen == rejected else float(chosen > rejected) for chosen, rejected in rewards
-    ]
+    are_right = [0.5 if chosen == other else float(chosen > other) for chosen, other in rewards]
     lengths = zip(chosen_lengths, rejected_lengths, strict=True)
-    are_longer = [chosen > rejected for chosen, rejected in lengths]
+    are_longer = [chosen > other for chosen, other in lengths]
     both = list(zip(are_right, are_longer, strict=True))
     try:
         pearson = correlation(

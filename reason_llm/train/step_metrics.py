@@ -45,10 +45,10 @@ class Tally:
         Args:
             passed: tokens of the micro-batch.
             padding: those of them that are none.
-            values: (B, T) by name, whose means over the masked tokens are wanted.
+            values: (B, T) by name, for means over the masked tokens.
             log_ratio_BT: the policy's log-probs less the old ones; None where there are none.
             mismatch_BT: the learner's less the sampler's; None once the policy has moved.
-            of_units: (U,) by name, whose means over rows or pairs are wanted.
+            of_units: (U,) by name, for means over rows or pairs.
         """
         self._add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
@@ -104,8 +104,8 @@ class Tally:
         return means | {name: float(v) / self.units[name] for name, v in self.unit_sums.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens, or over optimizer steps for loss and gradient norm. A metric without
-        tokens is omitted, and so is the KL if none is computed."""
+        """Means over tokens, or over optimizer steps for loss and gradient norm; what was measured
+        of no token is omitted."""
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
         per_update = ("loss", "grad_norm")

@@ -41,7 +41,7 @@ from reason_llm.train import (
 )
 from reason_llm.train.learner import split
 from reason_llm.train.objectives import Batch, with_critic, with_teacher
-from reason_llm.train.stages import OBJECTIVES, objective_of
+from reason_llm.train.stages import OBJECTIVES
 
 CHOSEN, REJECTED = [[-1.0, -2.0], [-4.0]], [[-0.5, -0.5, -2.0], [-1.0, -1.0]]
 """Sums -3, -4 and -3, -2; means -1.5, -4 and -1, -1."""
@@ -480,9 +480,9 @@ def test_every_stage_has_an_objective() -> None:
     tree = {"data": {"train": "x.jsonl"}, "sample": {"max_new_tokens": 77}}
     for changes, rounding in (({}, 0.0), ({"run": {"from_buffer": "x"}}, 1e-3)):
         config = Config.model_validate(tree | changes)
-        assert objective_of(config) == PolicyGradient(config.learned_row, 77, rounding)
+        assert OBJECTIVES[config.stage](config) == PolicyGradient(config.learned_row, 77, rounding)
     sft = {"stage": "sft", "sft": {"aggregation": "sequence_mean"}, "data": {"train": "x.jsonl"}}
-    assert objective_of(Config.model_validate(sft)) == Supervised(aggregation="sequence_mean")
+    assert OBJECTIVES["sft"](Config.model_validate(sft)) == Supervised(aggregation="sequence_mean")
 
 
 def test_both_optimizers_are_saved_and_the_kl_s_weight_is_the_policy_s(model: Model) -> None:
