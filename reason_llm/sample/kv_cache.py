@@ -45,12 +45,9 @@ class ReservedCache(DynamicCache):
                 layer.reorder_cache(index_B)
 
     def share(self, index_B: Tensor, lengths: Sequence[int], new_tokens: int) -> None:
-        """Keep the rows so far as prompts, and make row b a continuation of prompt ``index_B[b]``
-        with room for ``new_tokens``; ``is_reserved`` must hold.
-
-        Args:
-            lengths: of the prompts, which are padded on the left.
-        """
+        """Keep the rows so far, padded on the left, as prompts of these lengths, and make row b a
+        continuation of prompt ``index_B[b]`` with room for ``new_tokens``; ``is_reserved`` must
+        hold."""
         layers = [layer for layer in self.layers if isinstance(layer, _ReservedLayer)]
         keys_values = [layer.share(len(index_B), new_tokens) for layer in layers]
         self.prompts = SharedPrompts(keys_values, lengths, index_B)

@@ -61,11 +61,8 @@ async def converse(
 
 
 def mcp_tools(command: str) -> Plays:
-    """Rollouts with the tools of the server of this command line.
-
-    Raises:
-        ConfigError: the package is missing, or there is no such command.
-    """
+    """Rollouts with the tools of the server of this command line; a ConfigError if the package is
+    missing, or there is no such command."""
     words = shlex.split(command)
     if not words:
         raise ConfigError("sample.environment=mcp: names no server; write mcp:COMMAND ARGUMENTS")

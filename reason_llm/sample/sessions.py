@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -28,21 +28,17 @@ from reason_llm.config import Config
 from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
-from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Prompt, Span
+from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
 from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Wave
 from reason_llm.sample.tasksets import tasksets
 from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 
 
 class Sessions:
-    """What a run needs for such rollouts.
-
-    Raises:
-        ConfigError: there is no such function, a package is missing, or the chat template does not
-            keep earlier answers.
-    """
+    """What a run needs for such rollouts; a ConfigError if there is no such function, a package is
+    missing, or the chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         kind, rest = own_session(config.sample.environment)
@@ -60,15 +56,9 @@ class Sessions:
         if kind != "verifiers":  # which renders anew where turns cannot follow
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        seed: int,
-        progress: Progress,
-        sampler: Sampler,
-    ) -> list[Group]:
+    def play(self, wave: Wave) -> list[Group]:
         """See ``Episodes``."""
+        prompts, params, seed, progress, sampler = wave
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
         server = TokenServer(
@@ -83,32 +73,30 @@ class Sessions:
                 before, ended = ended, sum(each.has_ended for each in rollouts)
                 progress(0, ended - before)
                 for session, ask in asked:
-                    batch.add(
-                        (session, ask),
-                        replace(session.prompt, token_ids=ask.ids),
-                        replace(params, num_completions=1, max_new_tokens=ask.most),
-                        turn_seed(seed, rollouts.index(session), session.notes["turns"]),
-                    )
+                    prompt = replace(session.prompt, token_ids=ask.ids)
+                    own = replace(params, num_completions=1, max_new_tokens=ask.most)
+                    number = rollouts.index(session)
+                    own_seed = turn_seed(seed, number, session.notes["turns"])
+                    batch.add((session, ask), prompt, own, own_seed)
                 if not batch.keys:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for group in groups:
-            self._speak(group, params, seed, sampler)
+            self._speak(group, wave)
         return [self._group(group) for group in groups]
 
-    def _speak(
-        self, group: list[Session], params: SamplingParams, seed: int, sampler: Sampler
-    ) -> None:
+    def _speak(self, group: list[Session], wave: Wave) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
         silent = [each for each in group if not each.branches]
         if not silent:
             return
         asked = [each.learned.prompt for each in group if each.branches]
         prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
-        one = replace(params, num_completions=1, max_new_tokens=1)
-        said = sampler.sample([prompt] * len(silent), one, seed, lambda tokens, ended: None)
+        one = replace(wave.params, num_completions=1, max_new_tokens=1)
+        asks = [prompt] * len(silent)
+        said = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
         for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
             if each.finish is None:
                 each.fail("it never asked the model")

@@ -32,12 +32,7 @@ class Dealer(Protocol):
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """The groups of each part.
-
-        Args:
-            own: samples a lot in this process, and tells the progress by itself.
-        """
-        ...
+        """The groups of each part; ``own`` samples a lot here, and tells the progress."""
 
 
 class ShardedSampler:

@@ -42,9 +42,6 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
     Args:
         asked: options of ``sample.environment``: ``renderer=qwen3``.
         own: what puts turns together where no renderer is named.
-
-    Raises:
-        ConfigError: the package is missing, or an option is wrong.
     """
     where = f"sample.environment={config.sample.environment}"
     try:
@@ -132,11 +129,7 @@ def _environment(source: str, turns: int) -> Any:
 
 
 def _reward(session: Session, episode: Any) -> float | None:
-    """The reward of an episode; the parts of it go to the rollout's notes.
-
-    Raises:
-        ValueError: the episode failed.
-    """
+    """The reward of an episode, whose parts go to the rollout's notes."""
     if not episode.ok:
         errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")

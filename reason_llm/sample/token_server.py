@@ -172,13 +172,8 @@ class _Chat:
 
 
 class TokenServer:
-    """The server, as a context: it is open within.
-
-    Args:
-        sessions: the rollouts of the wave, in their order.
-        most_tokens: of a rollout after its first prompt.
-        end_token_ids: what ends an answer.
-    """
+    """The server, open within its context, for the rollouts of a wave in their order, each of at
+    most ``most_tokens`` after its first prompt."""
 
     def __init__(
         self,
@@ -244,12 +239,8 @@ class TokenServer:
     def waiting(
         self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
-        """The rollouts that wait, once every live one does; none when all have ended.
-
-        Args:
-            under_way: what will be answered already; other requests are told at once.
-            joins: they are told as soon as there is one.
-        """
+        """The rollouts that wait, once every live one does, and none when all have ended; while
+        others are under way, at once those that are not; with ``joins`` as soon as there is one."""
         seconds = self._section.environment_seconds
         with self._changed:
             while True:

@@ -26,11 +26,7 @@ from reason_llm.sample.protocol import Progress, SamplingParams
 
 
 class TransformersSampler:
-    """The Sampler over a Model.
-
-    Args:
-        cache_tokens: how many tokens the KV cache may hold, all rows together.
-    """
+    """The Sampler over a Model, with at most ``cache_tokens`` in the KV cache of all rows."""
 
     def __init__(self, model: Model, cache_tokens: int) -> None:
         self.model = model
@@ -181,11 +177,8 @@ class _Batch:
         )
 
     def drop(self, stopped_B: Tensor, tokens: Tensor) -> Tensor:
-        """Drop the stopped rows, and return the tokens (B,) of the others.
-
-        Where a layer copies its whole cache for that, which costs about as much as decoding a
-        token, they are dropped once they are an eighth of the batch.
-        """
+        """Drop the stopped rows, and return the tokens (B,) of the others. Where a layer copies its
+        whole cache for that, they are dropped once they are an eighth of the batch."""
         keep = ~stopped_B[self.rows]
         num_stopped = len(keep) - int(keep.sum())
         if num_stopped == 0 or (not self.cache.is_reserved and 8 * num_stopped < len(keep)):
@@ -217,7 +210,7 @@ def stop_strings(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStringCriteria | None:
     """Criterion that tells of rows of token ids (B, T) whether each has just completed one of the
-    strings; None without strings.
+    strings, across token borders; None without strings.
 
     Raises:
         ConfigError: a string is not found in its own tokens.
@@ -257,18 +250,15 @@ def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> I
 
 
 def draw(logits_BV: Tensor, params: SamplingParams, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its log-prob in nats under the distribution it was drawn from.
+    """One token (B,) for each row, and its log-prob in nats under the distribution it was drawn
+    from; greedy draws from a point mass: its log-probs are 0.
 
     Args:
-        logits_BV: float, of the model, before temperature.
-        uniforms_B: numbers in [0, 1), one for each row; unused when greedy.
+        logits_BV: of the model, before temperature.
+        uniforms_B: numbers in [0, 1), one for each row.
 
     Raises:
         TrainingError: the logits are not finite.
-
-    Returns:
-        tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs
-        are 0.
     """
     logits_BV = logits_BV.float()
     if params.temperature == 0:
@@ -291,10 +281,7 @@ def draw(logits_BV: Tensor, params: SamplingParams, uniforms_B: Tensor) -> tuple
 
 def _inverse_cumulative(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """The first token (B,) whose cumulative weight exceeds ``u`` of the total, never one of weight
-    0.
-
-    In a large vocabulary first among blocks by their sums, then within the block: float64 sums of
-    the whole vocabulary would cost ten times as much.
+    0: in a large vocabulary, whose sums in float64 are costly, first among blocks, then within one.
     """
     vocabulary = weights_BV.shape[-1]
     whole = vocabulary - vocabulary % BLOCK

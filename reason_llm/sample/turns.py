@@ -51,7 +51,7 @@ from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.batches import batch_of, turn_seed
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
 AT_A_TIME = 32
 """Environments that step at the same time."""
@@ -89,7 +89,7 @@ class _Playing:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
     ) -> list[Group]:
-        return self.episodes.play(prompts, params, seed, progress, self.sampler)
+        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         return self.sampler.prompts_at_once(prompts, params)
@@ -120,15 +120,8 @@ class _Kind:
 
 
 class Environments:
-    """What a run needs to play rollouts in environments.
-
-    Args:
-        context_tokens: longest prompt plus completion.
-
-    Raises:
-        ConfigError: there is no such class, it lacks a method, or the model's chat template does
-            not keep earlier answers.
-    """
+    """What a run needs to play rollouts in environments; a ConfigError if there is no such class,
+    it lacks a method, or the model's chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         self.section = config.sample
@@ -147,24 +140,17 @@ class Environments:
             kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        seed: int,
-        progress: Progress,
-        sampler: Sampler,
-    ) -> list[Group]:
+    def play(self, wave: Wave) -> list[Group]:
         """See ``Episodes``."""
-        size = params.num_completions
-        rollouts = [_Rollout(self, prompt) for prompt in prompts for _ in range(size)]
+        size = wave.params.num_completions
+        rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
             list(threads.map(_Rollout.begin, rollouts))
             try:
                 for group in groups:
-                    self._tell(group, params.max_new_tokens)
-                self._play(rollouts, threads, params, seed, progress, sampler)
+                    self._tell(group, wave.params.max_new_tokens)
+                self._play(rollouts, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -194,40 +180,32 @@ class Environments:
         for each in group:
             each.prompt = told
 
-    def _play(
-        self, rollouts: "list[_Rollout]", threads: ThreadPoolExecutor, params: SamplingParams,
-        seed: int, progress: Progress, sampler: Sampler,
-    ) -> None:  # fmt: skip
+    def _play(self, rollouts: "list[_Rollout]", threads: ThreadPoolExecutor, wave: Wave) -> None:
         """Ask the model for a turn of each, have the environments answer, and ask for the next."""
+        _, params, seed, progress, sampler = wave
+        most = params.max_new_tokens
         asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
         with batch_of(sampler, seed) as batch:
             until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
             while asking or batch.keys or answering:
                 for number in asking:
                     each = rollouts[number]
-                    room = params.max_new_tokens - len(each.ids)
-                    batch.add(
-                        number,
-                        replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids)),
-                        replace(
-                            params, num_completions=1,
-                            max_new_tokens=min(room, self.section.turn_tokens or room),
-                        ),
-                        turn_seed(seed, number, each.notes["turns"]),
-                    )  # fmt: skip
+                    room = most - len(each.ids)
+                    tokens = min(room, self.section.turn_tokens or room)
+                    prompt = replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids))
+                    own = replace(params, num_completions=1, max_new_tokens=tokens)
+                    batch.add(number, prompt, own, turn_seed(seed, number, each.notes["turns"]))
                 for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
-                    rollouts[number].take(completion, params.max_new_tokens)
+                    rollouts[number].take(completion, most)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
-                answers = {
-                    answering.pop(each): each.result()
-                    for each in sorted(done, key=answering.__getitem__)
-                }
-                self._reply([(rollouts[n], each) for n, each in answers.items()], params)
+                ordered = sorted(done, key=answering.__getitem__)
+                answers = {answering.pop(each): each.result() for each in ordered}
+                self._reply([(rollouts[n], each) for n, each in answers.items()], most)
                 asking = [number for number in answers if rollouts[number].finish is None]
                 progress(0, len(answers) - len(asking))
 
-    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", params: SamplingParams) -> None:
+    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
         """Have what the environments answered read in the next turns, where there are such."""
         going = [(each, messages) for each, messages in answered if not each.finish]
         for each, _ in going:
@@ -239,17 +217,11 @@ class Environments:
                 continue
             replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens)
             for (each, _), ids in zip(told, replies, strict=True):
-                each.reply(ids, params.max_new_tokens)
+                each.reply(ids, most)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """What the user's code gives.
-
-        Args:
-            read: takes from it what is used; raises ``_WrongError``.
-
-        Raises:
-            ValueError: it raised, took too long or gave the wrong thing; in one line.
-        """
+        """What the user's code gives, as ``read`` takes it; a ValueError in one line if it raised,
+        took too long or gave the wrong thing."""
 
         def guarded() -> Any:
             try:

@@ -66,27 +66,23 @@ class LearningSettings:
 
 
 class Learner:
-    """Optimizer of one role's adapter, and the learning of one step.
-
-    With ``train.ema`` that of the policy keeps an average of the adapter.
-    """
+    """Optimizer of one role's adapter, and the learning of one step."""
 
     def __init__(self, model: Model, settings: LearningSettings) -> None:
         self.model = model
         self.settings = settings
         self.is_packed = settings.train.packing == "varlen"
-        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device, self.is_packed)
+        self.micro_batches = MicroBatches(settings.micro_batch_tokens, self.is_packed)
         if self.is_packed:
             with on_default_stream():
                 prove_packing(model)
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-        """What the teacher is asked in the place of each prompt, as token ids; empty where it is
-        asked what the policy is asked."""
+        """What the teacher is asked in the place of each prompt, as ids; empty: just that."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
-        """Of the step that was learned last, the policy's log-probs of each row's trained tokens
-        before the first update; None for rows that were not passed through the model by then."""
+        """The policy's log-probs of each row's trained tokens before the first update of the step;
+        None for rows that were not passed through the model by then."""
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
@@ -134,9 +130,8 @@ class Learner:
         """Take all epochs and optimizer steps over prepared rows; the metrics by ``prefix/name``.
 
         Raises:
-            TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
-                step.
-            OutOfMemory: one row alone is too much, or the gradient; likewise.
+            TrainingError: a loss or gradient is not finite; OutOfMemory: one row alone is too much,
+                or the gradient. The adapter is as before that optimizer step.
         """
         settings, train, objective = self.settings, self.settings.train, self.settings.objective
         size = ROWS[objective.unit]
@@ -189,14 +184,8 @@ class Learner:
     def park(self) -> None:
         """Drop the gradients and move the moments to host memory, while another learner learns."""
         self.drop_gradients()
-        if self.model.device.type == "cuda":
-            optim.move_state(self.optimizer, torch.device("cpu"))
-            torch.cuda.empty_cache()
-
-    def fetch(self) -> None:
-        """Move the moments back."""
-        if self.model.device.type == "cuda":
-            optim.move_state(self.optimizer, self.model.device)
+        optim.move_state(self.optimizer, torch.device("cpu"))
+        torch.cuda.empty_cache()
 
     @torch.no_grad()
     def judge(self, data: Sequence[Datum]) -> dict[str, float]:
@@ -227,11 +216,8 @@ class Learner:
     def measure(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Output for each row's trained tokens in this role, and entropies, without dropout.
-
-        Args:
-            output: None: the objective's.
-        """
+        """The objective's output, or this one, for each row's trained tokens in this role, and
+        entropies, without dropout."""
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
         self.model.policy.eval()
@@ -298,12 +284,8 @@ class Learner:
         role: Role | None = None,
         output: Output | None = None,
     ) -> tuple[Batch, int]:
-        """A micro-batch after its forward pass, and its number of tokens.
-
-        Args:
-            role: whose head is read; None: that of the role that learns.
-            output: None: the objective's.
-        """
+        """A micro-batch after its forward pass, and its number of tokens; role and output are by
+        default those of the learner."""
         model, settings = self.model, self.settings
         output = output or settings.objective.output
         ids_BT, mask_BT = collate(data, model.device)
@@ -424,11 +406,8 @@ def split(count: int, parts: int, seed: str) -> list[list[int]]:
 
 
 class Learners:
-    """The learner of the policy and, where the algorithm has one, that of the critic. The two share
-    the base and nothing else, and only one of them has gradients at a time.
-
-    Args:
-        warmup_steps: in the first so many steps only the critic learns.
+    """The learner of the policy and, where the algorithm has one, that of the critic, which learns
+    alone in the first ``warmup_steps``. Only one of them has gradients at a time.
     """
 
     def __init__(
@@ -484,14 +463,11 @@ class Learners:
         kl_coefficient: float | None = None,
     ) -> dict[str, float]:
         """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
-        first; the advantages are from its values of before.
+        first; the advantages are from its values of before. Raises as ``Learner.update``.
 
         Args:
             progress: is told of the policy's rows.
             kl_coefficient: the weight of the KL from this step on; None: as it was.
-
-        Raises:
-            TrainingError, OutOfMemory: as ``Learner.update``.
         """
         policy, critic = self.policy, self.critic
         objective = policy.settings.objective
@@ -507,10 +483,10 @@ class Learners:
             [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
         )
         policy.park()
-        critic.fetch()
+        optim.move_state(critic.optimizer, critic.model.device)
         metrics = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()
-        policy.fetch()
+        optim.move_state(policy.optimizer, policy.model.device)
         counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
         metrics["critic/explained_variance"] = _explained_variance(counted)
         if step >= self.warmup_steps:
@@ -544,5 +520,4 @@ def learning(learner: Learner) -> Iterator[Learner]:
     finally:
         model.policy.eval()
         learner.drop_gradients()
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()

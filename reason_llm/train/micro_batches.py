@@ -16,18 +16,13 @@ T = TypeVar("T")
 
 
 class MicroBatches:
-    """Micro-batches whose size is halved for the rest of the run when memory does not suffice.
+    """Micro-batches of so many tokens, halved for the rest of the run when memory does not suffice;
+    packed: rows lie end to end."""
 
-    Args:
-        tokens: of a micro-batch to begin with.
-        is_packed: its rows lie end to end.
-    """
-
-    def __init__(self, tokens: int, device: torch.device, is_packed: bool = False) -> None:
+    def __init__(self, tokens: int, is_packed: bool = False) -> None:
         self.tokens = tokens
         self.is_packed = is_packed
         self._replays = 0
-        self._device = device
 
     def take_replays(self) -> int:
         """Number of restarts since the last call."""
@@ -38,13 +33,11 @@ class MicroBatches:
         self, data: Sequence[Datum], size: int = 1
     ) -> Iterator[AbstractContextManager[list[list[int]]]]:
         """Contexts with the indices of every micro-batch: one, and out of memory the next one with
-        smaller micro-batches, which must not keep what the one before left.
-
-        Args:
-            size: rows of a unit: each ``size`` rows that follow each other stay together.
+        smaller micro-batches, which must not keep what the one before left. Each ``size`` rows that
+        follow each other stay together.
 
         Raises:
-            OutOfMemory: a unit alone in its micro-batch is too much.
+            OutOfMemory: these alone in a micro-batch are too much.
         """
         lengths = [datum.num_tokens for datum in data]
         largest = max(map(sum, units(lengths, size)), default=0)
@@ -79,18 +72,13 @@ class MicroBatches:
             self._replays += 1
             said = "out of memory while learning (%s): again with micro-batches of %d tokens"
             log.warning(said, failed, self.tokens)
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             yield attempt()
 
 
 @contextmanager
 def ending_out_of_memory(doing: str) -> Iterator[None]:
-    """Turn an out-of-memory error that smaller micro-batches cannot fix into one line.
-
-    Raises:
-        OutOfMemory: in the allocator's place.
-    """
+    """Turn an error of the allocator that smaller micro-batches cannot fix into OutOfMemory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -114,14 +102,7 @@ def units(values: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
-    padding, longest units first.
-
-    A unit longer than the budget is a micro-batch of its own. Longest first: if memory does not
-    suffice, it shows at once.
-
-    Args:
-        size: rows of a unit, which is never split.
-    """
+    padding, longest first; ``size`` rows are never split, and may be more than the budget alone."""
     longest_of = [max(unit) for unit in units(lengths, size)]
     batches: list[list[int]] = []
     real = padded = 0  # tokens of all batches so far, without padding and with it

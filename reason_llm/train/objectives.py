@@ -77,8 +77,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """What makes a loss of rows. Unless an objective says otherwise every row counts and nothing is
-    measured before the first update."""
+    """What makes a loss of rows. By default every row counts and nothing is measured before."""
 
     output: Output = "logprobs"
     """The model's output for each token."""
@@ -112,11 +111,8 @@ class Objective(ABC):
 
     @abstractmethod
     def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """Over the counted rows of an optimizer batch, trained or not.
-
-        Args:
-            beside: of the rows that ``beside`` names, for their trained tokens, without gradient.
-        """
+        """Over the counted rows of an optimizer batch, trained or not; ``beside``: log-probs of the
+        trained tokens of the rows that ``beside`` names, by the policy and by the reference."""
 
     @abstractmethod
     def loss(self, batch: Batch, counts: Counts) -> Loss:
@@ -163,14 +159,19 @@ class PolicyGradient(Objective):
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """With advantages from log-probs and values, where the row makes them so: the KL taken off
-        the rewards, the critic's, the teacher's."""
+        the rewards, the critic's, or of each token the teacher's log-prob less the policy's.
+
+        Source: arXiv:2306.13649 eq. 1 (teacher), whose gradient at beta = 1 this estimates.
+        """
         if not self.row.needs_whole_step:
             return list(data)
         if self.row.critic:
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
-            return with_teacher(data, self.teacher_coefficient)
-        shaped = shaped_advantages(data, self.row, self.turn_weight)
+            ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
+            shaped = [-self.teacher_coefficient * each for each in ratios]
+        else:
+            shaped = shaped_advantages(data, self.row, self.turn_weight)
         return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
@@ -324,13 +325,12 @@ def _mask(lengths: Sequence[int], like_NT: Tensor) -> Tensor:
 def with_critic(
     data: Sequence[Datum], row: Algorithm, critic: CriticSection, turn_weight: float = 0.0
 ) -> list[Datum]:
-    """Rows with the columns ``advantages``, whitened where the row says so, ``returns``, which the
-    critic learns, and ``whole_returns``, those with lambda 1.
+    """Rows with the columns ``advantages``, ``returns``, which the critic learns, and
+    ``whole_returns``, those with lambda 1. A row without a reward, or one that is left out, has
+    advantages of 0 and its values as returns, and does not count in the whitening.
 
     Args:
-        data: with the columns old_values and old_logprobs, and ref_logprobs where there is a KL in
-            the rewards. A row without a reward has advantages of 0 and its values as returns; so
-            has one that is left out. Neither counts in the whitening.
+        data: with old_values and old_logprobs, and ref_logprobs where there is a KL in the rewards.
 
     Source: arXiv:1909.08593 eq. 2 (rewards); arXiv:1506.02438 eq. 16 (advantages).
     """
@@ -371,18 +371,6 @@ def with_critic(
     return rows
 
 
-def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
-    """Rows with the column ``advantages``: of each token the teacher's log-prob less the policy's.
-
-    Args:
-        data: with the columns old_logprobs and teacher_logprobs.
-
-    Source: arXiv:2306.13649 eq. 1, whose gradient at beta = 1 the policy gradient estimates.
-    """
-    ratios = [-coefficient * _log_ratio(datum, "teacher_logprobs") for datum in data]
-    return [d.with_trained("advantages", each) for d, each in zip(data, ratios, strict=True)]
-
-
 def _is_left_out(datum: Datum, row: Algorithm) -> bool:
     """Whether ``truncated`` takes the row out of the loss, of the whitening and of the critic."""
     return row.truncated == "leave_out" and datum.is_truncated
@@ -399,14 +387,12 @@ def shaped_advantages(
 ) -> list[Tensor]:
     """Advantages of each row's trained tokens, with the KL to the base subtracted from the reward.
 
-    ``reward``: ``r - beta sum_t k``, then baseline and scale as always, where k is the row's
-    estimator of the KL. ``token_reward``: the term of each token off its own reward, returns to go,
-    whitened over all.
+    ``reward``: ``r - beta sum_t k``, over all rows of the rollout, then baseline and scale as
+    always. ``token_reward``: the term of each token off its own reward, returns to go, whitened.
 
     Args:
         data: with the columns ``old_logprobs`` and ``ref_logprobs``; groups of one size. A row
-            without a reward counts in no baseline, and its advantages are 0. All rows of a rollout
-            add to its KL, and share its advantage.
+            without a reward counts in no baseline, and its advantages are 0.
 
     Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """

@@ -55,14 +55,9 @@ def make_optimizer(
     config: TrainSection,
     is_inner: Callable[[int], bool] = lambda number: True,
 ) -> torch.optim.Optimizer:
-    """AdamW with its two moments in float32, fused; or in 8 bits, by blocks (bitsandbytes), which
-    may also be paged to host memory when the GPU is full; Adafactor; or Muon.
-
-    bitsandbytes keeps the moments of tensors below 4,096 elements in float32.
-
-    Args:
-        is_inner: whether the parameter of that number is neither an embedding nor a head, so that
-            Muon takes it if it is a matrix.
+    """AdamW with its two moments in float32, or in 8 bits by blocks (bitsandbytes; those of tensors
+    below 4,096 elements in float32), perhaps paged to host memory; Adafactor; or Muon, for matrices
+    whose number ``is_inner`` takes: neither an embedding nor a head.
 
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
@@ -83,11 +78,8 @@ def make_optimizer(
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the moments now instead of in the first step, so that too little memory is noticed
-    before anything is sampled.
-
-    The names and types are those of torch 2.13 and bitsandbytes 0.50.
-    """
+    """Allocate the moments before anything is sampled, so that too little memory is noticed then;
+    names and types are those of torch 2.13 and bitsandbytes 0.50."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if (theirs := getattr(optimizer, "init_state", None)) is not None:
@@ -147,11 +139,8 @@ def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[C
 
 @torch.no_grad()
 def step(optimizer: torch.optim.Optimizer, carried: Sequence[Carrier], seed: str) -> None:
-    """The optimizer's step on parameters with gradients, whose ``carriers`` it has.
-
-    Args:
-        seed: of the rounding of those of 16 bits; with the carrier's number.
-    """
+    """The optimizer's step on parameters with gradients, whose ``carriers`` it has; the seed and
+    the carrier's number are those of the rounding."""
     optimizer.step()  # of those of 32 bits: no other carrier has a gradient
     for number, (moved, parameter, rows) in enumerate(carried):
         if moved is parameter:
@@ -187,8 +176,7 @@ def allocate_average(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Take the parameters into their exponential moving average, whose start from zero is
-    corrected.
+    """Take the parameters into their exponential moving average, corrected for its start from zero.
 
     Source: arXiv:1412.6980 section 7.2.
     """
@@ -231,11 +219,8 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
-    the schedule of that name in Transformers.
-
-    linear and cosine reach 0 just after the last step. Differs: in the warm-up, whose first step
-    would have a rate of 0 there.
-    """
+    the schedule of that name in Transformers; linear and cosine reach 0 just after the last step.
+    Differs: in the warm-up, whose first step would have a rate of 0 there."""
     if optimizer_step < config.warmup_steps:
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
     options = tuple(sorted(config.schedule_options.items()))
@@ -276,11 +261,8 @@ def _schedule(
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name.
-
-    bitsandbytes' tables (qmap) are one for all parameters; here each has a copy, as safetensors
-    wants it.
-    """
+    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name; of
+    bitsandbytes' shared tables (qmap) each has a copy, as safetensors wants it."""
     return {
         f"{index}.{name}": torch.as_tensor(value.clone() if name.startswith("qmap") else value)
         for index, parameter in enumerate(_parameters(optimizer))
@@ -289,13 +271,8 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what ``state_tensors`` returned, without an average that nobody asked for.
-
-    bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
-
-    Raises:
-        ValueError: they are another optimizer's or another adapter's.
-    """
+    """Load what ``state_tensors`` returned, without an average that nobody asked for; a ValueError
+    if they are another optimizer's or another adapter's."""
     if not optimizer.state:
         allocate_state(optimizer)
     parameters = _parameters(optimizer)

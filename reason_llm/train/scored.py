@@ -30,8 +30,7 @@ def with_advantages(
     turn_weight: float = 0.0,
 ) -> list[Group]:
     """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
-    that do not vary enough. A completion without any reward counts in no baseline, and its
-    advantage is 0.
+    that do not vary enough, and for a completion without any reward, which counts in no baseline.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -76,12 +75,7 @@ def with_learner_logprobs(
     groups: Sequence[Group], logprobs: Sequence[Tensor | None]
 ) -> list[Group]:
     """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
-    not write.
-
-    Args:
-        logprobs: of the sampled tokens of each completion, in ``to_data``'s order; None where the
-            learner computed none.
-    """
+    not write; given for the sampled tokens of each completion, in ``to_data``'s order, or None."""
     found = iter(logprobs)
 
     def spread(completion: Completion) -> tuple[float, ...] | None:

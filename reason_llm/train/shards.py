@@ -28,24 +28,17 @@ from reason_llm.train.step_metrics import Tally
 class Peers(Protocol):
     """The processes that learn a step together. Every call is made by all of them, in one order."""
 
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of processes, a power of two."""
-        ...
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Number of processes, a power of two."""
 
     def add(self, total: Tensor) -> None:
         """Add the other processes' tensors to this one, in place, by pairs of ranks that differ in
         one bit, the lowest first."""
-        ...
 
     def gather(self, content: bytes) -> list[bytes]:
         """What each process gave, in the order of the ranks."""
-        ...
 
 
 class Alone:
@@ -77,10 +70,8 @@ class Shards:
         return range(self.peers.rank * each, (self.peers.rank + 1) * each)
 
     def deal(self, data: Sequence[Datum]) -> list[list[int]]:
-        """Indices of the rows of each shard, in ascending order.
-
-        The rows of a group stay together. The groups with the most tokens are dealt first, each to
-        the shard that has the fewest tokens by then.
+        """Indices of the rows of each shard, ascending. The rows of a group stay together; groups
+        with the most tokens are dealt first, each to the shard that has the fewest tokens by then.
         """
         if self.count == 1:
             return [list(range(len(data)))]
@@ -98,11 +89,8 @@ class Shards:
 
 
 class GradientSum:
-    """Sum of the gradients of an optimizer batch over its shards, in the parameters' ``grad``.
-
-    Args:
-        parameters: float32, on one device.
-    """
+    """Sum of the gradients of an optimizer batch over its shards, in the ``grad`` of parameters
+    that are float32 and on one device."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], shards: Shards) -> None:
         self._parameters = parameters

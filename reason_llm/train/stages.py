@@ -66,7 +66,14 @@ class PairLoss(Objective):
             ratio_B = (policy_B - ref_B).detach()
             metrics["chosen_log_ratio"], metrics["rejected_log_ratio"] = ratio_B[::2], ratio_B[1::2]
             ahead_P = ratio_B[::2] - ratio_B[1::2]
-            loss_P = self._against_reference(policy_B, ref_B, lengths_B)
+            if row.normalize_length:
+                policy_B, ref_B = mean_B, ref_B / lengths_B
+            sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
+            if row.loss == "ipo":
+                loss_P = preferences.ipo(*sides, row.beta)
+            else:
+                function = preferences.rdpo if row.loss == "robust" else preferences.cdpo
+                loss_P = function(*sides, row.beta, row.label_smoothing)
         else:
             ahead_P = (mean_B[::2] - mean_B[1::2]).detach()
             if row.loss == "orpo":
@@ -81,20 +88,9 @@ class PairLoss(Objective):
         }
         total = loss_P.sum()
         if row.nll_coefficient:
-            nll = -policy_B[::2].sum() / counts.tokens * counts.denominator
+            nll = -batch.logprobs_BT.sum(1)[::2].sum() / counts.tokens * counts.denominator
             total = total + row.nll_coefficient * nll
         return Loss(total, {"entropy": batch.entropies_BT}, of_units=metrics)
-
-    def _against_reference(self, policy_B: Tensor, ref_B: Tensor, lengths_B: Tensor) -> Tensor:
-        row = self.row
-        if row.normalize_length:
-            policy_B, ref_B = policy_B / lengths_B, ref_B / lengths_B
-        sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
-        if row.loss == "ipo":
-            return preferences.ipo(*sides, row.beta)
-        if row.loss == "robust":
-            return preferences.rdpo(*sides, row.beta, row.label_smoothing)
-        return preferences.cdpo(*sides, row.beta, row.label_smoothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,16 +40,10 @@ class Tally:
         mismatch_BT: Tensor | None,
         of_units: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a micro-batch.
-
-        Args:
-            passed: tokens of the micro-batch.
-            padding: those of them that are none.
-            values: (B, T) by name, for means over the masked tokens.
-            log_ratio_BT: the policy's log-probs less the old ones; None where there are none.
-            mismatch_BT: the learner's less the sampler's; None once the policy has moved.
-            of_units: (U,) by name, for means over rows or pairs.
-        """
+        """Add a micro-batch of ``passed`` tokens, ``padding`` included, with means over the masked
+        tokens of ``values`` (B, T) and over rows or pairs of ``of_units`` (U,); the policy's
+        log-probs less the old ones, if there are such, and less the sampler's, until the policy has
+        moved."""
         self._add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
         self.passed += passed
